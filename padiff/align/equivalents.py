@@ -1,0 +1,40 @@
+"""What the frameworks call differently though it is the same."""
+
+from __future__ import annotations
+
+from padiff.records import Layer, Parameter
+
+_KINDS = {
+    "modulelist": "layerlist",
+    "moduledict": "layerdict",
+    "silu": "swish",
+    "batchnorm": "batchnorm2d",
+    "upsample": "upsampling",
+    "nondynamicallyquantizablelinear": "linear",
+    "syncbatchnorm": "batchnorm2d",
+}
+
+_SLOTS = {"_mean": "running_mean", "_variance": "running_var", "gamma": "weight", "beta": "bias"}
+
+#: Bookkeeping that only one framework keeps: never missed on the other side.
+ONE_SIDED = frozenset({"num_batches_tracked"})
+
+
+def kind(layer: Layer) -> str:
+    """The layer's kind, under one name for both frameworks."""
+    return _KINDS.get(layer.kind, layer.kind)
+
+
+def slot(name: str) -> str:
+    """A parameter's name, under one name for both frameworks."""
+    return _SLOTS.get(name, name)
+
+
+def shape(parameter: Parameter) -> tuple[int, ...]:
+    """The parameter's shape with a linear layer's matrix as (out, in)."""
+    return parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
+
+
+def signature(layer: Layer) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """What the layer owns: canonical slots and shapes, in no particular order."""
+    return tuple(sorted((slot(p.slot), shape(p)) for p in layer.parameters if p.slot not in ONE_SIDED))

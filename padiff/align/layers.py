@@ -1,0 +1,248 @@
+"""Pairing the layers of two trees: by a given map, by path, by order of definition."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from padiff.align import equivalents
+from padiff.errors import UsageError
+from padiff.layer_map import LayerMap
+from padiff.records import ROOT, Layer, RunInfo
+from padiff.selection import nearest
+
+# Above this many cells the table of the best common order is not worked out; the longest common runs are used.
+_MOST_CELLS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPair:
+    """Two layers that answer to each other, and why: ``given``, ``path``, ``order`` or ``contents``."""
+
+    reference: Layer
+    candidate: Layer
+    reason: str
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The layer pairs of two runs, in the reference's order of definition, and what has no partner."""
+
+    pairs: tuple[LayerPair, ...]
+    reference_only: tuple[Layer, ...] = ()
+    candidate_only: tuple[Layer, ...] = ()
+
+
+def align(
+    reference: RunInfo,
+    candidate: RunInfo,
+    layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+    called: tuple[Collection[str], Collection[str]] = ((), ()),
+) -> Alignment:
+    """Pair the layers of two runs.
+
+    A given map wins; the rest is found around it. Layers that own parameters, and leaves of the tree, are paired in
+    order of definition where kind and shapes allow it, so that layers may be named and nested differently; the layers
+    above them follow from what they contain. Where the paths of the two trees are the same, they decide.
+
+    Args:
+        layer_map: what `LayerMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other in order.
+        called: paths of the layers that were called in each run. A wrapper that was never called (a
+            LightningModule) is then not paired in place of the model inside it.
+
+    Raises:
+        UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
+    """
+    given = _given(reference, candidate, LayerMap.of(layer_map))
+    matched: dict[str, tuple[Layer, str]] = {}
+    by_path = {layer.path: layer for layer in candidate.layers}
+    taken = {theirs for _, theirs in given if theirs is not None}
+    excluded = {ours for ours, _ in given if ours is not None}
+    for ours, theirs in given:
+        if ours is not None and theirs is not None:
+            matched[ours] = (by_path[theirs], "given")
+    left = [layer for layer in reference.layers if layer.path not in excluded]
+    right = [layer for layer in candidate.layers if layer.path not in taken]
+    for ours_layer, theirs_layer, reason in _pair_contents(left, right):
+        matched[ours_layer.path] = (theirs_layer, reason)
+    _pair_containers(reference.layers, candidate.layers, excluded, taken, matched, called)
+    pairs = tuple(LayerPair(layer, *matched[layer.path]) for layer in reference.layers if layer.path in matched)
+    partners = {pair.candidate.path for pair in pairs}
+    return Alignment(
+        pairs=pairs,
+        reference_only=tuple(layer for layer in reference.layers if layer.path not in matched),
+        candidate_only=tuple(layer for layer in candidate.layers if layer.path not in partners),
+    )
+
+
+def _given(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[tuple[str | None, str | None]]:
+    lists = (reference.layer_map, candidate.layer_map)
+    if len(lists[0]) != len(lists[1]):
+        raise UsageError(
+            f"the layer maps that the two runs were recorded with answer to each other in order, but the "
+            f"reference's has {len(lists[0])} layers and the candidate's {len(lists[1])}"
+        )
+    given: list[tuple[str | None, str | None]] = list(layer_map)
+    sides: list[tuple[str, tuple[Layer, ...], int]] = [
+        ("reference", reference.layers, 0),
+        ("candidate", candidate.layers, 1),
+    ]
+    for side, layers, index in sides:
+        names = {path: layer.path for layer in layers for path in (layer.path, *layer.aliases)}
+        seen: set[str] = set()
+        for position, pair in enumerate(given):
+            path = pair[index]
+            if path is None:
+                continue
+            if path not in names:
+                raise UsageError(f"layer map: the {side} has no layer {path!r}. {nearest(path, names)}")
+            if names[path] in seen:
+                raise UsageError(f"layer map: the {side}'s layer {path!r} is given twice; a layer has one partner")
+            seen.add(names[path])
+            fixed = list(pair)
+            fixed[index] = names[path]
+            given[position] = (fixed[0], fixed[1])
+    known = {path for pair in given for path in pair}
+    return given + [pair for pair in zip(*lists, strict=True) if pair[0] not in known and pair[1] not in known]
+
+
+# -- layers that own parameters, and leaves ---------------------------------------------------------------------
+
+
+def _significant(layers: Sequence[Layer]) -> list[Layer]:
+    return [layer for layer in layers if layer.parameters or not layer.children]
+
+
+def _alike(ours: Layer, theirs: Layer) -> int:
+    """How well two layers go together; 0 means not at all."""
+    mine, other = equivalents.signature(ours), equivalents.signature(theirs)
+    same_kind = equivalents.kind(ours) == equivalents.kind(theirs)
+    if not mine and not other:
+        return 4 if same_kind else 0
+    shapes_agree = sorted(shape for _, shape in mine) == sorted(shape for _, shape in other)
+    if shapes_agree and (same_kind or mine == other):
+        return 20
+    # The same kind with other shapes is the place where the models differ: paired, so that it is shown there.
+    return 6 if same_kind and mine and other else 0
+
+
+def _name(layer: Layer) -> str:
+    return layer.path.rsplit(".", 1)[-1]
+
+
+def _pair_contents(left: Sequence[Layer], right: Sequence[Layer]) -> list[tuple[Layer, Layer, str]]:
+    ours, theirs = _significant(left), _significant(right)
+    by_path = {layer.path: layer for layer in theirs}
+    if {layer.path for layer in ours if layer.parameters} == {layer.path for layer in theirs if layer.parameters}:
+        pairs = [(layer, by_path[layer.path], "path") for layer in ours if layer.path in by_path]
+        if all(_alike(a, b) for a, b, _ in pairs):
+            done = {a.path for a, _, _ in pairs}
+            rest = _in_order([x for x in ours if x.path not in done], [x for x in theirs if x.path not in done])
+            return pairs + [(a, b, "order") for a, b in rest if not a.parameters]
+    return [(a, b, "order") for a, b in _in_order(ours, theirs)]
+
+
+def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+    """The best pairing that keeps both orders of definition: equal ends first, a table for what is between."""
+    pairs: list[tuple[Layer, Layer]] = []
+    start = 0
+    while start < min(len(ours), len(theirs)) and _sure(ours[start], theirs[start]):
+        pairs.append((ours[start], theirs[start]))
+        start += 1
+    end = 0
+    while end < min(len(ours), len(theirs)) - start and _sure(ours[-1 - end], theirs[-1 - end]):
+        end += 1
+    tail = [(ours[len(ours) - k], theirs[len(theirs) - k]) for k in range(end, 0, -1)]
+    middle = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
+    if len(middle[0]) * len(middle[1]) > _MOST_CELLS:
+        return pairs + _common_runs(*middle) + tail
+    return pairs + _table(*middle) + tail
+
+
+def _sure(ours: Layer, theirs: Layer) -> bool:
+    return _alike(ours, theirs) in (4, 20)
+
+
+def _table(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+    """Needleman and Wunsch's global alignment, with no cost for a gap."""
+    rows, columns = len(ours), len(theirs)
+    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+    alike = [[_score(a, b) for b in theirs] for a in ours]
+    for i in range(rows - 1, -1, -1):
+        for j in range(columns - 1, -1, -1):
+            take = alike[i][j] + best[i + 1][j + 1] if alike[i][j] else 0
+            best[i][j] = max(take, best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < columns:
+        if alike[i][j] and best[i][j] == alike[i][j] + best[i + 1][j + 1]:
+            pairs.append((ours[i], theirs[j]))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _score(ours: Layer, theirs: Layer) -> int:
+    alike = _alike(ours, theirs)
+    return alike + (1 if alike and _name(ours) == _name(theirs) else 0)
+
+
+def _common_runs(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+    keys = [[(equivalents.kind(x), equivalents.signature(x)) for x in side] for side in (ours, theirs)]
+    blocks = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
+    return [(ours[a + k], theirs[b + k]) for a, b, size in blocks for k in range(size)]
+
+
+# -- the layers above them --------------------------------------------------------------------------------------
+
+
+def _pair_containers(
+    ours: Sequence[Layer],
+    theirs: Sequence[Layer],
+    excluded: set[str],
+    taken: set[str],
+    matched: dict[str, tuple[Layer, str]],
+    called: tuple[Collection[str], Collection[str]],
+) -> None:
+    """Pair layers that contain the same pairs. Wrappers around the same contents are paired from the outside in."""
+    partner_of = {path: layer.path for path, (layer, _) in matched.items()}
+    mine = _by_contents(ours, partner_of, excluded)
+    other = _by_contents(theirs, {path: path for path in partner_of.values()}, taken)
+    for contents, chain in mine.items():
+        counterpart = other.get(contents, [])
+        for a, b in zip(_prefer(chain, called[0]), _prefer(counterpart, called[1]), strict=False):
+            matched[a.path] = (b, "contents")
+
+
+def _prefer(chain: list[Layer], called: Collection[str]) -> list[Layer]:
+    return [layer for layer in chain if layer.path in called] or chain
+
+
+def _by_contents(
+    layers: Sequence[Layer],
+    images: Mapping[str, str],
+    skipped: set[str],
+) -> dict[frozenset[str], list[Layer]]:
+    """Unpaired layers by what is paired inside of them (as the candidate's paths), outer layers first."""
+    inside: dict[str, set[str]] = {}
+    above: list[Layer] = []
+    for layer in layers:
+        while above and not _contains(above[-1], layer):
+            above.pop()
+        if layer.path in images:
+            for container in above:
+                inside.setdefault(container.path, set()).add(images[layer.path])
+        above.append(layer)
+    grouped: dict[frozenset[str], list[Layer]] = {}
+    for layer in layers:
+        if layer.path not in images and layer.path not in skipped and inside.get(layer.path):
+            grouped.setdefault(frozenset(inside[layer.path]), []).append(layer)
+    return grouped
+
+
+def _contains(above: Layer, layer: Layer) -> bool:
+    return above.path == ROOT or layer.path.startswith(f"{above.path}.")

@@ -1,0 +1,75 @@
+"""The seeds' offline checks: ``check_report``, ``check_params``, ``check_weights``, ``check_grads``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from padiff.compare import Tolerance, compare_runs
+from padiff.errors import UsageError
+from padiff.records import STAGES, Report, Run
+from padiff.selection import nearest
+
+#: What a ``cfg`` may say, and what holds where it does not.
+DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}
+
+
+def check_report(
+    report_path_0: str | Path | Run, report_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+) -> Report:
+    """Compare inputs, outputs, losses and activation gradients of two dumps.
+
+    Args:
+        report_path_0: the dump to trust: a run folder (all of its steps), a step's folder, or a dump folder.
+        report_path_1: the dump in question, likewise.
+        cfg: ``atol`` (default 1e-4), ``rtol`` (1e-7), ``compare_mode`` (``"mean"``; or ``"strict"``).
+            `mean` judges the mean of the error, `strict` every element.
+
+    Returns:
+        The report: true in a condition if everything passed.
+
+    Raises:
+        UsageError: an unknown key in ``cfg``.
+        RunFolderError: a folder can't be read.
+        NothingToCompareError: the dumps have nothing of this kind in common.
+    """
+    return _check(report_path_0, report_path_1, cfg, ("input", "forward", "loss", "backward"))
+
+
+def check_params(
+    param_path_0: str | Path | Run, param_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+) -> Report:
+    """Compare weights, gradients and updates of two dumps; else as `check_report`."""
+    return _check(param_path_0, param_path_1, cfg, ("weight", "grad", "update"))
+
+
+def check_weights(
+    weight_path_0: str | Path | Run, weight_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+) -> Report:
+    """Compare parameters and buffers of two dumps; else as `check_report`."""
+    return _check(weight_path_0, weight_path_1, cfg, ("weight",))
+
+
+def check_grads(
+    grad_path_0: str | Path | Run, grad_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+) -> Report:
+    """Compare the gradients that the optimizers consumed, of two dumps; else as `check_report`."""
+    return _check(grad_path_0, grad_path_1, cfg, ("grad",))
+
+
+def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
+    """The tolerance that a ``cfg`` means. The ``cfg`` is only read: it never changes a later call's defaults."""
+    given = dict(cfg or {})
+    for key in given:
+        if key not in DEFAULTS:
+            raise UsageError(f"cfg: unknown key {key!r}. {nearest(str(key), DEFAULTS)}")
+    settings = {**DEFAULTS, **given}
+    return Tolerance(atol=settings["atol"], rtol=settings["rtol"], mode=settings["compare_mode"])
+
+
+def _check(
+    path_0: str | Path | Run, path_1: str | Path | Run, cfg: Mapping[str, Any] | None, stages: Collection[str]
+) -> Report:
+    assert set(stages) <= set(STAGES)
+    return compare_runs(path_0, path_1, policy=tolerance_of(cfg), stages=stages)

@@ -1,0 +1,294 @@
+"""The first diff in words, and its likely cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.align import Alignment, LayerPair, equivalents
+from padiff.errors import RunFolderError
+from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo
+
+# Relative spread below which a ratio of two tensors counts as one constant.
+_CONSTANT = 1e-3
+
+
+def first_diff(
+    diffs: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]
+) -> FirstDiff | None:
+    """The first diff that did not pass, told in one sentence; `None` if all passed."""
+    diff = next((diff for diff in diffs if not diff.passed), None)
+    if diff is None:
+        return None
+    pair, anchor = diff.pair, diff.pair.anchor
+    sides = _sides(pair, alignment)
+    reason = cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
+    call = f" (call {anchor.call})" if anchor.call else ""
+    where = f"step {pair.step}, stage {pair.stage}, {_layers(sides, anchor.layer_type, pair)}, {anchor.slot}{call}"
+    message = f"The runs part at {where}: {figures_text(diff)}."
+    if reason:
+        message += f" Likely cause: {reason}."
+    figures = diff.figures
+    return FirstDiff(
+        step=pair.step,
+        stage=pair.stage,
+        reference=sides[0],
+        candidate=sides[1],
+        slot=anchor.slot,
+        max_abs=figures.max_abs if figures and diff.compared else math.nan,
+        max_rel=figures.max_rel if figures and diff.compared else math.nan,
+        message=message,
+        cause=reason,
+    )
+
+
+def figures_text(diff: Diff) -> str:
+    """What was measured against what was allowed, in words."""
+    figures = diff.figures
+    if diff.problem and (figures is None or not diff.compared):
+        return diff.problem
+    if figures is None:
+        return "not measured"
+    text = f"{diff.problem}; " if diff.problem else ""
+    text += f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g}"
+    name, value = diff.judged
+    if name and diff.limit is not None and not diff.problem:
+        if diff.limit > 0:
+            text += f", {diff.excess:.3g} times the {name} allowed ({diff.limit:.2g})"
+        else:
+            text += f", where {name} has to be 0 (got {value:.3g})"
+    if figures.max_abs:
+        at = f" at {list(figures.index)}" if figures.index else ""
+        text += f"; worst {figures.values[0]:.7g} against {figures.values[1]:.7g}{at}"
+    return text
+
+
+def setting_notes(alignment: Alignment) -> tuple[str, ...]:
+    """Hyper-parameters that differ between layers that answer to each other."""
+    notes = []
+    for pair in alignment.pairs:
+        differing = _differing_settings(pair)
+        if differing:
+            notes.append(f"{pair.reference.path} / {pair.candidate.path}: {', '.join(differing)}")
+    return tuple(notes)
+
+
+def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]) -> str:
+    """The likely cause of a diff, or an empty string where nothing speaks for one."""
+    pair = diff.pair
+    if not pair.complete:
+        return _missing(pair)
+    if "shapes differ" in diff.problem:
+        return "the layers have other sizes, or the tensor another layout"
+    if diff.problem:
+        return "an overflow, a division by zero or a log of zero on one side"
+    layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
+    by_settings = _by_settings(pair, layers)
+    if by_settings:
+        return by_settings
+    try:
+        return _by_stage(diff, step, layers, infos)
+    except RunFolderError:
+        return ""  # the values are no longer there to look at; the figures stand
+
+
+def _by_settings(pair: Pair, layers: LayerPair | None) -> str:
+    if layers is None or pair.stage not in ("forward", "weight", "backward"):
+        return ""
+    differing = _differing_settings(layers)
+    if pair.stage == "weight":
+        running = equivalents.slot(pair.anchor.slot).startswith("running_")
+        differing = [text for text in differing if running and text.startswith("momentum")]
+    else:
+        differing = [text for text in differing if not text.startswith("momentum")]
+    if not differing:
+        return ""
+    convention = ""
+    if pair.stage == "weight":
+        convention = ", counted as torch does: paddle's own `momentum` is 1 minus it"
+    return f"the layers are set differently: {', '.join(differing)}{convention}"
+
+
+def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos: tuple[RunInfo, RunInfo]) -> str:
+    reference, candidate = _values(diff.pair)
+    stage = diff.pair.stage
+    if stage == "input":
+        return _input(reference, candidate)
+    if stage == "weight":
+        return _weight(diff, reference, candidate)
+    if stage == "forward":
+        return _forward(reference, candidate, layers)
+    ratio = _ratio(reference, candidate)
+    if stage == "loss":
+        if ratio is not None:
+            return f"the loss is {_times(ratio)}: another reduction (mean, sum), weighting or scaling"
+        return "the model's outputs agree, so the loss function: its reduction, weights, label smoothing or ignored labels"
+    if stage == "backward":
+        if ratio is not None:
+            return (
+                f"the gradient is {_times(ratio)}: another reduction of the loss, another number of accumulated "
+                "batches it is divided by, or a loss scale"
+            )
+        return "forward agrees here, so the backward of what follows this layer, or of the loss"
+    if stage == "grad":
+        return _grad(ratio, step)
+    return _update(diff, reference, candidate, ratio, step)
+
+
+def _input(reference: np.ndarray, candidate: np.ndarray) -> str:
+    if _same_values(reference, candidate):
+        return "the same values in another order: shuffling, or another layout of the batch"
+    ratio = _ratio(reference, candidate)
+    if ratio is not None:
+        return f"the inputs are {_times(ratio)}: another normalisation"
+    return "other batches: another order of the data, augmentation or normalisation"
+
+
+def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> str:
+    slot = equivalents.slot(diff.pair.anchor.slot)
+    if diff.pair.step == 0:
+        if reference.ndim == 2 and reference.shape[0] == reference.shape[1] and np.allclose(reference, candidate.T):
+            return "the matrix is transposed: carried over without regard to (in, out) against (out, in)"
+        return "the runs start from different weights: copy them over (or load one checkpoint) before training"
+    if slot.startswith("running_"):
+        return "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
+    return "the updates of the steps in between: optimizer, learning rate schedule, or gradients that were not recorded"
+
+
+def _forward(reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | None) -> str:
+    kind = layers.reference.kind if layers else ""
+    zeros = (reference == 0), (candidate == 0)
+    dropped = [float(z.mean()) for z in zeros] if reference.size else [0.0, 0.0]
+    if "dropout" in kind or (min(dropped) > 0.02 and np.count_nonzero(zeros[0] != zeros[1]) > 0.02 * reference.size):
+        if "dropout" in kind or _agree(reference[~zeros[0] & ~zeros[1]], candidate[~zeros[0] & ~zeros[1]]):
+            return "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
+    ratio = _ratio(reference, candidate)
+    if ratio is not None:
+        return f"the output is {_times(ratio)}"
+    if reference.ndim > 1 and _same_values(reference, candidate):
+        return "the same values in another order: another layout, axis or interpolation of indices"
+    if "norm" in kind:
+        return "a normalisation: its epsilon, its axes, or statistics of the batch against running ones (train, eval)"
+    if kind in ("gelu",):
+        return "exact GELU against its tanh approximation"
+    return "this layer's own computation: what goes in agrees up to here"
+
+
+def _grad(ratio: float | None, step: Sequence[Diff]) -> str:
+    grads = [d for d in step if d.pair.stage == "grad" and d.compared and d.figures and d.figures.reference_l2 > 0]
+    if ratio is not None and len(grads) > 1:
+        sizes = [d.figures.candidate_l2 / d.figures.reference_l2 for d in grads if d.figures]
+        if np.ptp(sizes) <= _CONSTANT * abs(np.mean(sizes)):
+            return (
+                f"all gradients are {_times(ratio)}: clipping by norm on one side, another number of accumulated "
+                "batches, or gradients that are still scaled"
+            )
+    if ratio is not None:
+        return f"the gradient is {_times(ratio)}"
+    return "activation gradients agree up to here: clipping by value, accumulation, or a frozen or shared parameter"
+
+
+def _update(
+    diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]
+) -> str:
+    rates = next(
+        (d for d in step if d.pair.anchor.layer == LOOP and d.pair.stage == "update" and d.compared and not d.passed),
+        None,
+    )
+    if rates is not None and rates.figures is not None:
+        return f"the learning rates differ: {rates.figures.values[0]:.6g} against {rates.figures.values[1]:.6g}"
+    if ratio is not None:
+        return f"the update is {_times(ratio)} at the same gradient and learning rate: optimizer settings (momentum, betas)"
+    weight = next(
+        (d for d in step if d.pair.stage == "weight" and d.compared and d.pair.anchor.site.split("/")[0] == diff.pair.anchor.layer
+         and d.pair.anchor.slot == diff.pair.anchor.slot),
+        None,
+    )
+    if weight is not None:
+        values, _ = _values(weight.pair)
+        rest = (candidate - reference).ravel()
+        norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
+        if norm and abs(float(np.dot(values.ravel(), rest))) > 0.99 * norm:
+            return "the updates differ by a multiple of the weight itself: weight decay (its size, or coupled against decoupled)"
+    return "the gradients agree, so the optimizer: its betas, epsilon, momentum, bias correction or state"
+
+
+def _missing(pair: Pair) -> str:
+    side = "candidate" if pair.candidate is None else "reference"
+    if pair.stage == "weight":
+        return f"the {side}'s layer does not own this tensor"
+    if pair.stage in ("grad", "update"):
+        return f"on the {side} the parameter gets no gradient: frozen, detached, unused, or its optimizer did not step"
+    return ""
+
+
+def _differing_settings(pair: LayerPair) -> list[str]:
+    ours, theirs = pair.reference.settings, pair.candidate.settings
+    return [
+        f"{name} {ours[name]} against {theirs[name]}"
+        for name in ours
+        if name in theirs and not _equal(ours[name], theirs[name])
+    ]
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b or type(a) is not type(b)
+
+
+def _values(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+    assert pair.reference is not None and pair.candidate is not None
+    wide = [
+        np.asarray(record.value).astype(np.float64 if record.dtype[:7] != "complex" else np.complex128) / scale
+        for record, scale in zip((pair.reference, pair.candidate), pair.scales, strict=True)
+    ]
+    candidate = wide[1].T if pair.transform == "transpose" else wide[1]
+    return wide[0], candidate.reshape(wide[0].shape) if candidate.size == wide[0].size else candidate
+
+
+def _ratio(reference: np.ndarray, candidate: np.ndarray) -> float | None:
+    """The constant that the candidate is of the reference, if it is one."""
+    r, c = reference.ravel(), candidate.ravel()
+    square = float(np.real(np.vdot(r, r)))
+    if r.size == 0 or square == 0 or not np.isfinite(c).all() or not np.isfinite(r).all():
+        return None
+    ratio = float(np.real(np.vdot(r, c))) / square
+    rest = float(np.linalg.norm(c - ratio * r))
+    if ratio == 0 or rest > _CONSTANT * abs(ratio) * math.sqrt(square) or abs(ratio - 1) < 10 * _CONSTANT:
+        return None
+    return ratio
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.5g} times the reference's"
+
+
+def _same_values(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.size > 1 and a.size == b.size and _agree(np.sort(a, axis=None), np.sort(b, axis=None))
+
+
+def _agree(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.size > 0 and bool(np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a))
+
+
+def _sides(pair: Pair, alignment: Alignment) -> tuple[str | None, str | None]:
+    """Paths of both layers; where one side's record is missing, the layer that would have had it."""
+    reference = pair.reference.layer if pair.reference else None
+    candidate = pair.candidate.layer if pair.candidate else None
+    for layers in alignment.pairs:
+        if reference is None and layers.candidate.path == candidate:
+            reference = layers.reference.path
+        elif candidate is None and layers.reference.path == reference:
+            candidate = layers.candidate.path
+    return reference, candidate
+
+
+def _layers(sides: tuple[str | None, str | None], layer_type: str, pair: Pair) -> str:
+    names = [
+        f"{path} ({record.layer_type})" if record is not None and record.layer_type else str(path or "nothing")
+        for path, record in zip(sides, (pair.reference, pair.candidate), strict=True)
+    ]
+    return f"layer {names[0]} against {names[1]}"

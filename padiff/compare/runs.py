@@ -1,0 +1,217 @@
+"""Comparing two runs, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from padiff.align import Alignment, align, pair_steps
+from padiff.align.equivalents import ONE_SIDED
+from padiff.compare.explain import first_diff, setting_notes
+from padiff.compare.measure import measure
+from padiff.compare.tolerance import NoisePolicy, Policy
+from padiff.dump import open_run
+from padiff.errors import NothingToCompareError
+from padiff.layer_map import LayerMap
+from padiff.records import LOOP, STAGES, Coverage, Diff, Layer, Report, Run, Step
+
+
+class RunComparison:
+    """Compares two runs a step at a time, so that runs that still grow can be compared.
+
+    Args:
+        reference, candidate: the run to trust, the run in question.
+        layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
+        policy: when a diff passes. Default: `NoisePolicy`.
+        stages: only these stages are compared.
+
+    Raises:
+        UsageError: the layer map does not fit the runs.
+    """
+
+    def __init__(
+        self,
+        reference: Run,
+        candidate: Run,
+        layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+        policy: Policy | None = None,
+        stages: Collection[str] = STAGES,
+    ) -> None:
+        self.reference, self.candidate = reference, candidate
+        self._map = LayerMap.of(layer_map)
+        self._policy: Policy = policy if policy is not None else NoisePolicy()
+        self._stages = frozenset(stages)
+        self._alignment: Alignment | None = None
+        self._called: tuple[set[str], set[str]] = (set(), set())
+        align(reference.info, candidate.info, self._map)  # a map that does not fit is told before any step is there
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which layers answer to each other; as of the first compared step, which shows what is called."""
+        if self._alignment is None:
+            return align(self.reference.info, self.candidate.info, self._map)
+        return self._alignment
+
+    def common(self) -> list[int]:
+        """Numbers of the steps that both runs have by now."""
+        theirs = set(self.candidate.numbers())
+        return [number for number in self.reference.numbers() if number in theirs]
+
+    def compare(self, number: int) -> Report:
+        """Compare one step, all ranks that both runs have."""
+        return self.report(self.diffs(number), [number])
+
+    def diffs(self, number: int) -> list[Diff]:
+        """The judged diffs of one step, in causal order."""
+        found: list[Diff] = []
+        pairs = zip(self.reference.steps(number), self.candidate.steps(number), strict=False)
+        for reference, candidate in pairs:
+            found += self.step_diffs(reference, candidate)
+        return found
+
+    def step_diffs(self, reference: Step, candidate: Step) -> list[Diff]:
+        """The judged diffs of two given steps."""
+        if self._alignment is None:
+            called = _called(reference), _called(candidate)
+            self._alignment = align(self.reference.info, self.candidate.info, self._map, called)
+        self._called[0].update(_called(reference))
+        self._called[1].update(_called(candidate))
+        pairs = [p for p in pair_steps(reference, candidate, self._alignment) if p.stage in self._stages]
+        return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs])
+
+    def report(self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]] = ((), ())) -> Report:
+        """Put diffs of several steps together."""
+        return Report(
+            diffs=tuple(diffs),
+            coverage=self._coverage(diffs, steps, only),
+            first_diff=first_diff(diffs, self.alignment, (self.reference.info, self.candidate.info)),
+            tolerance=self._policy.describe(),
+            reference=self.reference.name,
+            candidate=self.candidate.name,
+        )
+
+    def _coverage(self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]]) -> Coverage:
+        alignment = self.alignment
+        told = [d for d in diffs if d.compared or d.pair.anchor.slot not in ONE_SIDED]
+        lone = [d.pair for d in told if not d.compared]
+        unmatched = (
+            {layer.path for layer in alignment.reference_only},
+            {layer.path for layer in alignment.candidate_only},
+        )
+        sites = (
+            {p.anchor.site for p in lone if p.candidate is None and p.anchor.layer not in unmatched[0]},
+            {p.anchor.site for p in lone if p.reference is None and p.anchor.layer not in unmatched[1]},
+        )
+        return Coverage(
+            compared=sum(d.compared for d in told),
+            reference_records=sum(d.pair.reference is not None for d in told),
+            candidate_records=sum(d.pair.candidate is not None for d in told),
+            reference_layers=_paths(alignment.reference_only),
+            candidate_layers=_paths(alignment.candidate_only),
+            reference_parameters=_owned(alignment.reference_only),
+            candidate_parameters=_owned(alignment.candidate_only),
+            reference_sites=tuple(sorted(sites[0])),
+            candidate_sites=tuple(sorted(sites[1])),
+            uncalled=self._uncalled(diffs),
+            steps=tuple(steps),
+            reference_steps=tuple(only[0]),
+            candidate_steps=tuple(only[1]),
+            notes=setting_notes(alignment),
+        )
+
+    def _uncalled(self, diffs: Sequence[Diff]) -> tuple[str, ...]:
+        if not any(self._called):
+            return ()
+        sides = (("reference", self.reference, self._called[0]), ("candidate", self.candidate, self._called[1]))
+        return tuple(
+            f"{side}: {layer.path}"
+            for side, run, called in sides
+            if called
+            for layer in run.info.layers
+            if layer.recorded and layer.path not in called and layer.kind not in ("layerlist", "modulelist")
+        )
+
+
+def compare_runs(
+    reference: str | Path | Run,
+    candidate: str | Path | Run,
+    *,
+    layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+    policy: Policy | None = None,
+    stages: Collection[str] = STAGES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Compare two runs: all of their common steps, in the order of their numbers.
+
+    Args:
+        reference: the run to trust: a run folder, one step of it, a dump folder, or a run in memory.
+        candidate: the run in question, likewise.
+        layer_map: layers that answer to each other: a mapping or pairs of paths (reference, candidate), or the
+            YAML file that ``padiff map`` wrote. Given pairs win, the rest is found around them.
+        policy: when a diff passes. Default: `NoisePolicy`; `Tolerance` is a fixed one.
+        stages: only these stages are compared.
+        progress: called with ``(steps done, steps in all)``.
+
+    Returns:
+        The report: true in a condition if nothing parted, with ``first_diff`` and ``coverage``.
+
+    Raises:
+        RunFolderError: a folder can't be read.
+        NothingToCompareError: no common step, or steps without a common quantity.
+        UsageError: the layer map does not fit the runs.
+    """
+    runs = [open_run(run) if isinstance(run, (str, Path)) else run for run in (reference, candidate)]
+    comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages)
+    numbers = (runs[0].numbers(), runs[1].numbers())
+    common = comparison.common()
+    if not common and len(numbers[0]) == len(numbers[1]) == 1:
+        # Two single dumps are compared whatever steps they were.
+        diffs = [
+            diff
+            for ours, theirs in zip(runs[0].steps(numbers[0][0]), runs[1].steps(numbers[1][0]), strict=False)
+            for diff in comparison.step_diffs(ours, theirs)
+        ]
+        common = numbers[0]
+    elif not common:
+        raise NothingToCompareError(
+            f"the runs have no common step: {runs[0].name} has {_steps(numbers[0])}, {runs[1].name} has "
+            f"{_steps(numbers[1])}. Record both with the same every_n_steps"
+        )
+    else:
+        diffs = []
+        for done, number in enumerate(common):
+            if progress is not None:
+                progress(done, len(common))
+            diffs += comparison.diffs(number)
+        if progress is not None:
+            progress(len(common), len(common))
+    if not any(diff.compared for diff in diffs):
+        raise NothingToCompareError(
+            f"the steps of {runs[0].name} and {runs[1].name} have no quantity in common: no layer of one answers to "
+            "one of the other. Give a layer_map (`padiff map` writes one to start from)"
+        )
+    shared = set(common)
+    only = ([n for n in numbers[0] if n not in shared], [n for n in numbers[1] if n not in shared])
+    return comparison.report(diffs, common, only)
+
+
+def _called(step: Step) -> set[str]:
+    return {record.layer for record in step.records if record.stage == "forward" and record.layer != LOOP}
+
+
+def _paths(layers: Iterable[Layer]) -> tuple[str, ...]:
+    return tuple(layer.path for layer in layers if layer.recorded)
+
+
+def _owned(layers: Iterable[Layer]) -> tuple[str, ...]:
+    return tuple(
+        f"{layer.path}/{p.slot}" for layer in layers if layer.recorded for p in layer.parameters if p.slot not in ONE_SIDED
+    )
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no step"
+    shown = ", ".join(str(n) for n in numbers[:4])
+    return f"steps {shown}{', ...' if len(numbers) > 4 else ''}"

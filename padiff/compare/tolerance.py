@@ -1,0 +1,314 @@
+"""When a diff passes: a fixed tolerance, or a policy that knows dtypes, stages and drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from padiff.align import equivalents
+from padiff.errors import UsageError
+from padiff.records import LOOP, Diff
+
+COMPARE_MODES = ("mean", "strict")
+
+
+class Policy(Protocol):
+    """Judges the measured diffs of one step."""
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        """``(atol, rtol)`` that `measure` has to count elements by, if any."""
+
+    def judge(self, diffs: Sequence[Diff]) -> list[Diff]:
+        """The same diffs in the same order, judged; a pure function of one step's diffs."""
+
+    def describe(self) -> str:
+        """The policy in words."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """One tolerance for everything, as the seeds have it.
+
+    Args:
+        atol, rtol: absolute and relative tolerance.
+        mode: ``mean``: ``mean(|c - r|) <= atol + rtol * mean(|r|)``, the mean of the error, so that a permuted
+            tensor does not pass; ``strict``: ``|c - r| <= atol + rtol * |r|`` for every element.
+
+    Raises:
+        UsageError: an unknown mode, a negative or non-finite tolerance.
+    """
+
+    atol: float = 1e-4
+    rtol: float = 1e-7
+    mode: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.mode not in COMPARE_MODES:
+            raise UsageError(f"compare_mode is one of {', '.join(COMPARE_MODES)}, got {self.mode!r}")
+        for name, value in (("atol", self.atol), ("rtol", self.rtol)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value < math.inf):
+                raise UsageError(f"{name} has to be a number of at least 0, got {value!r}")
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        return (self.atol, self.rtol)
+
+    def judge(self, diffs: Sequence[Diff]) -> list[Diff]:
+        return _missing_fail([self._judge(diff) for diff in diffs])
+
+    def _judge(self, diff: Diff) -> Diff:
+        if diff.problem or diff.figures is None:
+            return diff
+        figures = diff.figures
+        if self.mode == "mean":
+            limit = self.atol + self.rtol * figures.mean_reference
+            return replace(
+                diff, passed=figures.mean_abs <= limit, limit=limit, judged=("mean_abs", figures.mean_abs)
+            )
+        limit = self.atol + self.rtol * abs(figures.values[0])
+        return replace(diff, passed=figures.beyond == 0, limit=limit, judged=("max_abs", figures.max_abs))
+
+    def describe(self) -> str:
+        return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
+
+
+# Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
+# coarsest dtype of the step. Measured on clean torch / paddle pairs (see benchmarks/noise.py), with room to spare.
+_ALLOWED = {
+    #            input   weight  forward loss    backward grad   update
+    "float64": (1e-12, 1e-12, 1e-10, 1e-10, 1e-9, 1e-9, 1e-6),
+    "float32": (1e-6, 1e-6, 2e-5, 2e-5, 2e-4, 2e-4, 1e-2),
+    "float16": (1e-3, 1e-3, 5e-3, 5e-3, 2e-2, 2e-2, 1e-1),
+    "bfloat16": (8e-3, 8e-3, 4e-2, 4e-2, 1e-1, 1e-1, 3e-1),
+}
+_STAGE = {name: k for k, name in enumerate(("input", "weight", "forward", "loss", "backward", "grad", "update"))}
+_COARSENESS = ("float64", "float32", "float16", "bfloat16")
+
+# How much of the relative error that a step starts with (weights, inputs) may be found again at each stage.
+_GAIN = {"input": 0.0, "weight": 0.0, "forward": 100.0, "loss": 100.0, "backward": 300.0, "grad": 300.0, "update": 300.0}
+# However much is inherited, an error beyond this share is told: a step that far off has nothing left to compare.
+_AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
+# Weights may drift by this much of their norm with every step, up to the end of the ramp.
+_DRIFT_PER_STEP, _DRIFT_STEPS = 1e-4, 100
+# Two unrelated vectors of one norm are sqrt(2) of it apart: the size of an update that rounding noise steered.
+_UNRELATED = 2.5
+
+
+@dataclass(frozen=True)
+class NoisePolicy:
+    """The default: relative L2 error against the rounding noise of dtype and stage, and the drift of the run.
+
+    * Each stage has a limit by the coarsest floating dtype seen so far in the step.
+    * A step that starts from slightly different weights or inputs (rounding noise of the steps before) may differ
+      accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
+    * Weights may drift by the share of their updates that the update's own limit allows.
+    * A gradient is judged against the largest gradient of its layer: that of a convolution's bias before a BatchNorm,
+      or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer makes from such a
+      gradient can't be judged, and passes unless it is of another size.
+    * A BatchNorm's running variance: torch feeds it the unbiased, paddle the biased estimate, ``n / (n - 1)`` apart.
+
+    Args:
+        factor: all limits are multiplied by it.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise UsageError(f"factor has to be a number above 0, got {self.factor!r}")
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        return None
+
+    def describe(self) -> str:
+        times = "" if self.factor == 1.0 else f" times {self.factor:g}"
+        return f"rounding noise by dtype, stage and drift (relative L2){times}"
+
+    def judge(self, diffs: Sequence[Diff]) -> list[Diff]:
+        context = _Context(diffs, self.factor)
+        return _missing_fail([context.judge(diff) for diff in diffs])
+
+
+class _Context:
+    """What has to be known of a whole step before one of its diffs can be judged."""
+
+    def __init__(self, diffs: Sequence[Diff], factor: float) -> None:
+        self._factor = factor
+        self._dtypes = self._coarsest(diffs)
+        self._inherited = _inherited(diffs)
+        self._grad_scale = _grad_scale(diffs)
+        self._updates = {_key(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
+        self._samples = _samples(diffs)
+        self._steered = {
+            _key(d)
+            for d in diffs
+            if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem and self._is_noise(d)
+        }
+
+    @staticmethod
+    def _coarsest(diffs: Sequence[Diff]) -> dict[str, str]:
+        """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
+        coarsest, seen = {}, 0
+        for stage in _STAGE:
+            for diff in diffs:
+                for record in (diff.pair.reference, diff.pair.candidate):
+                    if record is not None and record.stage == stage and record.dtype in _COARSENESS:
+                        seen = max(seen, _COARSENESS.index(record.dtype))
+            coarsest[stage] = _COARSENESS[seen]
+        return coarsest
+
+    def _allowed(self, stage: str) -> float:
+        return _ALLOWED[self._dtypes[stage]][_STAGE[stage]]
+
+    def _is_noise(self, diff: Diff) -> bool:
+        assert diff.figures is not None
+        own = min(diff.figures.reference_l2, diff.figures.candidate_l2)
+        if own == 0.0 and diff.figures.l2 == 0.0:
+            return False
+        return diff.figures.l2 > self._allowed("update") * own and diff.figures.l2 <= self._grad_limit(diff)
+
+    def _grad_limit(self, diff: Diff) -> float:
+        assert diff.figures is not None
+        scale = self._grad_scale.get(diff.pair.anchor.layer, 0.0) * math.sqrt(diff.figures.size)
+        return self._relative("grad") * max(diff.figures.reference_l2, scale)
+
+    def _relative(self, stage: str) -> float:
+        own = self._allowed(stage)
+        return self._factor * max(own, min(own + _GAIN[stage] * self._inherited, _AT_MOST.get(stage, own)))
+
+    def judge(self, diff: Diff) -> Diff:
+        if diff.problem or diff.figures is None:
+            return diff
+        figures, stage = diff.figures, diff.pair.stage
+        anchor = diff.pair.anchor
+        if _exact(diff):
+            return replace(diff, passed=figures.max_abs == 0, limit=0.0, judged=("max_abs", figures.max_abs))
+        limit = self._relative(stage) * figures.reference_l2
+        if anchor.layer == LOOP:
+            # A scalar that should go to zero (a loss) has no scale of its own there.
+            relative = self._factor * 1e-6 if stage == "update" else self._relative(stage)
+            limit = relative * max(figures.reference_l2, 1e-2 if stage == "loss" else 0.0)
+        elif stage == "weight":
+            limit = self._weight_limit(diff)
+        elif stage == "grad":
+            limit = self._grad_limit(diff)
+        elif stage == "update":
+            steered = _key(diff) in self._steered
+            relative = _UNRELATED if steered else self._relative(stage)
+            limit = relative * (max(figures.reference_l2, figures.candidate_l2) if steered else figures.reference_l2)
+        return self._verdict(diff, limit)
+
+    def _weight_limit(self, diff: Diff) -> float:
+        figures = diff.figures
+        assert figures is not None
+        number = diff.pair.step
+        limit = self._relative("weight") * figures.reference_l2
+        if number:
+            ramp = min(number, _DRIFT_STEPS) * _DRIFT_PER_STEP * self._allowed("forward") / _ALLOWED["float32"][2]
+            limit += self._factor * min(ramp, 0.1) * figures.reference_l2
+            update = self._updates.get(_key(diff))
+            if update is not None and update.figures is not None:
+                share = _UNRELATED if _key(diff) in self._steered else self._allowed("update")
+                size = max(update.figures.reference_l2, update.figures.candidate_l2)
+                limit += self._factor * share * number * size
+        slot = equivalents.slot(diff.pair.anchor.slot)
+        if slot in ("running_mean", "running_var"):
+            limit += self._relative("forward") * figures.reference_l2
+        if slot == "running_var" and number:
+            samples = self._samples.get(diff.pair.anchor.layer, 0)
+            if samples > 1:
+                limit += 1.05 / (samples - 1) * figures.reference_l2
+        return limit
+
+    @staticmethod
+    def _verdict(diff: Diff, limit: float) -> Diff:
+        figures = diff.figures
+        assert figures is not None
+        scale = figures.reference_l2
+        if scale > 0:
+            return replace(
+                diff, passed=figures.l2 <= limit, limit=limit / scale, judged=("rel_l2", figures.rel_l2)
+            )
+        return replace(diff, passed=figures.l2 <= limit, limit=limit, judged=("l2", figures.l2))
+
+
+def _key(diff: Diff) -> tuple[str, str]:
+    return diff.pair.anchor.layer, diff.pair.anchor.slot
+
+
+def _exact(diff: Diff) -> bool:
+    """Whether both sides are integers or booleans (token ids, masks, counters)."""
+    floating = ("float", "bfloat", "complex")
+    sides = (diff.pair.reference, diff.pair.candidate)
+    return all(side is not None and not side.dtype.startswith(floating) for side in sides)
+
+
+def _inherited(diffs: Sequence[Diff]) -> float:
+    """Relative L2 error of all weights together, plus the largest of an input."""
+    squares = scale = inputs = 0.0
+    for diff in diffs:
+        if diff.figures is None or not diff.compared or diff.pair.anchor.dtype not in _COARSENESS:
+            continue
+        if diff.pair.stage == "weight":
+            squares += diff.figures.l2**2
+            scale += diff.figures.reference_l2**2
+        elif diff.pair.stage == "input" and math.isfinite(diff.figures.rel_l2):
+            inputs = max(inputs, diff.figures.rel_l2)
+    weights = math.sqrt(squares / scale) if scale > 0 else 0.0
+    return min(weights + inputs, 1e-2)
+
+
+def _grad_scale(diffs: Sequence[Diff]) -> dict[str, float]:
+    """Largest root mean square of a gradient, by the reference's layer."""
+    scales: dict[str, float] = {}
+    for diff in diffs:
+        if diff.pair.stage == "grad" and diff.figures is not None and diff.figures.size and diff.compared:
+            layer = diff.pair.anchor.layer
+            rms = diff.figures.reference_l2 / math.sqrt(diff.figures.size)
+            scales[layer] = max(scales.get(layer, 0.0), rms)
+    return scales
+
+
+def _samples(diffs: Sequence[Diff]) -> dict[str, int]:
+    """How many values each channel of a layer's output has: what a BatchNorm takes its statistics over."""
+    counts: dict[str, int] = {}
+    for diff in diffs:
+        record = diff.pair.reference
+        if diff.pair.stage == "forward" and record is not None and len(record.shape) > 1 and record.shape[1]:
+            counts.setdefault(record.layer, math.prod(record.shape) // record.shape[1])
+    return counts
+
+
+def _missing_fail(diffs: list[Diff]) -> list[Diff]:
+    """A parameter, gradient or update that only one of two paired layers has is a diff, not a gap.
+
+    Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all
+    (a dump of weights only) is a gap.
+    """
+    recorded = {
+        (side, diff.pair.stage)
+        for diff in diffs
+        for side, record in (("reference", diff.pair.reference), ("candidate", diff.pair.candidate))
+        if record is not None
+    }
+    paired = {record.layer for d in diffs if d.compared for record in (d.pair.reference,) if record is not None}
+    paired_candidates = {record.layer for d in diffs if d.compared for record in (d.pair.candidate,) if record is not None}
+    judged = []
+    for diff in diffs:
+        record, side = diff.pair.anchor, "candidate" if diff.pair.candidate is None else "reference"
+        known = paired if side == "candidate" else paired_candidates
+        if (
+            not diff.compared
+            and record.stage in ("weight", "grad", "update")
+            and record.layer in known
+            and record.layer != LOOP
+            and record.slot not in equivalents.ONE_SIDED
+            and (side, record.stage) in recorded
+        ):
+            diff = replace(diff, passed=False)
+        judged.append(diff)
+    return judged

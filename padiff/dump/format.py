@@ -1,0 +1,174 @@
+"""The files of a run folder, and what is in them.
+
+::
+
+    run.json                      schema version, framework, the layer tree, how it was recorded
+    finished.json                 present once no further step will come
+    steps/00000010/rank_0/
+      report.json  tensors/*.npy                           input, forward, loss, backward (and learning rates)
+      params.json  weights/*.npy grads/*.npy updates/*.npy weight, grad, update
+
+``report.json`` and ``params.json`` each hold the layer tree, with the records of every layer at its node. Paths
+of ``.npy`` files are relative to the JSON file. A dtype that numpy has not (bfloat16) is stored as an
+unsigned integer of its width, and named truly in the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from padiff.records import LOOP, ROOT, Layer, Parameter, Record
+
+SCHEMA_VERSION = 1
+
+RUN_FILE = "run.json"
+FINISHED_FILE = "finished.json"
+STEPS = "steps"
+REPORT_FILE = "report.json"
+PARAMS_FILE = "params.json"
+
+#: Which stages' records lie in which file, and their tensors in which folder.
+FOLDERS = {
+    "input": (REPORT_FILE, "tensors"),
+    "forward": (REPORT_FILE, "tensors"),
+    "loss": (REPORT_FILE, "tensors"),
+    "backward": (REPORT_FILE, "tensors"),
+    "weight": (PARAMS_FILE, "weights"),
+    "grad": (PARAMS_FILE, "grads"),
+    "update": (PARAMS_FILE, "updates"),
+}
+
+_FOREIGN = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+
+def step_folder(number: int) -> str:
+    """Name of a step's folder under ``steps/``."""
+    return f"{number:08d}"
+
+
+def to_storable(array: np.ndarray) -> np.ndarray:
+    """The array as numpy can store it."""
+    if array.dtype.name in _FOREIGN:
+        return array.view(f"u{array.dtype.itemsize}")
+    return array
+
+
+def from_stored(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Undo `to_storable`, given the dtype's true name."""
+    foreign = _FOREIGN.get(dtype)
+    return array.view(foreign) if foreign is not None and array.dtype.kind == "u" else array
+
+
+def tree_to_json(layers: Iterable[Layer], records: Mapping[str, list[dict[str, Any]]] | None = None) -> dict[str, Any]:
+    """The layer tree as nested objects; with ``records``, those of a layer at its node."""
+    flat = list(layers)
+    position = 0
+
+    def node() -> dict[str, Any]:
+        nonlocal position
+        layer = flat[position]
+        position += 1
+        out = _layer_to_json(layer)
+        if records is not None:
+            out["records"] = records.get(layer.path, [])
+        # A shared layer counts as a child of each of its parents but stands in the tree once.
+        below: list[dict[str, Any]] = []
+        while position < len(flat) and _is_child(flat[position].path, layer.path):
+            below.append(node())
+        if below:
+            out["layers"] = below
+        return out
+
+    tree = node()
+    if position != len(flat):
+        raise ValueError(f"{flat[position].path} is not below {flat[0].path}")
+    return tree
+
+
+def _is_child(path: str, above: str) -> bool:
+    return above == ROOT or path.startswith(f"{above}.")
+
+
+def tree_from_json(tree: Any) -> Iterator[tuple[Layer, list[dict[str, Any]]]]:
+    """Yield each layer of `tree_to_json`'s tree with its records, depth first."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        yield _layer_from_json(node), list(node.get("records", ()))
+        stack.extend(reversed(node.get("layers", ())))
+
+
+def _layer_to_json(layer: Layer) -> dict[str, Any]:
+    out: dict[str, Any] = {"path": layer.path, "type": layer.type, "kind": layer.kind}
+    if layer.parameters:
+        out["parameters"] = [
+            {
+                "slot": p.slot,
+                "shape": list(p.shape),
+                "dtype": p.dtype,
+                "role": p.role,
+                "trainable": p.trainable,
+                **({"layout": p.layout} if p.layout else {}),
+                **({"tied_to": p.tied_to} if p.tied_to else {}),
+            }
+            for p in layer.parameters
+        ]
+    if layer.settings:
+        out["settings"] = dict(layer.settings)
+    if layer.aliases:
+        out["aliases"] = list(layer.aliases)
+    if layer.children:
+        out["children"] = layer.children
+    if not layer.recorded:
+        out["recorded"] = False
+    return out
+
+
+def _layer_from_json(node: Mapping[str, Any]) -> Layer:
+    return Layer(
+        path=str(node["path"]),
+        type=str(node["type"]),
+        kind=str(node["kind"]),
+        parameters=tuple(
+            Parameter(
+                slot=str(p["slot"]),
+                shape=tuple(int(n) for n in p["shape"]),
+                dtype=str(p["dtype"]),
+                role=str(p.get("role", "parameter")),
+                layout=str(p.get("layout", "")),
+                trainable=bool(p.get("trainable", True)),
+                tied_to=str(p.get("tied_to", "")),
+            )
+            for p in node.get("parameters", ())
+        ),
+        settings=dict(node.get("settings", {})),
+        aliases=tuple(str(a) for a in node.get("aliases", ())),
+        children=int(node.get("children", 0)),
+        recorded=bool(node.get("recorded", True)),
+    )
+
+
+def record_to_json(record: Record, file: str) -> dict[str, Any]:
+    """One record's entry, its tensor in ``file``."""
+    return {
+        "stage": record.stage,
+        "slot": record.slot,
+        "call": record.call,
+        "order": record.order,
+        "dtype": record.dtype,
+        "shape": list(record.shape),
+        "file": file,
+    }
+
+
+def loop_layer() -> dict[str, Any]:
+    """The node that holds the step-wide scalars, beside the tree."""
+    return {"path": LOOP, "type": "", "kind": ""}

@@ -1,0 +1,105 @@
+"""What a room may ask of a framework: one small interface, one file for each framework.
+
+The two implementations are the only files that import torch or paddle. Which one serves a model is found
+through ``sys.modules``: a model's own framework is always imported already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Handle(Protocol):
+    """Something that can be taken off again."""
+
+    def remove(self) -> None: ...
+
+
+#: ``before(layer, args, kwargs)`` of a layer's call.
+BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+#: ``after(layer, output, failed)`` of a layer's call.
+AfterCall = Callable[[Any, Any, bool], None]
+#: ``gradient(tensor)``: called with the gradient of a tensor.
+OnGradient = Callable[[Any], None]
+#: ``consumed(pairs)``: called with ``(parameter, gradient)`` pairs as the optimizer consumes them.
+OnConsumed = Callable[[Iterable[tuple[Any, Any]]], None]
+
+
+class Framework(Protocol):
+    """A deep-learning framework, as far as recording needs it."""
+
+    name: str
+
+    @property
+    def version(self) -> str: ...
+
+    def is_model(self, value: Any) -> bool:
+        """Whether the value is a torch Module / a paddle Layer."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def is_optimizer(self, value: Any) -> bool: ...
+
+    def unwrap(self, model: Any) -> Any:
+        """The user's model inside a data-parallel wrapper."""
+
+    def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
+        """Direct sublayers with their names, in order of definition, repeats included."""
+
+    def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
+        """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
+
+    def kind(self, layer: Any) -> str:
+        """The framework's own class that the layer is or derives from, lower case."""
+
+    def layout(self, layer: Any, slot: str) -> str:
+        """``in_out`` / ``out_in`` for the matrix of a linear layer, else empty."""
+
+    def settings(self, layer: Any) -> dict[str, Any]:
+        """The layer's hyper-parameters that are plain values, under common names."""
+
+    def trainable(self, tensor: Any) -> bool: ...
+
+    def training(self, model: Any) -> bool: ...
+
+    def dtype(self, tensor: Any) -> str: ...
+
+    def shape(self, tensor: Any) -> tuple[int, ...]: ...
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """A copy of the tensor's values that nothing else can write to; bfloat16 stays bfloat16."""
+
+    def version_of(self, tensor: Any) -> int:
+        """A number that changes when the tensor is written in place; -1 where it can't be told."""
+
+    def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+
+    def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
+        """Call back with the tensor's gradient in each backward; `None` if it takes part in none.
+
+        For the output of an operation that is the whole gradient of the backward, for a parameter what this
+        backward adds to it.
+        """
+
+    def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+        """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has."""
+
+    def gradient(self, parameter: Any) -> Any | None: ...
+
+    def optimized(self, optimizer: Any) -> Sequence[Any]:
+        """The parameters that an optimizer may change."""
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """The learning rate of each of the optimizer's parameter groups."""
+
+    def recomputing(self) -> bool:
+        """Whether a forward call made now is activation recomputation inside a backward."""
+
+    def without_grad(self) -> AbstractContextManager[Any]: ...
+
+    def distributed(self) -> tuple[int, int]:
+        """``(rank, world size)``; ``(0, 1)`` where nothing is distributed."""

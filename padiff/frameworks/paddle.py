@@ -1,0 +1,213 @@
+"""PaddlePaddle, as far as recording needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import paddle
+
+from padiff.frameworks.base import AfterCall, BeforeCall, Handle, OnConsumed, OnGradient
+from padiff.frameworks.settings import plain_settings
+
+# paddle's .numpy() hands these out as integers of the same width, without a word.
+_BITS = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+# paddle keeps a BatchNorm's running statistics among the layer's parameters; they are buffers in every other respect.
+_STATISTICS = frozenset({"_mean", "_variance"})
+
+
+class Paddle:
+    """The `Framework` of ``paddle.nn.Layer``."""
+
+    name = "paddle"
+
+    @property
+    def version(self) -> str:
+        return str(paddle.__version__)
+
+    def is_model(self, value: Any) -> bool:
+        return isinstance(value, paddle.nn.Layer)
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, paddle.Tensor)
+
+    def is_optimizer(self, value: Any) -> bool:
+        return isinstance(value, paddle.optimizer.Optimizer)
+
+    def unwrap(self, model: Any) -> Any:
+        while isinstance(model, paddle.DataParallel):
+            model = model._layers
+        return model
+
+    def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
+        # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
+        for name, child in layer._sub_layers.items():
+            if child is not None:
+                yield name, child
+
+    def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
+        normalisation = "norm" in self.kind(layer)
+        for slot, tensor in layer._parameters.items():
+            if tensor is not None and tensor._is_initialized():
+                statistics = normalisation and slot in _STATISTICS
+                yield slot, tensor, "buffer" if statistics else "parameter"
+        for slot, tensor in layer._buffers.items():
+            # An RNN holds an uninitialised buffer for cuDNN's dropout state.
+            if tensor is not None and tensor._is_initialized():
+                yield slot, tensor, "buffer"
+
+    def kind(self, layer: Any) -> str:
+        for cls in type(layer).__mro__:
+            if cls.__module__.startswith("paddle.") and cls is not paddle.nn.Layer:
+                return cls.__name__.lower()
+        return type(layer).__name__.lower()
+
+    def layout(self, layer: Any, slot: str) -> str:
+        return "in_out" if slot == "weight" and isinstance(layer, paddle.nn.Linear) else ""
+
+    def settings(self, layer: Any) -> dict[str, Any]:
+        found = plain_settings(vars(layer))
+        if "norm" in self.kind(layer) and isinstance(found.get("momentum"), float):
+            # paddle: running = momentum * running + (1 - momentum) * batch; torch: the other way round.
+            found["momentum"] = round(1.0 - found["momentum"], 12)
+        if isinstance(found.get("approximate"), bool):
+            found["approximate"] = "tanh" if found["approximate"] else "none"
+        return found
+
+    def trainable(self, tensor: Any) -> bool:
+        return not tensor.stop_gradient
+
+    def training(self, model: Any) -> bool:
+        return bool(model.training)
+
+    def dtype(self, tensor: Any) -> str:
+        return str(tensor.dtype).removeprefix("paddle.")
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        tensor = tensor.detach()
+        if tensor.is_selected_rows():
+            array = np.zeros(tensor.shape, str(np.asarray(tensor.get_selected_rows().get_tensor()).dtype))
+            rows = tensor.get_selected_rows()
+            np.add.at(array, np.asarray(rows.rows()), np.asarray(rows.get_tensor()))
+            return array
+        if tensor.is_sparse():
+            tensor = tensor.to_dense()
+        array = tensor.numpy()
+        bits = _BITS.get(self.dtype(tensor))
+        if bits is not None:
+            array = array.view(bits)
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def version_of(self, tensor: Any) -> int:
+        return int(tensor.inplace_version)
+
+    def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+        def hook(called: Any, _: Any, output: Any) -> None:
+            # always_call also calls after an exception in forward, with no output.
+            after(called, output, output is None and sys.exc_info()[0] is not None)
+
+        return [
+            layer.register_forward_pre_hook(before, with_kwargs=True),
+            layer.register_forward_post_hook(hook, always_call=True),
+        ]
+
+    def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
+        handle: Handle | None = None if tensor.stop_gradient else tensor.register_hook(gradient)
+        return handle
+
+    def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+        # paddle's optimizers have no hooks. step() and minimize() both hand the gradients, after `grad_clip`
+        # and before weight decay, to append_regularization_ops: so this optimizer object gets one of its own,
+        # which tells and then calls the class's.
+        if not hasattr(optimizer, "append_regularization_ops"):
+            return []
+        original = optimizer.append_regularization_ops
+
+        def tell_then_append(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+            consumed([(p, g) for p, g in parameters_and_grads])
+            return original(parameters_and_grads, *args, **kwargs)
+
+        handles: list[Handle] = [_Override(optimizer, "append_regularization_ops", tell_then_append)]
+        for name in ("step", "minimize"):
+            handles.append(_Override(optimizer, name, _then(getattr(optimizer, name), stepped)))
+        return handles
+
+    def gradient(self, parameter: Any) -> Any | None:
+        return parameter.grad
+
+    def optimized(self, optimizer: Any) -> Sequence[Any]:
+        listed = optimizer._parameter_list or []
+        if listed and isinstance(listed[0], dict):
+            return [p for group in optimizer._param_groups for p in group["params"]]
+        return list(listed)
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        rate = float(optimizer.get_lr())
+        listed = optimizer._parameter_list or []
+        if listed and isinstance(listed[0], dict):
+            # A group's own learning rate is a factor of the optimizer's.
+            return [rate * float(group.get("learning_rate", 1.0)) for group in optimizer._param_groups]
+        return [rate]
+
+    def recomputing(self) -> bool:
+        # paddle does not tell whether a backward is running; its recompute calls forward from a PyLayer's backward.
+        if "paddle.distributed.fleet.recompute.recompute" not in sys.modules:
+            return False
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name in ("backward", "unpack") and code.co_filename.endswith("recompute.py"):
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
+
+    def without_grad(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = paddle.no_grad()
+        return context
+
+    def distributed(self) -> tuple[int, int]:
+        if paddle.distributed.is_initialized():
+            return paddle.distributed.get_rank(), paddle.distributed.get_world_size()
+        return 0, 1
+
+
+class _Override:
+    """An attribute set on one object over its class's; removing it uncovers the class's again."""
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self._owner, self._name, self._value = owner, name, value
+        self._before = vars(owner).get(name)  # somebody else's, set the same way before us
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        # Somebody may have put their own over ours meanwhile: theirs stays.
+        if vars(self._owner).get(self._name) is not self._value:
+            return
+        if self._before is not None:
+            setattr(self._owner, self._name, self._before)
+        else:
+            delattr(self._owner, self._name)
+
+
+def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        afterwards()
+        return result
+
+    return call
+
+
+FRAMEWORK = Paddle()

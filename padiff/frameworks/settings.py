@@ -1,0 +1,48 @@
+"""Hyper-parameters of layers under the names that both frameworks can share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What each framework calls it, without leading underscores -> the common name.
+_COMMON = {
+    "epsilon": "eps",
+    "negative_slope": "slope",
+    "rate": "p",
+    "in_features": "inputs",
+    "out_features": "outputs",
+    "in_channels": "inputs",
+    "out_channels": "outputs",
+}
+
+# Only settings that change what is computed, and that both frameworks can state, are worth comparing.
+_KEPT = frozenset(
+    {"eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope"}
+    | {"ceil_mode", "num_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta"}
+)
+
+
+def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain-valued settings among a layer's attributes, under common names.
+
+    Sequences become tuples, or one number where all their items are equal, so that ``stride=(2, 2)``
+    and ``stride=2`` are the same.
+    """
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        bare = name.lstrip("_")
+        common = _COMMON.get(bare, bare)
+        if common in _KEPT and common not in found:
+            value = _plain(value)
+            if value is not None:
+                found[common] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, (int, float)) for item in value):
+        return value[0] if len(set(value)) == 1 else list(value)
+    return None

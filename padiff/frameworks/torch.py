@@ -1,0 +1,177 @@
+"""PyTorch, as far as recording needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from padiff.frameworks.base import AfterCall, BeforeCall, Handle, OnConsumed, OnGradient
+from padiff.frameworks.settings import plain_settings
+
+# numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.
+_BITS = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.int8, ml_dtypes.float8_e5m2),
+}
+
+
+class Torch:
+    """The `Framework` of ``torch.nn.Module``."""
+
+    name = "torch"
+
+    @property
+    def version(self) -> str:
+        return str(torch.__version__)
+
+    def is_model(self, value: Any) -> bool:
+        return isinstance(value, torch.nn.Module)
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def is_optimizer(self, value: Any) -> bool:
+        return isinstance(value, torch.optim.Optimizer)
+
+    def unwrap(self, model: Any) -> Any:
+        wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+        while isinstance(model, wrappers):
+            model = model.module
+        return model
+
+    def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
+        # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
+        for name, child in layer._modules.items():
+            if child is not None:
+                yield name, child
+
+    def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
+        lazy = torch.nn.parameter.UninitializedTensorMixin
+        for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
+            for slot, tensor in tensors.items():
+                if tensor is not None and not isinstance(tensor, lazy):
+                    yield slot, tensor, role
+
+    def kind(self, layer: Any) -> str:
+        for cls in type(layer).__mro__:
+            if cls.__module__.startswith("torch.") and cls is not torch.nn.Module:
+                return cls.__name__.lower()
+        return type(layer).__name__.lower()
+
+    def layout(self, layer: Any, slot: str) -> str:
+        if slot != "weight":
+            return ""
+        if isinstance(layer, torch.nn.Linear):
+            return "out_in"
+        # The GPT-2 family's Conv1D of transformers is a linear layer with its matrix the other way round.
+        return "in_out" if type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") else ""
+
+    def settings(self, layer: Any) -> dict[str, Any]:
+        return plain_settings(vars(layer))
+
+    def trainable(self, tensor: Any) -> bool:
+        return bool(tensor.requires_grad)
+
+    def training(self, model: Any) -> bool:
+        return bool(model.training)
+
+    def dtype(self, tensor: Any) -> str:
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        on_cpu = tensor.device.type == "cpu"
+        # On the CPU .numpy() is a view of live memory, so it is copied; from another device .cpu() copies already.
+        tensor = tensor.cpu().resolve_conj().resolve_neg()
+        if tensor.dtype in _BITS:
+            bits, dtype = _BITS[tensor.dtype]
+            array = tensor.contiguous().view(bits).numpy().view(dtype)
+        else:
+            array = tensor.numpy()
+        return np.array(array, order="C") if on_cpu else np.ascontiguousarray(array)
+
+    def version_of(self, tensor: Any) -> int:
+        return -1 if tensor.is_inference() else int(tensor._version)
+
+    def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+        def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            # always_call also calls after an exception in forward, with no output.
+            after(module, output, output is None and _raising())
+
+        return [
+            layer.register_forward_pre_hook(before, with_kwargs=True),
+            layer.register_forward_hook(hook, with_kwargs=True, always_call=True),
+        ]
+
+    def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
+        handle: Handle | None = tensor.register_hook(gradient) if tensor.requires_grad else None
+        return handle
+
+    def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+        def tell() -> None:
+            consumed([(p, p.grad) for p in self.optimized(optimizer)])
+
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # args[0] is the optimizer. With a closure (Lightning passes one), the gradients of this step
+            # come into being inside of it, so they are looked at when it returns.
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if closure is None:
+                tell()
+                return None
+
+            def closure_then_tell() -> Any:
+                loss = closure()
+                tell()
+                return loss
+
+            if len(args) > 1:
+                return (args[0], closure_then_tell, *args[2:]), kwargs
+            return args, {**kwargs, "closure": closure_then_tell}
+
+        return [
+            optimizer.register_step_pre_hook(before),
+            optimizer.register_step_post_hook(lambda *_: stepped()),
+        ]
+
+    def gradient(self, parameter: Any) -> Any | None:
+        return parameter.grad
+
+    def optimized(self, optimizer: Any) -> Sequence[Any]:
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+    def recomputing(self) -> bool:
+        # The number of the running backward, -1 outside of one. torch.utils.checkpoint itself asks this way.
+        return bool(torch._C._current_graph_task_id() != -1)
+
+    def without_grad(self) -> AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def distributed(self) -> tuple[int, int]:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+
+
+def _raising() -> bool:
+    return sys.exc_info()[0] is not None
+
+
+FRAMEWORK = Torch()
+

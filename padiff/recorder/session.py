@@ -1,0 +1,277 @@
+"""A recorder: which steps are due, hooks on and off, and where finished steps go."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from padiff.dump.write import RunWriter
+from padiff.errors import UsageError, WriterError
+from padiff.frameworks import framework_of
+from padiff.recorder.capture import Capture
+from padiff.recorder.mark import Mark, marked
+from padiff.recorder.memory import MemoryRun
+from padiff.recorder.tree import describe, walk
+from padiff.records import RunInfo, Step
+from padiff.schedule import Schedule
+from padiff.selection import find_paths, select
+
+
+class Sink(Protocol):
+    """Where finished steps go."""
+
+    def put(self, step: Step) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self, finished: bool = True) -> None: ...
+
+
+class Recorder:
+    """Records the training of one model; made by `record`, used in a ``with``.
+
+    ``try_dump()`` ends a step. A loop with a host of its own (a callback) uses `open`, `attach`, `detach`,
+    `end_step` and `close` instead of the ``with``.
+
+    Attributes:
+        step: number of the step under way.
+        run: the `MemoryRun` that the steps go to, `None` where they go to a folder.
+        active: false once recording was given up after a writing error (``on_error="warn"``).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        dir_path: str | Path | None = None,
+        *,
+        every_n_steps: int | Schedule = 1,
+        optimizer: Any = None,
+        white_list: Iterable[Any] | None = None,
+        black_list: Iterable[Any] | None = None,
+        layer_map: Sequence[Any] | None = None,
+        name: str = "",
+        start_step: int = 0,
+        existing: str = "error",
+        on_error: str = "raise",
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_written: Callable[[Step], None] | None = None,
+    ) -> None:
+        if on_error not in ("raise", "warn"):
+            raise UsageError(f"on_error is 'raise' or 'warn', got {on_error!r}")
+        if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
+            raise UsageError(f"start_step has to be a whole number of at least 0, got {start_step!r}")
+        self._framework = framework_of(model)
+        self._model = self._framework.unwrap(model)
+        self._schedule = Schedule.of(every_n_steps)
+        self._optimizers = self._checked_optimizers(optimizer)
+        self._nodes = walk(self._model, self._framework)
+        map_items = list(layer_map or ())
+        self._chosen = select(self._nodes, white_list, black_list, map_items)
+        if not self._chosen:
+            raise UsageError("the white and black lists leave no layer to record")
+        detected = self._framework.distributed()
+        self._rank = detected[0] if rank is None else rank
+        self._info = RunInfo(
+            framework=self._framework.name,
+            framework_version=self._framework.version,
+            layers=describe(self._nodes, self._framework, self._chosen),
+            name=name or (Path(dir_path).name if dir_path else ""),
+            world_size=detected[1] if world_size is None else world_size,
+            layer_map=tuple(path for item in map_items for path in find_paths(self._nodes, item, "layer_map")),
+            recording={"every_n_steps": self._schedule.every, "layers": len(self._chosen)},
+        )
+        self._dir_path = Path(dir_path) if dir_path is not None else None
+        self._existing = existing
+        self._on_error = on_error
+        self._on_written = on_written
+        self._sink: Sink | None = None
+        self._capture: Capture | None = None
+        self._mark: Mark | None = None
+        self._dumped = False
+        self.loss_scale: float = 1.0
+        self.step = start_step
+        self.active = True
+        self.run: MemoryRun | None = None
+
+    # -- the with ------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        self.open()
+        try:
+            self.attach()
+        except BaseException:
+            self.close(finished=False)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A body that never called try_dump() was one step. Whatever else is under way is unfinished.
+        if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
+            self.end_step()
+        self.close(finished=kind is None, raise_errors=kind is None)
+
+    def try_dump(self) -> bool:
+        """End a step; it is written if it is due. Returns whether it was.
+
+        Raises:
+            WriterError: an earlier step could not be written (with ``on_error="raise"``).
+        """
+        self._dumped = True
+        written = self.end_step()
+        self.attach()
+        return written
+
+    def log_loss(self, loss: Any) -> None:
+        """Record the loss of a micro-batch: a number, or a tensor of one element. Costs nothing if not due."""
+        if self._capture is not None:
+            self._capture.log_loss(loss)
+
+    # -- for hosts -----------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether the step under way is to be recorded."""
+        return self.active and self._sink is not None and self._schedule.due(self.step)
+
+    @property
+    def info(self) -> RunInfo:
+        """What holds for all steps: the framework, the layer tree."""
+        return self._info
+
+    def open(self) -> None:
+        """Make the run folder (or the run in memory) and claim the model.
+
+        Raises:
+            UsageError: another recorder is recording the model.
+            RunFolderError: the folder holds a run already, and ``existing`` does not say what to do with it.
+        """
+        if self._sink is not None:
+            raise UsageError("this recorder is open already; a recorder records one model once")
+        if marked(self._model):
+            raise UsageError(
+                "another recorder is recording this model: leave its `with` (or close it) first. "
+                "One recorder can record all that two would"
+            )
+        if self._dir_path is None:
+            self.run = MemoryRun(self._info)
+            self._sink = self.run
+        else:
+            self._sink = RunWriter(
+                self._dir_path, self._info, rank=self._rank, existing=self._existing, on_written=self._on_written
+            )
+        self._mark = Mark.set(self._model, self)
+
+    def attach(self) -> None:
+        """Put the hooks on, if the step under way is due. Several times a step where a host needs it."""
+        if not self.due:
+            return
+        if self._capture is None:
+            self._capture = Capture(self.step, self._framework, self._nodes, self._chosen, self._optimizers)
+        try:
+            self._capture.attach()
+        except BaseException:
+            self._capture.detach()
+            raise
+
+    def detach(self) -> None:
+        """Take the hooks off; the step goes on."""
+        if self._capture is not None:
+            self._capture.detach()
+
+    def discard(self) -> None:
+        """Forget what was recorded of the step under way."""
+        self.detach()
+        self._capture = None
+
+    def end_step(self) -> bool:
+        """End the step under way and hand it on if it was due. Returns whether it was."""
+        capture, self._capture = self._capture, None
+        self.step += 1
+        if capture is None or self._sink is None:
+            return False
+        scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
+        step = capture.finish(self._rank, scale)
+        return self._guard(lambda sink: sink.put(step))
+
+    def flush(self) -> None:
+        """Wait until every finished step is written."""
+        self._guard(lambda sink: sink.flush())
+
+    def close(self, finished: bool = True, raise_errors: bool = True) -> None:
+        """Take the hooks off, write what is finished, free the model. May be called twice."""
+        self.discard()
+        if self._mark is not None:
+            self._mark.remove()
+            self._mark = None
+        if self._sink is None:
+            return
+        try:
+            self._guard(lambda sink: sink.close(finished))
+        except WriterError:
+            # In a `with` that is left by an exception, that exception is the one to see.
+            if raise_errors:
+                raise
+        finally:
+            self._sink = None
+
+    def _guard(self, call: Callable[[Sink], None]) -> bool:
+        if self._sink is None:
+            return False
+        try:
+            call(self._sink)
+        except WriterError as error:
+            self.active = False
+            if self._on_error == "raise":
+                self.discard()
+                raise
+            warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=4)
+            return False
+        return True
+
+    def _checked_optimizers(self, optimizer: Any) -> list[Any]:
+        if optimizer is None:
+            return []
+        if isinstance(optimizer, Mapping):
+            given = list(optimizer.values())
+        else:
+            given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        for one in given:
+            if not self._framework.is_optimizer(one):
+                raise UsageError(
+                    f"optimizer: expected an optimizer of {self._framework.name} (or a list of them) for a "
+                    f"{self._framework.name} model, got {type(one).__module__}.{type(one).__qualname__}"
+                )
+        return given
+
+
+def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Recorder:
+    """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
+
+    Args:
+        model: a torch Module or a paddle Layer.
+        dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
+        every_n_steps: which steps are due: a number or a `Schedule`. Default 1.
+        optimizer: the optimizer, or several; with it `grad` is what the optimizer consumed (after clipping and
+            unscaling) and `update` is what it did. Without it `grad` is what backward left.
+        white_list, black_list: which layers to record; see `padiff.selection.select`.
+        layer_map: layers that answer, in order, to those of the other run's ``layer_map``; their sublayers
+            are not recorded.
+        name: what reports call the run. Default: the folder's name.
+        start_step: number of the first step. Default 0.
+        existing: what to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it
+            (steps recorded again are replaced), or ``"overwrite"`` it.
+        on_error: what a writing error (disk full) does: ``"raise"`` in the loop at the next step (default), or
+            ``"warn"`` and stop recording while the training goes on.
+        rank, world_size: of a distributed run. Default: what the framework says.
+
+    Raises:
+        UsageError: the model is of neither framework, a list's item matches no layer, an argument is wrong.
+    """
+    return Recorder(model, dir_path, **options)

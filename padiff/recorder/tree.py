@@ -1,0 +1,62 @@
+"""The layer tree of a live model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from padiff.frameworks.base import Framework
+from padiff.records import ROOT, Layer, Parameter
+from padiff.selection import Node
+
+
+def walk(model: Any, framework: Framework) -> list[Node]:
+    """The model's layers, depth first in order of definition; a shared layer once, with all of its paths."""
+    found: dict[int, Node] = {}
+    for path, layer in _walk(model, "", framework, ()):
+        known = found.get(id(layer))
+        found[id(layer)] = Node(known.path, layer, (*known.aliases, path)) if known else Node(path, layer)
+    return list(found.values())
+
+
+def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    if id(layer) in above:  # a layer that holds itself
+        return
+    yield prefix or ROOT, layer
+    for name, child in framework.children(layer):
+        yield from _walk(child, f"{prefix}.{name}" if prefix else name, framework, (*above, id(layer)))
+
+
+def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:
+    """The tree as values, for the run folder."""
+    first_seen: dict[int, str] = {}
+    layers = []
+    for node in nodes:
+        parameters = []
+        for slot, tensor, role in framework.parameters(node.layer):
+            site = f"{node.path}/{slot}"
+            tied_to = first_seen.setdefault(id(tensor), site)
+            parameters.append(
+                Parameter(
+                    slot=slot,
+                    shape=framework.shape(tensor),
+                    dtype=framework.dtype(tensor),
+                    role=role,
+                    layout=framework.layout(node.layer, slot),
+                    trainable=role == "parameter" and framework.trainable(tensor),
+                    tied_to="" if tied_to == site else tied_to,
+                )
+            )
+        layers.append(
+            Layer(
+                path=node.path,
+                type=type(node.layer).__name__,
+                kind=framework.kind(node.layer),
+                parameters=tuple(parameters),
+                settings=framework.settings(node.layer),
+                aliases=node.aliases,
+                children=sum(1 for _ in framework.children(node.layer)),
+                recorded=node.path in recorded,
+            )
+        )
+    return tuple(layers)

@@ -1,0 +1,50 @@
+"""Which steps are due: a value, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from padiff.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which steps to record.
+
+    Args:
+        every: every how many steps; 1 means each.
+        first: the first step that may be due.
+        last: the last step that may be due, `None` for no end.
+        steps: exactly these steps; ``every`` is then not looked at.
+
+    Raises:
+        UsageError: a number is negative, or ``every`` is below 1.
+    """
+
+    every: int = 1
+    first: int = 0
+    last: int | None = None
+    steps: Collection[int] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise UsageError(f"every_n_steps has to be a whole number of at least 1, got {self.every!r}")
+        if self.first < 0 or (self.last is not None and self.last < self.first):
+            raise UsageError(f"a schedule needs 0 <= first <= last, got first={self.first}, last={self.last}")
+        if self.steps is not None:
+            wrong = [s for s in self.steps if not isinstance(s, int) or s < 0]
+            if wrong:
+                raise UsageError(f"steps to record are whole numbers of at least 0, got {wrong[0]!r}")
+            object.__setattr__(self, "steps", frozenset(self.steps))
+
+    @classmethod
+    def of(cls, every_n_steps: int | Schedule) -> Schedule:
+        """The schedule that a call's ``every_n_steps`` means."""
+        return every_n_steps if isinstance(every_n_steps, Schedule) else cls(every=every_n_steps)
+
+    def due(self, step: int) -> bool:
+        """Whether this step is to be recorded."""
+        if step < self.first or (self.last is not None and step > self.last):
+            return False
+        return step in self.steps if self.steps is not None else (step - self.first) % self.every == 0

@@ -1,0 +1,126 @@
+"""White and black lists: which layers of a model are recorded."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from padiff.errors import SelectionError, UsageError
+from padiff.records import ROOT
+
+MODES = ("self", "sublayers", "all")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A live layer with the paths under which it is reachable, the first one being its name."""
+
+    path: str
+    layer: Any
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path, *self.aliases)
+
+
+def select(
+    nodes: Sequence[Node],
+    white_list: Iterable[Any] | None = None,
+    black_list: Iterable[Any] | None = None,
+    hidden: Iterable[Any] = (),
+) -> frozenset[str]:
+    """Paths of the layers to record.
+
+    Args:
+        nodes: the model's layers.
+        white_list: only these are recorded; a white list makes the black list void.
+        black_list: all but these are recorded.
+        hidden: layers whose sublayers are left out whatever the lists say (a layer map's).
+
+    An item is a layer object, a layer class or a path pattern (``encoder.*``, matched as a shell does, ``*`` passing
+    dots), or a pair of one of these and a mode: ``self`` means the layer alone, ``sublayers`` those below it,
+    ``all`` both (the default).
+
+    Raises:
+        SelectionError: an item matches no layer; the message names the nearest paths.
+        UsageError: an unknown mode, or an item of another type.
+    """
+    everything = frozenset(node.path for node in nodes)
+    if white_list is not None and (white := _matching(nodes, white_list, "white_list")):
+        chosen = white
+    elif black_list is not None:
+        chosen = everything - _matching(nodes, black_list, "black_list")
+    else:
+        chosen = everything
+    return chosen - _matching(nodes, [(item, "sublayers") for item in hidden], "layer_map")
+
+
+def find_paths(nodes: Sequence[Node], item: Any, where: str) -> list[str]:
+    """Paths of the layers that one item of a list means, in the model's order."""
+    if isinstance(item, str):
+        found = [n.path for n in nodes if any(fnmatch.fnmatchcase(path, item) for path in n.paths)]
+        if not found:
+            paths = [path for node in nodes for path in node.paths]
+            raise SelectionError(f"{where}: the pattern {item!r} matches no layer of the model. {nearest(item, paths)}")
+    elif isinstance(item, type):
+        found = [n.path for n in nodes if isinstance(n.layer, item)]
+        if not found:
+            kinds = sorted({type(n.layer).__name__ for n in nodes})
+            raise SelectionError(
+                f"{where}: the model has no layer of the class {item.__module__}.{item.__qualname__}; "
+                f"it has {', '.join(kinds[:12])}"
+            )
+    else:
+        found = [n.path for n in nodes if n.layer is item]
+        if not found:
+            raise SelectionError(
+                f"{where}: {_short(item)} is no layer of the model. Give a layer object of this very model, "
+                "a layer class, or a path pattern such as 'encoder.*'"
+            )
+    return found
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the known names nearest to a wrong one."""
+    known = list(known)
+    close = difflib.get_close_matches(name.replace("*", ""), known, n=3, cutoff=0.4) or known[:5]
+    return f"Nearest: {', '.join(close)}" if close else "There are none."
+
+
+def _matching(nodes: Sequence[Node], items: Iterable[Any], where: str) -> frozenset[str]:
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise UsageError(f"{where} has to be a list of layers, classes or path patterns, got {_short(items)}")
+    found: set[str] = set()
+    for entry in items:
+        item, mode = _with_mode(entry, where)
+        for path in find_paths(nodes, item, where):
+            node = next(n for n in nodes if n.path == path)
+            if mode in ("self", "all"):
+                found.add(path)
+            if mode in ("sublayers", "all"):
+                found.update(n.path for n in nodes if _is_below(n, node))
+    return frozenset(found)
+
+
+def _with_mode(entry: Any, where: str) -> tuple[Any, str]:
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], str):
+        item, mode = entry
+        if mode not in MODES:
+            raise UsageError(f"{where}: unknown mode {mode!r}; the modes are {', '.join(MODES)}")
+        return item, mode
+    return entry, "all"
+
+
+def _is_below(node: Node, above: Node) -> bool:
+    if above.path == ROOT:
+        return node.path != ROOT
+    return any(path.startswith(f"{top}.") for path in node.paths for top in above.paths)
+
+
+def _short(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,64 @@
+"""Nested inputs and outputs, flattened into slots."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+# Deeper than any sane output; a structure that contains itself ends here instead of in a RecursionError.
+_DEEPEST = 16
+
+
+def flatten(value: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield ``(slot, tensor)`` for every tensor of a nested value, in order.
+
+    A lone tensor gets the slot ``<prefix>.0``, the same as the first item of a tuple, so that a layer that
+    returns ``x`` and one that returns ``(x, extra)`` share a slot. Lists and tuples are numbered, mappings and
+    dataclasses (HF's ModelOutput is a mapping) use their keys. `None` and anything that is no tensor is passed over.
+    """
+    if is_tensor(value):
+        yield f"{prefix}.0", value
+    else:
+        yield from _items(value, prefix, is_tensor, 0)
+
+
+def _items(value: Any, path: str, is_tensor: Callable[[Any], bool], depth: int) -> Iterator[tuple[str, Any]]:
+    if is_tensor(value):
+        yield path, value
+    elif depth >= _DEEPEST:
+        return
+    else:
+        for key, item in _children(value):
+            yield from _items(item, f"{path}.{key}", is_tensor, depth + 1)
+
+
+def _children(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Not dataclasses.asdict: it deep-copies, and a tensor of a graph can't be.
+        for entry in dataclasses.fields(value):
+            yield entry.name, getattr(value, entry.name, None)
+
+
+def flatten_inputs(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``(slot, tensor)`` for a call's arguments, named as ``forward`` names them: ``input.x``."""
+    for name, value in _named(forward, args, kwargs):
+        yield from _items(value, f"input.{name}", is_tensor, 0)
+
+
+def _named(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for index, value in enumerate(args):
+        yield (positional[index] if index < len(positional) else str(index)), value
+    yield from kwargs.items()
