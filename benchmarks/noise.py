@@ -16,11 +16,11 @@ import numpy as np
 
 warnings.filterwarnings("ignore")
 
-import paddle  # noqa: E402
-import torch  # noqa: E402
+import paddle
+import torch
 
-import padiff  # noqa: E402
-from padiff.compare import RunComparison  # noqa: E402
+import padiff
+from padiff.compare import RunComparison
 
 
 def carry_over(source: torch.nn.Module, target: paddle.nn.Layer) -> None:
@@ -102,8 +102,14 @@ def cnn(bias: bool):
 def bn1d():
     t, p = torch.nn, paddle.nn
     return (
-        t.Sequential(t.Linear(64, 128), t.BatchNorm1d(128), t.ReLU(), t.Linear(128, 64), t.BatchNorm1d(64), t.ReLU(), t.Linear(64, 10)),
-        p.Sequential(p.Linear(64, 128), p.BatchNorm1D(128), p.ReLU(), p.Linear(128, 64), p.BatchNorm1D(64), p.ReLU(), p.Linear(64, 10)),
+        t.Sequential(
+            t.Linear(64, 128), t.BatchNorm1d(128), t.ReLU(),
+            t.Linear(128, 64), t.BatchNorm1d(64), t.ReLU(), t.Linear(64, 10),
+        ),
+        p.Sequential(
+            p.Linear(64, 128), p.BatchNorm1D(128), p.ReLU(),
+            p.Linear(128, 64), p.BatchNorm1D(64), p.ReLU(), p.Linear(64, 10),
+        ),
         (64,),
     )  # fmt: skip
 

@@ -319,7 +319,8 @@ class Coverage:
     Attributes:
         compared: records of the reference that were paired, of ``reference_records``.
         reference_records, candidate_records: all records of the compared steps.
-        reference_layers, candidate_layers: unmatched layers, by path.
+        reference_layers, candidate_layers: unmatched layers that own parameters or have no sublayers, by path.
+        reference_containers, candidate_containers: unmatched layers that only hold others: another nesting.
         reference_parameters, candidate_parameters: unmatched parameters and buffers, by ``layer/slot``.
         reference_sites, candidate_sites: unmatched records of matched layers, by site.
         uncalled: layers whose forward was never called, by path with the side in front.
@@ -333,6 +334,8 @@ class Coverage:
     candidate_records: int = 0
     reference_layers: tuple[str, ...] = ()
     candidate_layers: tuple[str, ...] = ()
+    reference_containers: tuple[str, ...] = ()
+    candidate_containers: tuple[str, ...] = ()
     reference_parameters: tuple[str, ...] = ()
     candidate_parameters: tuple[str, ...] = ()
     reference_sites: tuple[str, ...] = ()

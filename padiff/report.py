@@ -38,6 +38,14 @@ def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
     named: list[tuple[str, Iterable[str]]] = [
         (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
         (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
+        (
+            f"containers of the {report.reference} run without a partner (another nesting)",
+            coverage.reference_containers,
+        ),
+        (
+            f"containers of the {report.candidate} run without a partner (another nesting)",
+            coverage.candidate_containers,
+        ),
         (f"parameters of the {report.reference} run without a partner", coverage.reference_parameters),
         (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
         (f"recorded on the {report.reference} run only", coverage.reference_sites),
@@ -100,6 +108,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "compared": coverage.compared,
             "records": {"reference": coverage.reference_records, "candidate": coverage.candidate_records},
             "unmatched_layers": _sides(coverage.reference_layers, coverage.candidate_layers),
+            "unmatched_containers": _sides(coverage.reference_containers, coverage.candidate_containers),
             "unmatched_parameters": _sides(coverage.reference_parameters, coverage.candidate_parameters),
             "unmatched_sites": _sides(coverage.reference_sites, coverage.candidate_sites),
             "unmatched_steps": _sides(coverage.reference_steps, coverage.candidate_steps),
@@ -179,7 +188,10 @@ def stage_table(report: Report) -> list[dict[str, Any]]:
 def to_markdown(report: Report) -> str:
     """The report as Markdown, for a pull request or a ticket."""
     lines = [f"## padiff: {'match' if report.passed else 'differ'}", "", verdict(report), ""]
-    lines += ["| stage | compared | differ | worst relative L2 | limit | where |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        "| stage | compared | differ | worst relative L2 | limit | where |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for row in stage_table(report):
         lines.append(
             f"| {row['stage']} | {row['compared']} | {row['differ']} | {_short(row['worst'])} | {_short(row['limit'])} "

@@ -48,7 +48,8 @@ def align(
     above them follow from what they contain. Where the paths of the two trees are the same, they decide.
 
     Args:
-        layer_map: what `LayerMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other in order.
+        layer_map: what `LayerMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
+            in order.
         called: paths of the layers that were called in each run. A wrapper that was never called (a
             LightningModule) is then not paired in place of the model inside it.
 

@@ -15,9 +15,7 @@ from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo
 _CONSTANT = 1e-3
 
 
-def first_diff(
-    diffs: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]
-) -> FirstDiff | None:
+def first_diff(diffs: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]) -> FirstDiff | None:
     """The first diff that did not pass, told in one sentence; `None` if all passed."""
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
@@ -124,7 +122,9 @@ def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos:
     if stage == "loss":
         if ratio is not None:
             return f"the loss is {_times(ratio)}: another reduction (mean, sum), weighting or scaling"
-        return "the model's outputs agree, so the loss function: its reduction, weights, label smoothing or ignored labels"
+        return (
+            "the model's outputs agree, so the loss function: its reduction, weights, label smoothing or ignored labels"
+        )
     if stage == "backward":
         if ratio is not None:
             return (
@@ -159,11 +159,8 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> str:
 
 def _forward(reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | None) -> str:
     kind = layers.reference.kind if layers else ""
-    zeros = (reference == 0), (candidate == 0)
-    dropped = [float(z.mean()) for z in zeros] if reference.size else [0.0, 0.0]
-    if "dropout" in kind or (min(dropped) > 0.02 and np.count_nonzero(zeros[0] != zeros[1]) > 0.02 * reference.size):
-        if "dropout" in kind or _agree(reference[~zeros[0] & ~zeros[1]], candidate[~zeros[0] & ~zeros[1]]):
-            return "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
+    if "dropout" in kind or _masked_apart(reference, candidate):
+        return "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
     ratio = _ratio(reference, candidate)
     if ratio is not None:
         return f"the output is {_times(ratio)}"
@@ -174,6 +171,15 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | N
     if kind in ("gelu",):
         return "exact GELU against its tanh approximation"
     return "this layer's own computation: what goes in agrees up to here"
+
+
+def _masked_apart(reference: np.ndarray, candidate: np.ndarray) -> bool:
+    """Whether both are zero in many places, but not in the same ones, and agree in the others."""
+    zeros, others = reference == 0, candidate == 0
+    few = 0.02 * reference.size
+    if reference.shape != candidate.shape or min(zeros.sum(), others.sum(), (zeros != others).sum()) <= few:
+        return False
+    return _agree(reference[~zeros & ~others], candidate[~zeros & ~others])
 
 
 def _grad(ratio: float | None, step: Sequence[Diff]) -> str:
@@ -190,9 +196,7 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> str:
     return "activation gradients agree up to here: clipping by value, accumulation, or a frozen or shared parameter"
 
 
-def _update(
-    diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]
-) -> str:
+def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]) -> str:
     rates = next(
         (d for d in step if d.pair.anchor.layer == LOOP and d.pair.stage == "update" and d.compared and not d.passed),
         None,
@@ -200,18 +204,19 @@ def _update(
     if rates is not None and rates.figures is not None:
         return f"the learning rates differ: {rates.figures.values[0]:.6g} against {rates.figures.values[1]:.6g}"
     if ratio is not None:
-        return f"the update is {_times(ratio)} at the same gradient and learning rate: optimizer settings (momentum, betas)"
+        same = "at the same gradient and learning rate"
+        return f"the update is {_times(ratio)} {same}: optimizer settings (momentum, betas)"
+    anchor = diff.pair.anchor
+    weights = (d for d in step if d.pair.stage == "weight" and d.compared)
     weight = next(
-        (d for d in step if d.pair.stage == "weight" and d.compared and d.pair.anchor.site.split("/")[0] == diff.pair.anchor.layer
-         and d.pair.anchor.slot == diff.pair.anchor.slot),
-        None,
+        (d for d in weights if (d.pair.anchor.layer, d.pair.anchor.slot) == (anchor.layer, anchor.slot)), None
     )
     if weight is not None:
         values, _ = _values(weight.pair)
         rest = (candidate - reference).ravel()
         norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
         if norm and abs(float(np.dot(values.ravel(), rest))) > 0.99 * norm:
-            return "the updates differ by a multiple of the weight itself: weight decay (its size, or coupled against decoupled)"
+            return "the updates differ by a multiple of the weight: weight decay (its size, coupled or decoupled)"
     return "the gradients agree, so the optimizer: its betas, epsilon, momentum, bias correction or state"
 
 

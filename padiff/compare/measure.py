@@ -49,8 +49,10 @@ def _lone(pair: Pair) -> Figures:
     array = pair.anchor.value
     zeros = np.broadcast_to(np.zeros((), array.dtype), array.shape)
     own = figures_of(array, zeros, None, pair.scales)
-    norms = (own.reference_l2, 0.0) if pair.reference is not None else (0.0, own.reference_l2)
-    return Figures(size=own.size, reference_l2=norms[0], candidate_l2=norms[1])
+    norm, value = own.reference_l2, own.values[0]
+    if pair.reference is not None:
+        return Figures(size=own.size, reference_l2=norm, values=(value, 0.0))
+    return Figures(size=own.size, candidate_l2=norm, values=(0.0, value))
 
 
 def figures_of(
@@ -62,7 +64,8 @@ def figures_of(
     """Figures of two arrays of one shape.
 
     Positions where both hold the same kind of NaN or infinity count as equal; where only one does, they are counted
-    in ``nonfinite`` and left out of the other figures. Integers and booleans that float64 can't tell apart still differ.
+    in ``nonfinite`` and left out of the other figures. Integers that float64 can't tell
+    apart still differ.
     """
     if reference.size == 0:
         return Figures(size=0)
@@ -143,4 +146,3 @@ def _wide(array: np.ndarray, scale: float) -> np.ndarray:
 
 def _scalar(value: np.generic, scale: float) -> float:
     return float(abs(value)) if np.iscomplexobj(value) else float(value) / scale  # type: ignore[arg-type]
-

@@ -80,7 +80,9 @@ class RunComparison:
         pairs = [p for p in pair_steps(reference, candidate, self._alignment) if p.stage in self._stages]
         return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs])
 
-    def report(self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]] = ((), ())) -> Report:
+    def report(
+        self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]] = ((), ())
+    ) -> Report:
         """Put diffs of several steps together."""
         return Report(
             diffs=tuple(diffs),
@@ -91,7 +93,9 @@ class RunComparison:
             candidate=self.candidate.name,
         )
 
-    def _coverage(self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]]) -> Coverage:
+    def _coverage(
+        self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]]
+    ) -> Coverage:
         alignment = self.alignment
         told = [d for d in diffs if d.compared or d.pair.anchor.slot not in ONE_SIDED]
         lone = [d.pair for d in told if not d.compared]
@@ -107,8 +111,10 @@ class RunComparison:
             compared=sum(d.compared for d in told),
             reference_records=sum(d.pair.reference is not None for d in told),
             candidate_records=sum(d.pair.candidate is not None for d in told),
-            reference_layers=_paths(alignment.reference_only),
-            candidate_layers=_paths(alignment.candidate_only),
+            reference_layers=_paths(alignment.reference_only, containers=False),
+            candidate_layers=_paths(alignment.candidate_only, containers=False),
+            reference_containers=_paths(alignment.reference_only, containers=True),
+            candidate_containers=_paths(alignment.candidate_only, containers=True),
             reference_parameters=_owned(alignment.reference_only),
             candidate_parameters=_owned(alignment.candidate_only),
             reference_sites=tuple(sorted(sites[0])),
@@ -200,13 +206,19 @@ def _called(step: Step) -> set[str]:
     return {record.layer for record in step.records if record.stage == "forward" and record.layer != LOOP}
 
 
-def _paths(layers: Iterable[Layer]) -> tuple[str, ...]:
-    return tuple(layer.path for layer in layers if layer.recorded)
+def _paths(layers: Iterable[Layer], containers: bool) -> tuple[str, ...]:
+    return tuple(
+        layer.path for layer in layers if layer.recorded and bool(layer.children and not layer.parameters) == containers
+    )
 
 
 def _owned(layers: Iterable[Layer]) -> tuple[str, ...]:
     return tuple(
-        f"{layer.path}/{p.slot}" for layer in layers if layer.recorded for p in layer.parameters if p.slot not in ONE_SIDED
+        f"{layer.path}/{p.slot}"
+        for layer in layers
+        if layer.recorded
+        for p in layer.parameters
+        if p.slot not in ONE_SIDED
     )
 
 

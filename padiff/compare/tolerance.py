@@ -65,9 +65,7 @@ class Tolerance:
         figures = diff.figures
         if self.mode == "mean":
             limit = self.atol + self.rtol * figures.mean_reference
-            return replace(
-                diff, passed=figures.mean_abs <= limit, limit=limit, judged=("mean_abs", figures.mean_abs)
-            )
+            return replace(diff, passed=figures.mean_abs <= limit, limit=limit, judged=("mean_abs", figures.mean_abs))
         limit = self.atol + self.rtol * abs(figures.values[0])
         return replace(diff, passed=figures.beyond == 0, limit=limit, judged=("max_abs", figures.max_abs))
 
@@ -88,7 +86,15 @@ _STAGE = {name: k for k, name in enumerate(("input", "weight", "forward", "loss"
 _COARSENESS = ("float64", "float32", "float16", "bfloat16")
 
 # How much of the relative error that a step starts with (weights, inputs) may be found again at each stage.
-_GAIN = {"input": 0.0, "weight": 0.0, "forward": 100.0, "loss": 100.0, "backward": 300.0, "grad": 300.0, "update": 300.0}
+_GAIN = {
+    "input": 0.0,
+    "weight": 0.0,
+    "forward": 100.0,
+    "loss": 100.0,
+    "backward": 300.0,
+    "grad": 300.0,
+    "update": 300.0,
+}
 # However much is inherited, an error beyond this share is told: a step that far off has nothing left to compare.
 _AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
 # Weights may drift by this much of their norm with every step, up to the end of the ramp.
@@ -230,9 +236,7 @@ class _Context:
         assert figures is not None
         scale = figures.reference_l2
         if scale > 0:
-            return replace(
-                diff, passed=figures.l2 <= limit, limit=limit / scale, judged=("rel_l2", figures.rel_l2)
-            )
+            return replace(diff, passed=figures.l2 <= limit, limit=limit / scale, judged=("rel_l2", figures.rel_l2))
         return replace(diff, passed=figures.l2 <= limit, limit=limit, judged=("l2", figures.l2))
 
 
@@ -296,7 +300,9 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
         if record is not None
     }
     paired = {record.layer for d in diffs if d.compared for record in (d.pair.reference,) if record is not None}
-    paired_candidates = {record.layer for d in diffs if d.compared for record in (d.pair.candidate,) if record is not None}
+    paired_candidates = {
+        record.layer for d in diffs if d.compared for record in (d.pair.candidate,) if record is not None
+    }
     judged = []
     for diff in diffs:
         record, side = diff.pair.anchor, "candidate" if diff.pair.candidate is None else "reference"

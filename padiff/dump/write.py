@@ -256,7 +256,7 @@ def write_npy(path: Path, array: np.ndarray) -> None:
         header = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array).reshape(array.shape))
         np.lib.format.write_array_header_1_0(file, header)
         if array.size:
-            data = memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B")
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             written = 0
             while written < len(data):
                 written += file.write(data[written:])

@@ -27,6 +27,5 @@ def framework_of(model: Any) -> Framework:
     hint = ""
     if hasattr(model, "network") and hasattr(model, "train_batch"):
         hint = " A paddle.Model wraps the layer: give its .network, or use padiff_hapi.PaDiffCallback in fit()."
-    raise UsageError(
-        f"expected a torch.nn.Module or a paddle.nn.Layer, got {type(model).__module__}.{type(model).__qualname__}.{hint}"
-    )
+    got = f"{type(model).__module__}.{type(model).__qualname__}"
+    raise UsageError(f"expected a torch.nn.Module or a paddle.nn.Layer, got {got}.{hint}")

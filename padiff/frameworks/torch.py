@@ -174,4 +174,3 @@ def _raising() -> bool:
 
 
 FRAMEWORK = Torch()
-

@@ -31,8 +31,8 @@ class Difference:
     def read(self) -> np.ndarray:
         if self.after.dtype.itemsize < 4 and self.after.dtype.kind not in "iub":
             # 16-bit weights: the difference of two neighbours would be rounded away.
-            return np.subtract(self.after.astype(np.float32), self.before.astype(np.float32))
-        return np.subtract(self.after, self.before)
+            return np.asarray(self.after.astype(np.float32) - self.before.astype(np.float32))
+        return np.asarray(self.after - self.before)
 
 
 @dataclass(slots=True)
@@ -227,7 +227,7 @@ class Capture:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
         for key in list(keys):
             array, dtype = self._pending.pop(key)
-            node, slot, tensor, _ = self._owners[key]
+            node, slot, _, _ = self._owners[key]
             call = self._stepped[key]
             self._stepped[key] += 1
             self._put(node, "grad", slot, InMemory(array), dtype, array.shape, call, True)

@@ -1,0 +1,33 @@
+# `make demo` and `make test` do all of their own set-up; they need Python 3.10 or newer, make and pip.
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_DIR ?= .demo
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed
+	$(BIN)/padiff demo $(DEMO_DIR)
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+clean:
+	rm -rf $(VENV) $(DEMO_DIR)
+
+# Pinned by constraints.txt. A venv that was made halfway has no stamp and is finished the next time.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): torch, paddle, Lightning and TensorBoard; this takes a few minutes the first time."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	@touch $@
+
+$(VENV)/installed-lint: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lint]'
+	@touch $@

@@ -1,0 +1,33 @@
+"""A Trainer's TensorBoard logger as the place where diffs go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def tensorboard_logger(trainer: Any) -> Any | None:
+    """The Trainer's TensorBoard logger on the process that writes, or `None`."""
+    if not trainer.is_global_zero:
+        return None
+    # By name: `lightning` and `pytorch_lightning` have a class of this name each.
+    loggers = [logger for logger in trainer.loggers if type(logger).__name__ == "TensorBoardLogger"]
+    return loggers[0] if loggers else None
+
+
+class LoggerSink:
+    """Scalars and texts through a TensorBoardLogger; it belongs to the Trainer, so it is not closed."""
+
+    def __init__(self, logger: Any) -> None:
+        self._experiment = logger.experiment
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        self._experiment.add_scalar(tag, value, step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        self._experiment.add_text(tag, text, step)
+
+    def flush(self) -> None:
+        self._experiment.flush()
+
+    def close(self) -> None:
+        self.flush()

@@ -1,0 +1,92 @@
+"""hapi's hooks, handed on to a `TrainingRecorder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from padiff.errors import UsageError
+from padiff_hooks.training import TrainingRecorder
+
+try:
+    from paddle.callbacks import Callback
+except ImportError as error:
+    raise ImportError("padiff_hapi needs PaddlePaddle: pip install 'paddlepaddle>=3.0'") from error
+
+
+class PaDiffCallback(Callback):
+    """Records a ``paddle.Model.fit``, and compares it live with a reference run if one is given.
+
+    Counts optimizer steps, not batches; evaluation is not recorded. Gradients are those after `grad_clip`, and
+    unscaled under AMP. Arguments: those of `padiff_hooks.training.TrainingRecorder`.
+
+    hapi does forward, backward, step and clearing of gradients in one ``train_batch`` call. So for the length of
+    that call, and no longer, the model object's ``train_batch`` is ours: hooks go on, the class's own
+    runs, and hooks come off, also after an exception, of which hapi would tell no callback.
+
+    Example:
+        ``model.fit(data, callbacks=[PaDiffCallback("runs/paddle", every_n_steps=10)])``
+    """
+
+    def __init__(self, dir_path: Any, **options: Any) -> None:
+        super().__init__()
+        self._training = TrainingRecorder(dir_path, **options)
+        self._trained = False
+        self._updated = False
+        self._loss_scale = 1.0
+
+    @property
+    def first_report(self) -> Any:
+        """The first report with a diff, or `None`."""
+        return self._training.first_report
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        optimizer = self.model._optimizer
+        if optimizer is None:
+            raise UsageError("the paddle.Model has no optimizer: call model.prepare(optimizer, loss) before fit()")
+        self._training.start(self.model.network, [optimizer], resumed=self._trained)
+        self._trained = True
+
+    def on_train_batch_begin(self, step: int, logs: Any = None) -> None:
+        # On the object, not the class, and gone again before the class's own runs.
+        self.model.train_batch = self._recorded(self.model, self.model.train_batch)
+
+    def _recorded(self, model: Any, train_batch: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(inputs: Any, labels: Any = None, update: bool = True) -> Any:
+            del model.train_batch
+            self._updated = update
+            scale = _scale(model)
+            self._training.begin_batch()
+            try:
+                result = train_batch(inputs, labels, update)
+            except BaseException:
+                self._training.abort()
+                raise
+            # The scaler is made in the first batch, and may change its scale after each.
+            self._loss_scale = scale if scale is not None else (_scale(model) or 1.0)
+            return result
+
+        return recorded
+
+    def on_train_batch_end(self, step: int, logs: Any = None) -> None:
+        loss = (logs or {}).get("loss")
+        if isinstance(loss, (list, tuple)):
+            loss = sum(loss)
+        self._training.end_batch(loss if self._training.due else None, self._loss_scale)
+        if self._updated and self._training.end_step():
+            self.model.stop_training = True
+            # fit() looks at stop_training after an epoch only; at this, after the batch.
+            self.model.num_iters = 1
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._training.finish()
+
+
+def _scale(model: Any) -> float | None:
+    """The current loss scale, `None` where there is no scaler (yet)."""
+    scaler = getattr(model, "_scaler", None)
+    if scaler is None:
+        return None
+    state = scaler.state_dict()  # empty when the scaler is switched off
+    scale = state.get("scale")
+    return float(scale) if scale is not None else 1.0

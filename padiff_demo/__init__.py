@@ -1,0 +1,5 @@
+"""Two real training runs, one in Lightning and one in paddle.Model, compared: ``padiff demo``."""
+
+from padiff_demo.story import run
+
+__all__ = ["run"]

@@ -1,0 +1,99 @@
+"""What the demo does and says: a clean pair, and a pair with one realistic porting fault."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+from rich.console import Console
+
+from padiff import compare_runs
+from padiff.errors import UsageError
+from padiff.records import Report
+from padiff.report import to_json, verdict
+from padiff_hooks.show import print_report
+
+#: Passes over the 1,797 images, and every how many optimizer steps are recorded.
+EPOCHS, EVERY_N_STEPS = 2, 8
+
+_MARK = "padiff-demo.txt"
+
+
+def run(folder: Path, console: Console) -> int:
+    """Train and compare both pairs under ``folder``; returns 0 if the demo came out as it has to."""
+    _prepare(folder)
+    console.print("Two frameworks, one small CNN on 1,797 handwritten digits, equal weights and batches.\n")
+    with console.status("importing torch and paddle"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the frameworks' own talk while they are imported
+        from padiff_demo import data, hapi_run, lightning_run
+    weights = lightning_run.initial_weights(seed=0)
+    images, labels = data.batches(EPOCHS)
+
+    with _told(console, f"PyTorch Lightning, {len(images)} steps, every {EVERY_N_STEPS}th recorded"):
+        lightning_run.train(weights, images, labels, folder / "torch", every_n_steps=EVERY_N_STEPS)
+    with _told(console, "paddle.Model, the same network as somebody else wrote it"):
+        hapi_run.train(
+            weights, images, labels, folder / "paddle",
+            every_n_steps=EVERY_N_STEPS, reference=folder / "torch", logdir=folder / "tensorboard" / "clean",
+        )  # fmt: skip
+    console.rule("1. The port is right")
+    clean = compare_runs(folder / "torch", folder / "paddle")
+    print_report(clean, console)
+
+    console.rule("2. The same port, but `momentum=0.1` was copied as it stands")
+    console.print(
+        "torch's BatchNorm momentum of 0.1 is 0.9 in paddle. The loss curves look alike: nobody would notice.\n"
+    )
+    with _told(console, "paddle.Model with the fault, compared live while it trains"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="padiff: ")  # said below, in full
+        hapi_run.train(
+            weights, images, labels, folder / "paddle-fault", momentum=0.1,
+            every_n_steps=EVERY_N_STEPS, reference=folder / "torch", logdir=folder / "tensorboard" / "fault",
+        )  # fmt: skip
+    fault = compare_runs(folder / "torch", folder / "paddle-fault")
+    print_report(fault, console)
+    return _close(folder, clean, fault, console)
+
+
+def _close(folder: Path, clean: Report, fault: Report, console: Console) -> int:
+    console.rule("Verdicts")
+    console.print("clean pair:   ", verdict(clean), style="green" if clean.passed else "red", markup=False)
+    console.print("planted fault:", verdict(fault), style="green" if not fault.passed else "red", markup=False)
+    console.print(
+        f"\nLook at the live diffs:   tensorboard --logdir {folder / 'tensorboard'}\n"
+        f"Compare again yourself:   padiff compare {folder / 'torch'} {folder / 'paddle-fault'}\n"
+        f"What a run holds:         padiff show {folder / 'torch'}",
+        markup=False,
+    )
+    found = to_json(fault)["first_diff"]
+    as_it_has_to = clean.passed and found is not None and found["reference"] == "net.stem.1"
+    if not as_it_has_to:
+        console.print("The demo did not come out as it has to: please report it.", style="bold red")
+    return 0 if as_it_has_to else 1
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder; a demo's folder is replaced, anything else is left alone."""
+    if folder.exists() and not (folder / _MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already and is no demo's folder: give another one")
+    for name in ("torch", "paddle", "paddle-fault", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).write_text("Made by `padiff demo`; replaced by the next one.\n", encoding="utf-8")
+
+
+class _told:  # noqa: N801 - used as a function
+    """Say what is done while it is done, and how long it took."""
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._console, self._text = console, text
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+        self._console.print(f"  training: {self._text} ...", markup=False)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._console.print(f"  done in {time.perf_counter() - self._start:.1f} s", markup=False)

@@ -1,0 +1,278 @@
+"""The command line: ``padiff demo | show | compare | watch | map``.
+
+Exit codes: 0 the runs match, 1 they differ, 2 misuse or something that can't be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from padiff import __version__
+from padiff.align import Alignment
+from padiff.compare import NoisePolicy, Policy, RunComparison, Tolerance, compare_runs
+from padiff.dump import open_run
+from padiff.errors import PadiffError, UsageError
+from padiff.records import Report
+from padiff.report import to_json, to_junit, to_markdown
+from padiff_hooks.paired import PairedRuns
+from padiff_hooks.show import print_report, print_run
+from padiff_hooks.stream import DIFFS_FILE, DiffStream
+
+MATCH, DIFFER, MISUSE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    console = Console(stderr=getattr(args, "json", None) == "-", highlight=False, soft_wrap=not sys.stdout.isatty())
+    try:
+        code: int = args.run(args, console)
+        return code
+    except PadiffError as error:
+        print(f"padiff: {error}", file=sys.stderr)
+        return MISUSE
+    except BrokenPipeError:  # the reader of our output left
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return MISUSE
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="padiff", description="Where do two training runs that should be equal part?")
+    parser.add_argument("--version", action="version", version=f"padiff {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train two real runs and compare them; nothing to prepare")
+    demo.add_argument("dir", nargs="?", default="padiff-demo", help="where the runs go (default: %(default)s)")
+    demo.set_defaults(run=_demo)
+
+    show = commands.add_parser("show", help="what a run holds: layers, steps, sizes")
+    show.add_argument("path", metavar="RUN")
+    show.set_defaults(run=_show)
+
+    compare = commands.add_parser("compare", help="compare two runs; exit code 0 match, 1 differ, 2 misuse")
+    _add_pair(compare)
+    compare.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
+    compare.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML")
+    compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown")
+    compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
+    compare.add_argument("--all", action="store_true", help="list every pair that differs, not only the first ones")
+    compare.set_defaults(run=_compare)
+
+    watch = commands.add_parser("watch", help="follow two growing runs and stream their diffs to TensorBoard")
+    _add_pair(watch)
+    watch.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
+    watch.add_argument("--interval", type=float, default=0.5, metavar="S", help="seconds between looks (%(default)s)")
+    watch.add_argument(
+        "--timeout", type=float, metavar="S", help="end after so many seconds without a new step (default: never)"
+    )
+    watch.set_defaults(run=_watch)
+
+    layer_map = commands.add_parser("map", help="print the found layer map as YAML, to edit and give back")
+    layer_map.add_argument("reference", metavar="REFERENCE")
+    layer_map.add_argument("candidate", metavar="CANDIDATE")
+    layer_map.add_argument("--layer-map", metavar="MAP.yaml", help="pairs to start from; the rest is found around them")
+    layer_map.set_defaults(run=_map)
+    return parser
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reference", metavar="REFERENCE", help="the run to trust")
+    parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
+    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
+    parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
+    parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
+
+
+def _demo(args: argparse.Namespace, console: Console) -> int:
+    try:
+        demo = importlib.import_module("padiff_demo")
+    except ImportError as error:
+        raise UsageError(
+            f"the demo trains in both frameworks, and {error.name} is not installed: pip install 'padiff-hooks[demo]'"
+        ) from error
+    code: int = demo.run(Path(args.dir), console)
+    return code
+
+
+def _show(args: argparse.Namespace, console: Console) -> int:
+    print_run(open_run(args.path), Path(args.path), console)
+    return MATCH
+
+
+def _compare(args: argparse.Namespace, console: Console) -> int:
+    outputs = [out for out in (args.json, args.junit, args.markdown) if out and out != "-"]
+    for out in outputs:
+        if not Path(out).resolve().parent.is_dir():
+            raise UsageError(f"cannot write {out}: there is no folder {Path(out).resolve().parent}")
+    with console.status("comparing") as status:
+        report = compare_runs(
+            args.reference,
+            args.candidate,
+            layer_map=args.layer_map,
+            policy=_policy(args),
+            progress=lambda done, total: status.update(f"comparing: {done} of {total} steps"),
+        )
+    print_report(report, console, everything=args.all)
+    if args.json:
+        _write(args.json, json.dumps(to_json(report), indent=1))
+    if args.junit:
+        _write(args.junit, to_junit(report))
+    if args.markdown:
+        _write(args.markdown, to_markdown(report))
+    if args.logdir:
+        _stream_all(args)
+        console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
+    return MATCH if report.passed else DIFFER
+
+
+def _stream_all(args: argparse.Namespace) -> None:
+    stream = DiffStream(args.logdir, _names(args))
+    try:
+        runs = (open_run(args.reference), open_run(args.candidate))
+        comparison = RunComparison(runs[0], runs[1], args.layer_map, _policy(args))
+        for number in comparison.common():
+            if number not in stream.done:
+                stream.write(comparison.compare(number))
+    finally:
+        stream.close()
+
+
+def _watch(args: argparse.Namespace, console: Console) -> int:
+    if args.interval <= 0:
+        raise UsageError(f"--interval has to be above 0 seconds, got {args.interval}")
+    stream = DiffStream(args.logdir, _names(args))
+    failed: Report | None = None
+    compared = len(stream.done)
+    console.print(f"watching {args.reference} and {args.candidate}; tensorboard --logdir {args.logdir}; Ctrl-C ends")
+    try:
+        pairs = PairedRuns(
+            args.reference, args.candidate, layer_map=args.layer_map, policy=_policy(args), done=stream.done
+        )
+        last_news = time.monotonic()
+        while True:
+            for report in pairs.poll():
+                stream.write(report)
+                compared += 1
+                last_news = time.monotonic()
+                failed = _tell_step(report, failed, console)
+            if pairs.finished():
+                console.print(f"both runs have ended; {compared} steps compared")
+                break
+            if args.timeout is not None and time.monotonic() - last_news > args.timeout:
+                console.print(f"no new step for {args.timeout:g} s; {compared} steps compared")
+                break
+            time.sleep(args.interval)
+    except KeyboardInterrupt:
+        console.print(f"stopped; {compared} steps compared")
+    finally:
+        stream.close()
+    if not compared:
+        raise UsageError(f"no step was compared: {_missing_side(pairs, args)}")
+    differs = failed is not None or _failed_before(Path(args.logdir))
+    return DIFFER if differs else MATCH
+
+
+def _tell_step(report: Report, failed: Report | None, console: Console) -> Report | None:
+    step = report.coverage.steps[0]
+    if report.first_diff is None:
+        worst = report.worst
+        figure = f", worst relative L2 {worst.figures.rel_l2:.2g}" if worst and worst.figures else ""
+        console.print(f"step {step}: match, {report.coverage.compared} tensors{figure}", markup=False)
+        return failed
+    if failed is None:
+        console.print(report.first_diff.message, markup=False)
+    else:
+        console.print(f"step {step}: {len(report.failed)} of {len(report.diffs)} pairs differ", markup=False)
+    return failed or report
+
+
+def _failed_before(logdir: Path) -> bool:
+    lines = (logdir / DIFFS_FILE).read_text(encoding="utf-8").splitlines()
+    return any(json.loads(line).get("passed") is False for line in lines)
+
+
+def _missing_side(pairs: PairedRuns, args: argparse.Namespace) -> str:
+    there = pairs.started
+    absent = [path for path, started in zip((args.reference, args.candidate), there) if not started]
+    return f"{' and '.join(absent)} never started" if absent else "the runs have no common step"
+
+
+def _map(args: argparse.Namespace, console: Console) -> int:
+    runs = (open_run(args.reference), open_run(args.candidate))
+    alignment = RunComparison(runs[0], runs[1], args.layer_map).alignment
+    numbers = [run.numbers() for run in runs]
+    common = sorted(set(numbers[0]) & set(numbers[1]))
+    if common:
+        # The first common step shows which layers are called; wrappers that never are get no partner.
+        comparison = RunComparison(runs[0], runs[1], args.layer_map)
+        comparison.diffs(common[0])
+        alignment = comparison.alignment
+    sys.stdout.write(map_to_yaml(alignment, runs[0].name, runs[1].name))
+    return MATCH
+
+
+def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
+    """The layer map as YAML with comments, as `padiff.layer_map.LayerMap.read` reads it."""
+    lines = [
+        f"# Which layer of {reference} (reference) answers to which of {candidate} (candidate).",
+        "# Edit, and give it back with --layer-map; pairs that you delete are found anew, `candidate: null`",
+        "# says that a layer answers to nothing.",
+        "pairs:" if alignment.pairs else "pairs: []",
+    ]
+    for pair in alignment.pairs:
+        entry = {"reference": pair.reference.path, "candidate": pair.candidate.path}
+        text = yaml.safe_dump(entry, default_flow_style=True, width=10_000).strip()
+        lines.append(f"  - {text}  # {pair.reference.type} / {pair.candidate.type}, by {pair.reason}")
+    for side, layers in (("reference", alignment.reference_only), ("candidate", alignment.candidate_only)):
+        if layers:
+            lines.append(f"# {side} layers without a partner:")
+            lines += [f"#   {layer.path}  ({layer.type})" for layer in layers]
+    return "\n".join(lines) + "\n"
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    if args.atol is None and args.rtol is None and args.compare_mode is None:
+        return NoisePolicy()
+    given = args.atol is not None or args.rtol is not None
+    return Tolerance(
+        atol=args.atol if args.atol is not None else (0.0 if given else Tolerance.atol),
+        rtol=args.rtol if args.rtol is not None else (0.0 if given else Tolerance.rtol),
+        mode=args.compare_mode or Tolerance.mode,
+    )
+
+
+def _names(args: argparse.Namespace) -> tuple[str, str]:
+    return str(Path(args.reference).resolve()), str(Path(args.candidate).resolve())
+
+
+def _write(out: str, text: str) -> None:
+    if out == "-":
+        sys.stdout.write(text + "\n")
+        return
+    path = Path(out)
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""Streaming diffs to TensorBoard and to ``diffs.jsonl``, with neither torch nor tensorflow.
+
+Under the log folder: ``reference`` and ``candidate`` hold each run's own loss and norms under the same tags, so that
+TensorBoard lays the two curves over each other; ``diff`` holds per-layer scalars and first-diff events.
+``diffs.jsonl`` has a line for each compared step and is the source of truth: a restart goes on after it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from padiff.errors import UsageError
+from padiff.records import LOOP, Diff, Report, Step
+from padiff.report import diff_to_json, to_json
+
+DIFFS_FILE = "diffs.jsonl"
+SCHEMA_VERSION = 1
+
+#: ``(tag, value)`` of one step.
+Scalars = list[tuple[str, float]]
+
+
+class ScalarSink(Protocol):
+    """Where scalars and texts of one TensorBoard run go."""
+
+    def scalar(self, tag: str, value: float, step: int) -> None: ...
+
+    def text(self, tag: str, text: str, step: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EventFile:
+    """A TensorBoard run of our own: a folder with an event file.
+
+    Args:
+        folder: the run's folder.
+        first_step: the first step that will be written; points that an earlier process left at or after it
+            (it was killed in the middle of a step) are purged by TensorBoard.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        again = folder.is_dir() and any(folder.glob("events.out.tfevents.*"))
+        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=1)
+        if again:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        self._add(scalar_pb(tag, value), step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._add(text_pb(tag, text), step)
+
+    def _add(self, summary: Any, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class DiffStream:
+    """Writes one report per step to TensorBoard and ``diffs.jsonl``.
+
+    Args:
+        logdir: the log folder; made if need be.
+        names: what tells the two runs from others; a log folder of other runs is refused.
+        diff: a sink to use for the ``diff`` run instead of a folder of our own (a Trainer's logger).
+
+    Raises:
+        UsageError: the log folder holds the diffs of other runs, or its ``diffs.jsonl`` is damaged.
+    """
+
+    def __init__(self, logdir: str | Path, names: tuple[str, str], diff: ScalarSink | None = None) -> None:
+        self.path = Path(logdir)
+        self._names = names
+        self._place: tuple[Any, ...] | None = None
+        self.done = self._read_done()
+        self.path.mkdir(parents=True, exist_ok=True)
+        first = max(self.done, default=-1) + 1
+        self._sinks: dict[str, ScalarSink] = {
+            "reference": EventFile(self.path / "reference", first),
+            "candidate": EventFile(self.path / "candidate", first),
+            "diff": diff if diff is not None else EventFile(self.path / "diff", first),
+        }
+        self._file = open(self.path / DIFFS_FILE, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the stream
+        if self._file.tell() == 0:
+            self._write_line({"schema_version": SCHEMA_VERSION, "reference": names[0], "candidate": names[1]})
+
+    def write(self, report: Report) -> None:
+        """Write one step's report: scalars, the first-diff event if there is a new one, then the line."""
+        step = report.coverage.steps[0]
+        if step in self.done:
+            return
+        for run, scalars in scalars_of(report).items():
+            for tag, value in scalars:
+                self._sinks[run].scalar(tag, value, step)
+        event = first_diff_event(report)
+        if event is not None and event[0] != self._place:
+            # A tag of its own for each event: TensorBoard keeps only ten texts of one tag.
+            self._sinks["diff"].text(f"first_diff/step_{step:08d}", event[1], step)
+            self._place = event[0]
+        for sink in self._sinks.values():
+            sink.flush()
+        # Last: a line says that the step's points are out.
+        self._write_line(line_of(report))
+        self.done.add(step)
+
+    def close(self) -> None:
+        """Close the event files and ``diffs.jsonl``; a given sink stays open."""
+        for sink in self._sinks.values():
+            sink.close()
+        self._file.close()
+
+    def _write_line(self, content: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(content) + "\n")
+        self._file.flush()
+
+    def _read_done(self) -> set[int]:
+        path = self.path / DIFFS_FILE
+        if not path.exists():
+            return set()
+        lines = list(_lines(path))
+        if lines and (lines[0].get("reference"), lines[0].get("candidate")) != self._names:
+            raise UsageError(
+                f"{path} holds the diffs of {lines[0].get('reference')} and {lines[0].get('candidate')}, not of "
+                f"{self._names[0]} and {self._names[1]}: give another log folder"
+            )
+        for line in lines:
+            if line.get("first_diff"):
+                self._place = _place(line["first_diff"])
+        return {int(line["step"]) for line in lines if "step" in line}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a ``diffs.jsonl``; a last line that was cut off is removed from the file."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) != len(content):
+        with open(path, "r+b") as file:
+            file.truncate(len(whole))
+    for number, text in enumerate(whole.decode("utf-8").splitlines(), start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number}, is damaged ({error}): give another log folder") from error
+        yield line
+
+
+def line_of(report: Report) -> dict[str, Any]:
+    """The line of ``diffs.jsonl`` for one step's report."""
+    whole = to_json(report)
+    return {
+        "step": report.coverage.steps[0],
+        "passed": report.passed,
+        "first_diff": whole["first_diff"],
+        "coverage": whole["coverage"]["share"],
+        "diffs": [diff_to_json(diff) for diff in report.diffs],
+    }
+
+
+def scalars_of(report: Report) -> dict[str, Scalars]:
+    """Scalars of one step's report, by TensorBoard run: ``reference``, ``candidate``, ``diff``.
+
+    A layer's norm is taken over all of its slots and calls at the stage, its diff is the largest among them. Layers
+    are named by the reference's path.
+    """
+    norms: dict[str, dict[str, float]] = {"reference": defaultdict(float), "candidate": defaultdict(float)}
+    worst: dict[str, float] = {}
+    loop: dict[str, Scalars] = {"reference": [], "candidate": []}
+    losses: dict[str, list[float]] = {"reference": [], "candidate": []}
+    for diff in report.diffs:
+        figures, anchor = diff.figures, diff.pair.anchor
+        if figures is None:
+            continue
+        sides = [("reference", diff.pair.reference, 0), ("candidate", diff.pair.candidate, 1)]
+        for side, record, index in sides:
+            if record is None:
+                continue
+            if anchor.layer == LOOP:
+                if anchor.stage == "loss":
+                    losses[side].append(figures.values[index])
+                else:
+                    loop[side].append((anchor.slot, figures.values[index]))
+            else:
+                norm = (figures.reference_l2, figures.candidate_l2)[index]
+                norms[side][f"{anchor.stage}_l2/{anchor.layer}"] += norm**2
+        if diff.compared:
+            layer = "loss" if anchor.layer == LOOP and anchor.stage == "loss" else anchor.layer
+            for metric, value in (("rel_l2", figures.rel_l2), ("max_abs", figures.max_abs)):
+                for tag in (f"{anchor.stage}_{metric}/{layer}", f"worst/{anchor.stage}_{metric}"):
+                    worst[tag] = max(worst.get(tag, 0.0), value)
+    scalars = {
+        side: loop[side]
+        + ([("loss", sum(losses[side]) / len(losses[side]))] if losses[side] else [])
+        + [(tag, math.sqrt(square)) for tag, square in norms[side].items()]
+        for side in ("reference", "candidate")
+    }
+    return {**scalars, "diff": list(worst.items())}
+
+
+def own_scalars_of(step: Step) -> Scalars:
+    """One run's own loss, learning rates and per-layer norms, where there is no other run to compare with."""
+    norms: dict[str, float] = defaultdict(float)
+    scalars: Scalars = []
+    losses: list[float] = []
+    for record in step.records:
+        value = record.value
+        if record.layer == LOOP:
+            if record.stage == "loss":
+                losses.append(float(value))
+            else:
+                scalars.append((record.slot, float(value)))
+        else:
+            norms[f"{record.stage}_l2/{record.layer}"] += float(np.square(np.abs(value.astype(np.float64))).sum())
+    scalars += [("loss", sum(losses) / len(losses))] if losses else []
+    return scalars + [(tag, math.sqrt(square)) for tag, square in norms.items()]
+
+
+def first_diff_event(report: Report) -> tuple[tuple[Any, ...], str] | None:
+    """Where the step's first diff is, and the event's text (Markdown); `None` if the step passed."""
+    first = report.first_diff
+    if first is None:
+        return None
+    failed: list[Diff] = list(report.failed)
+    more = f"\n\n{len(failed)} of {len(report.diffs)} pairs of this step differ." if len(failed) > 1 else ""
+    place = {"stage": first.stage, "reference": first.reference, "candidate": first.candidate, "slot": first.slot}
+    return _place(place), f"**{first.message}**{more}"
+
+
+def _place(first: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(first.get(key) for key in ("stage", "reference", "candidate", "slot"))

@@ -1,0 +1,279 @@
+"""Recording a training loop that a host (Lightning, hapi) runs: what all callbacks share.
+
+A callback is a shell: it tells a `TrainingRecorder` when a batch begins and ends and when the optimizer stepped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from padiff.compare import Policy
+from padiff.errors import PadiffError, RunsDifferError, UsageError
+from padiff.layer_map import LayerMap
+from padiff.recorder import Recorder
+from padiff.records import Report, Step
+from padiff.schedule import Schedule
+from padiff_hooks.paired import PairedRuns
+from padiff_hooks.stream import DiffStream, EventFile, ScalarSink, own_scalars_of
+
+ON_DIFF = ("warn", "stop", "raise")
+
+
+class TrainingRecorder:
+    """Records the steps of a training that somebody else's loop runs, and compares them with a reference run.
+
+    Args:
+        dir_path: the run folder to write.
+        every_n_steps: which steps are due: a number or a `Schedule`.
+        white_list, black_list: which layers to record; see `padiff.selection.select`.
+        layer_map: without a reference, layers of this model that answer, in order, to those of the other run's map;
+            with one, also pairs of paths (reference, candidate), a mapping, or a YAML file.
+        reference: a run folder, recorded before or growing beside this one, to compare with while training.
+        on_diff: what a diff does: ``warn`` once, ``stop`` the training, or ``raise`` `RunsDifferError`.
+        logdir: where scalars and first-diff events go (without a reference: this run's own loss and norms).
+            Default: nowhere, or the host's TensorBoard logger.
+        policy: when a diff passes. Default: `padiff.NoisePolicy`.
+        existing: what to do with a run that the folder holds already: ``error``, ``resume``, ``overwrite``.
+        on_error: what a writing error does: ``raise``, or ``warn`` and go on without recording.
+
+    Attributes:
+        step: number of the step under way.
+        first_report: the first report with a diff, or `None`.
+    """
+
+    def __init__(
+        self,
+        dir_path: str | Path,
+        *,
+        every_n_steps: int | Schedule = 1,
+        white_list: Iterable[Any] | None = None,
+        black_list: Iterable[Any] | None = None,
+        layer_map: Any = None,
+        reference: str | Path | None = None,
+        on_diff: str = "warn",
+        logdir: str | Path | None = None,
+        policy: Policy | None = None,
+        name: str = "",
+        start_step: int = 0,
+        existing: str = "error",
+        on_error: str = "raise",
+    ) -> None:
+        if on_diff not in ON_DIFF:
+            raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
+        if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
+            raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
+        self._dir_path = Path(dir_path)
+        self._schedule = Schedule.of(every_n_steps)
+        self._lists = {
+            "white_list": None if white_list is None else list(white_list),
+            "black_list": None if black_list is None else list(black_list),
+        }
+        self._own_map, self._pair_map = _split_map(layer_map, reference is not None)
+        self._reference = Path(reference) if reference is not None else None
+        self._on_diff = on_diff
+        self._logdir = logdir
+        self._policy = policy
+        self._name = name
+        self._existing = existing
+        self._on_error = on_error
+        self._recorder: Recorder | None = None
+        self._pairs: PairedRuns | None = None
+        self._stream: DiffStream | None = None
+        self._host_sink: ScalarSink | None = None
+        self._own_sink: ScalarSink | None = None
+        self._news: list[Report] = []
+        self._trouble: PadiffError | None = None
+        self._compared = 0
+        self._warned = False
+        self.first_report: Report | None = None
+        self.step = start_step
+
+    # -- called by the host's callbacks ---------------------------------------------------------------------
+
+    def start(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        *,
+        resumed: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        logdir: str | Path | None = None,
+        sink: ScalarSink | None = None,
+    ) -> None:
+        """Training begins: make the run folder.
+
+        Args:
+            resumed: the host goes on with an earlier training; the folder is then resumed too.
+            logdir, sink: the host's own log folder and logger, used where no logdir was given.
+        """
+        recorder = Recorder(
+            model,
+            self._dir_path,
+            every_n_steps=self._schedule,
+            optimizer=list(optimizers) or None,
+            layer_map=self._own_map,
+            name=self._name,
+            start_step=self.step,
+            existing="resume" if resumed and self._existing == "error" else self._existing,
+            on_error=self._on_error,
+            rank=rank,
+            world_size=world_size,
+            on_written=self._written,
+            **self._lists,
+        )
+        if self._logdir is None and logdir is not None:
+            self._logdir, self._host_sink = logdir, sink
+        # Only one process looks at the pairs; a step is whole when all have written.
+        if self._reference is not None and not rank:
+            self._pairs = PairedRuns(self._reference, self._dir_path, layer_map=self._pair_map, policy=self._policy)
+        recorder.open()
+        self._recorder = recorder
+
+    @property
+    def due(self) -> bool:
+        """Whether the step under way is recorded."""
+        return self._recorder is not None and self._recorder.due
+
+    def begin_batch(self) -> None:
+        """A batch begins: hooks on, if its step is due."""
+        if self._recorder is not None:
+            self._recorder.attach()
+
+    def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
+        """A batch ended, with or without an optimizer step: hooks off."""
+        if self._recorder is not None:
+            if loss is not None:
+                self._recorder.log_loss(loss)
+            self._recorder.loss_scale = loss_scale
+            self._recorder.detach()
+
+    def end_step(self) -> bool:
+        """The optimizer stepped. Returns whether the host is asked to stop.
+
+        Raises:
+            RunsDifferError: a diff was found and ``on_diff="raise"``.
+            WriterError: a step could not be written.
+        """
+        if self._recorder is None:
+            return False
+        was_due = self._recorder.end_step()
+        self.step = self._recorder.step
+        if was_due and self._pairs is not None and self._on_diff != "warn":
+            # To stop at the very step, its comparison has to be waited for.
+            self._recorder.flush()
+        return self._tell()
+
+    def finish(self) -> None:
+        """Training ended: write and compare what is left, take everything off."""
+        if self._recorder is None:
+            return
+        recorder, self._recorder = self._recorder, None
+        try:
+            recorder.close(finished=True)
+            self._compare()
+            if self._pairs is not None and not self._compared and self._trouble is None:
+                warnings.warn(
+                    f"padiff compared nothing with the reference run {self._reference}: it "
+                    + ("has none of this run's steps" if self._pairs.started[0] else "was never there"),
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            self._tell()
+        finally:
+            self._close_stream()
+
+    def abort(self) -> None:
+        """Training ended by an exception: take everything off, keep what is written."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            try:
+                recorder.close(finished=False, raise_errors=False)
+            finally:
+                self._close_stream()
+
+    def detach(self) -> None:
+        """Take the hooks off; for a host that left a batch by an exception."""
+        if self._recorder is not None:
+            self._recorder.detach()
+
+    # -- comparing, on the writer's thread ------------------------------------------------------------------
+
+    def _written(self, step: Step) -> None:
+        if self._pairs is not None:
+            self._compare()
+        elif self._reference is None and self._logdir is not None:
+            if self._own_sink is None:
+                folder = Path(self._logdir) / (self._name or self._dir_path.name)
+                self._own_sink = self._host_sink or EventFile(folder, step.number)
+            for tag, value in own_scalars_of(step):
+                self._own_sink.scalar(tag, value, step.number)
+            self._own_sink.flush()
+
+    def _compare(self) -> None:
+        """Compare and stream what both runs have by now. A reference that can't be read does not end the recording."""
+        if self._pairs is None or self._trouble is not None:
+            return
+        try:
+            for report in self._pairs.poll():
+                self._compared += 1
+                stream = self._opened_stream()
+                if stream is not None:
+                    stream.write(report)
+                if not report.passed:
+                    self._news.append(report)
+        except PadiffError as error:
+            self._trouble = error
+
+    def _opened_stream(self) -> DiffStream | None:
+        if self._stream is None and self._logdir is not None and self._reference is not None:
+            names = (str(self._reference.resolve()), str(self._dir_path.resolve()))
+            self._stream = DiffStream(self._logdir, names, self._host_sink)
+        return self._stream
+
+    def _close_stream(self) -> None:
+        for stream in (self._stream, self._own_sink):
+            if stream is not None:
+                stream.close()
+        self._stream = self._own_sink = None
+
+    # -- telling, on the loop's thread ----------------------------------------------------------------------
+
+    def _tell(self) -> bool:
+        if self._trouble is not None and not self._warned:
+            self._warned = True
+            if self._on_diff == "raise":
+                raise self._trouble
+            text = f"padiff can't compare with the reference run, recording goes on: {self._trouble}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        if not self._news:
+            return False
+        report = self._news[0]
+        self._news.clear()
+        first_time, self.first_report = self.first_report is None, self.first_report or report
+        message = report.first_diff.message if report.first_diff is not None else ""
+        if self._on_diff == "raise":
+            raise RunsDifferError(message, report)
+        if first_time:
+            warnings.warn(f"padiff: {message}", RuntimeWarning, stacklevel=4)
+        return self._on_diff == "stop"
+
+
+def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, LayerMap | None]:
+    """Tell a list of this model's own layers from pairs of layers of two runs."""
+    if layer_map is None:
+        return None, None
+    pairs = isinstance(layer_map, (Mapping, LayerMap, str, Path)) or (
+        bool(layer_map) and all(isinstance(item, (tuple, list, Mapping)) and len(item) == 2 for item in layer_map)
+    )
+    if not pairs:
+        return list(layer_map), None
+    if not paired:
+        raise UsageError(
+            "layer_map: pairs of layers answer to each other when two runs are compared; without `reference` give a "
+            "list of this model's own layers, or give the pairs to the comparison"
+        )
+    return None, LayerMap.of(layer_map)
