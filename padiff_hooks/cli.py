@@ -237,7 +237,7 @@ def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
     ]
     for pair in alignment.pairs:
         entry = {"reference": pair.reference.path, "candidate": pair.candidate.path}
-        text = yaml.safe_dump(entry, default_flow_style=True, width=10_000).strip()
+        text = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()
         lines.append(f"  - {text}  # {pair.reference.type} / {pair.candidate.type}, by {pair.reason}")
     for side, layers in (("reference", alignment.reference_only), ("candidate", alignment.candidate_only)):
         if layers:

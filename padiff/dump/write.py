@@ -47,6 +47,7 @@ class RunWriter:
         rank: which process this is; rank 0 also writes ``run.json``.
         existing: ``error``, ``resume`` or ``overwrite`` a run that is there already.
         on_written: called on the writer's thread after each written step.
+        on_done: called there with each step once nothing looks at it any more, written or not.
 
     Raises:
         UsageError: ``existing`` is none of the three.
@@ -62,6 +63,7 @@ class RunWriter:
         rank: int = 0,
         existing: str = "error",
         on_written: Callable[[Step], None] | None = None,
+        on_done: Callable[[Step], None] | None = None,
     ) -> None:
         if existing not in ("error", "resume", "overwrite"):
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
@@ -70,6 +72,7 @@ class RunWriter:
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
+        self._on_done = on_done
         self._error: BaseException | None = None
         self._queue: queue.Queue[Step | None] = queue.Queue(maxsize=QUEUED_STEPS)
         try:
@@ -175,6 +178,8 @@ class RunWriter:
             except BaseException as error:  # it reaches the loop at its next call
                 self._error = error
             finally:
+                if step is not None and self._on_done is not None:
+                    self._on_done(step)
                 del step
                 self._queue.task_done()
 

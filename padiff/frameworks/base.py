@@ -19,6 +19,8 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+#: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
+Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 #: ``before(layer, args, kwargs)`` of a layer's call.
 BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 #: ``after(layer, output, failed)`` of a layer's call.
@@ -70,8 +72,11 @@ class Framework(Protocol):
 
     def shape(self, tensor: Any) -> tuple[int, ...]: ...
 
-    def to_numpy(self, tensor: Any) -> np.ndarray:
-        """A copy of the tensor's values that nothing else can write to; bfloat16 stays bfloat16."""
+    def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+        """A copy of the tensor's values that nothing else can write to; bfloat16 stays bfloat16.
+
+        ``empty`` makes the array to copy into.
+        """
 
     def version_of(self, tensor: Any) -> int:
         """A number that changes when the tensor is written in place; -1 where it can't be told."""

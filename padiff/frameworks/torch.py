@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Handle, OnConsumed, OnGradient
+from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, OnConsumed, OnGradient
 from padiff.frameworks.settings import plain_settings
 
 # numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.
@@ -88,7 +88,7 @@ class Torch:
     def shape(self, tensor: Any) -> tuple[int, ...]:
         return tuple(tensor.shape)
 
-    def to_numpy(self, tensor: Any) -> np.ndarray:
+    def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
         tensor = tensor.detach()
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
@@ -102,7 +102,11 @@ class Torch:
             array = tensor.contiguous().view(bits).numpy().view(dtype)
         else:
             array = tensor.numpy()
-        return np.array(array, order="C") if on_cpu else np.ascontiguousarray(array)
+        if not on_cpu:
+            return np.ascontiguousarray(array).reshape(array.shape)
+        copied = empty(array.shape, array.dtype)
+        np.copyto(copied, array)
+        return copied
 
     def version_of(self, tensor: Any) -> int:
         return -1 if tensor.is_inference() else int(tensor._version)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.base import Empty, Framework, Handle
 from padiff.records import LOOP, InMemory, Record, Step, TensorSource
 from padiff.selection import Node
 from padiff.structure import flatten, flatten_inputs
@@ -64,6 +64,7 @@ class Capture:
         framework: the model's framework.
         nodes: all of the model's layers, the model itself first.
         chosen: paths of the layers whose tensors are recorded.
+        empty: makes the arrays that tensors are copied into.
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
     """
 
@@ -74,12 +75,14 @@ class Capture:
         nodes: Sequence[Node],
         chosen: frozenset[str],
         optimizers: Sequence[Any] = (),
+        empty: Empty = np.empty,
     ) -> None:
         self.number = number
         self._framework = framework
         self._nodes = nodes
         self._chosen = chosen
         self._optimizers = optimizers
+        self._empty = empty
         self._handles: list[Handle] = []
         self._records: list[tuple[Record, bool]] = []
         self._running: list[_Call] = []
@@ -164,7 +167,7 @@ class Capture:
         version = framework.version_of(tensor)
         seen = self._tensors.get(id(tensor))
         if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
-            array = None if call.recomputed else framework.to_numpy(tensor)
+            array = None if call.recomputed else self._copy(tensor)
             seen = _Tensor(weakref.ref(tensor), version, array, framework.dtype(tensor))
             self._tensors[id(tensor)] = seen
             # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
@@ -178,7 +181,7 @@ class Capture:
     def _gradient(self, seen: _Tensor, gradient: Any) -> None:
         if self._closed or gradient is None:
             return
-        array = self._framework.to_numpy(gradient)
+        array = self._copy(gradient)
         dtype = self._framework.dtype(gradient)
         for node, slot, call, training in seen.sites:
             again = self._fired[node.path, slot, call]
@@ -191,7 +194,7 @@ class Capture:
 
     def _snapshot(self) -> None:
         for key, (node, slot, tensor, role) in self._owners.items():
-            array = self._framework.to_numpy(tensor)
+            array = self._copy(tensor)
             if role == "parameter":
                 self._before[key] = array
             dtype = self._framework.dtype(tensor)
@@ -199,14 +202,14 @@ class Capture:
 
     def _add_gradient(self, key: int, gradient: Any) -> None:
         if not self._closed and gradient is not None:
-            array = self._framework.to_numpy(gradient)
+            array = self._copy(gradient)
             known = self._backward_sums.get(key)
             self._backward_sums[key] = array if known is None else known + array
 
     def _consumed(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         for parameter, gradient in pairs:
             if id(parameter) in self._owners and gradient is not None:
-                array = self._framework.to_numpy(gradient)
+                array = self._copy(gradient)
                 self._pending[id(parameter)] = (array, self._framework.dtype(gradient))
         self._note_rates(optimizer)
 
@@ -238,7 +241,7 @@ class Capture:
         before = self._before.get(key)
         if before is None or before.shape != self._framework.shape(tensor):
             return
-        after = self._framework.to_numpy(tensor)
+        after = self._copy(tensor)
         self._before[key] = after
         difference = Difference(after, before)
         dtype = "float32" if after.dtype.itemsize < 4 else str(after.dtype)
@@ -249,7 +252,7 @@ class Capture:
     def log_loss(self, value: Any) -> None:
         """Note the loss of a micro-batch: a number, or a tensor of one element."""
         if self._framework.is_tensor(value):
-            array = self._framework.to_numpy(value)
+            array = self._copy(value)
         else:
             array = np.asarray(value, dtype=np.float64)
         self._put_scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
@@ -291,7 +294,7 @@ class Capture:
             if role != "parameter" or not self._framework.trainable(tensor):
                 continue
             gradient = self._framework.gradient(tensor)
-            array = None if gradient is None else self._framework.to_numpy(gradient)
+            array = None if gradient is None else self._copy(gradient)
             if array is None or not array.any():
                 # Cleared already: what the backwards of this step added up to.
                 array = self._backward_sums.get(key, array)
@@ -308,10 +311,13 @@ class Capture:
         note = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return [record for record, training in self._records if training], [note]
 
+    def _copy(self, tensor: Any) -> np.ndarray:
+        return self._framework.to_numpy(tensor, self._empty)
+
     # -- writing down -------------------------------------------------------------------------------------
 
     def _add(self, node: Node, stage: str, slot: str, tensor: Any, call: int, training: bool) -> None:
-        array = self._framework.to_numpy(tensor)
+        array = self._copy(tensor)
         dtype = self._framework.dtype(tensor)
         self._put(node, stage, slot, InMemory(array), dtype, array.shape, call, training)
 

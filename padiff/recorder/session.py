@@ -9,9 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
+
 from padiff.dump.write import RunWriter
 from padiff.errors import UsageError, WriterError
 from padiff.frameworks import framework_of
+from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
@@ -89,6 +92,7 @@ class Recorder:
         self._existing = existing
         self._on_error = on_error
         self._on_written = on_written
+        self._buffers = Buffers()
         self._sink: Sink | None = None
         self._capture: Capture | None = None
         self._mark: Mark | None = None
@@ -164,7 +168,12 @@ class Recorder:
             self._sink = self.run
         else:
             self._sink = RunWriter(
-                self._dir_path, self._info, rank=self._rank, existing=self._existing, on_written=self._on_written
+                self._dir_path,
+                self._info,
+                rank=self._rank,
+                existing=self._existing,
+                on_written=self._on_written,
+                on_done=self._buffers.recycle,
             )
         self._mark = Mark.set(self._model, self)
 
@@ -173,7 +182,9 @@ class Recorder:
         if not self.due:
             return
         if self._capture is None:
-            self._capture = Capture(self.step, self._framework, self._nodes, self._chosen, self._optimizers)
+            # In memory, arrays stay with the run; on their way to a folder, they come back when they are written.
+            empty = np.empty if self.run is not None else self._buffers.empty
+            self._capture = Capture(self.step, self._framework, self._nodes, self._chosen, self._optimizers, empty)
         try:
             self._capture.attach()
         except BaseException:
@@ -194,6 +205,7 @@ class Recorder:
         """End the step under way and hand it on if it was due. Returns whether it was."""
         capture, self._capture = self._capture, None
         self.step += 1
+        self._buffers.keep = self.due
         if capture is None or self._sink is None:
             return False
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
@@ -220,6 +232,7 @@ class Recorder:
                 raise
         finally:
             self._sink = None
+            self._buffers.clear()
 
     def _guard(self, call: Callable[[Sink], None]) -> bool:
         if self._sink is None:

@@ -1,0 +1,81 @@
+"""Memory for copies of tensors, used again from step to step.
+
+Fresh memory for the copies is what recording would spend most of its time on: the kernel hands it out page by page.
+Copying into pages that are there already is several times faster. So the buffers of a step come
+back once it is written.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from padiff.records import InMemory, Step
+
+# Smaller arrays come from the heap anyway, which keeps its pages.
+_SMALLEST = 1 << 16
+
+
+class _Buffer(np.ndarray):
+    """Memory of the pool's own, told from other arrays by its type."""
+
+
+class Buffers:
+    """A pool of arrays, safe to use from the loop and the writer.
+
+    Attributes:
+        keep: whether buffers that come back are kept: only while the next step is due soon, so that a recorder
+            that rests holds no memory.
+    """
+
+    def __init__(self) -> None:
+        self.keep = False
+        self._free: dict[int, list[_Buffer]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An uninitialised C-contiguous array, as ``numpy.empty`` gives one."""
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        if size < _SMALLEST:
+            return np.empty(shape, dtype)
+        with self._lock:
+            waiting = self._free.get(size)
+            buffer = waiting.pop() if waiting else None
+        if buffer is None:
+            buffer = np.empty(size, np.uint8).view(_Buffer)
+        return np.ndarray.reshape(buffer.view(np.ndarray).view(dtype), shape)
+
+    def recycle(self, step: Step) -> None:
+        """Take back the buffers of a step that is written and that nobody looks at any more."""
+        returned = {id(b): b for record in step.records for b in _buffers(record.source)}.values()
+        with self._lock:
+            # Sizes that this step did not use are not wanted back (sequences of another length): what is
+            # kept is never more than what the steps under way took.
+            used = {buffer.nbytes for buffer in returned}
+            self._free = defaultdict(list, {size: free for size, free in self._free.items() if size in used})
+            if not self.keep:
+                self._free.clear()
+                return
+            for buffer in returned:
+                self._free[buffer.nbytes].append(buffer)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._free.clear()
+
+
+def _buffers(source: Any) -> Iterator[_Buffer]:
+    arrays = [source.array] if isinstance(source, InMemory) else [source.after, source.before]
+    for array in arrays:
+        base = array
+        while isinstance(base, np.ndarray) and not isinstance(base, _Buffer):
+            base = base.base
+        if isinstance(base, _Buffer):
+            yield base
