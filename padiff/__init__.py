@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from padiff.align import Alignment as Alignment
-    from padiff.align import align as align
+    from padiff.auto import auto_diff as auto_diff
     from padiff.check import check_grads as check_grads
     from padiff.check import check_params as check_params
     from padiff.check import check_report as check_report
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from padiff.dump import open_run as open_run
     from padiff.errors import PadiffError as PadiffError
     from padiff.layer_map import LayerMap as LayerMap
+    from padiff.proxy import ProxyModel as ProxyModel
+    from padiff.proxy import check_dataloader as check_dataloader
+    from padiff.proxy import create_model as create_model
+    from padiff.proxy import get_dump_root_path as get_dump_root_path
+    from padiff.proxy import set_dump_root_path as set_dump_root_path
     from padiff.recorder import Recorder as Recorder
     from padiff.recorder import record as record
     from padiff.records import Report as Report
     from padiff.schedule import Schedule as Schedule
+    from padiff.weights import add_special_init as add_special_init
+    from padiff.weights import assign_weight as assign_weight
 
 __version__ = "0.1.0"
 
@@ -34,18 +41,25 @@ _PUBLIC = {
     "LayerMap": "padiff.layer_map",
     "NoisePolicy": "padiff.compare",
     "PadiffError": "padiff.errors",
+    "ProxyModel": "padiff.proxy",
     "Recorder": "padiff.recorder",
     "Report": "padiff.records",
     "Schedule": "padiff.schedule",
     "Tolerance": "padiff.compare",
-    "align": "padiff.align",
+    "add_special_init": "padiff.weights",
+    "assign_weight": "padiff.weights",
+    "auto_diff": "padiff.auto",
+    "check_dataloader": "padiff.proxy",
     "check_grads": "padiff.check",
     "check_params": "padiff.check",
     "check_report": "padiff.check",
     "check_weights": "padiff.check",
     "compare_runs": "padiff.compare",
+    "create_model": "padiff.proxy",
+    "get_dump_root_path": "padiff.proxy",
     "open_run": "padiff.dump",
     "record": "padiff.recorder",
+    "set_dump_root_path": "padiff.proxy",
 }
 
 __all__ = [
@@ -53,19 +67,26 @@ __all__ = [
     "LayerMap",
     "NoisePolicy",
     "PadiffError",
+    "ProxyModel",
     "Recorder",
     "Report",
     "Schedule",
     "Tolerance",
     "__version__",
-    "align",
+    "add_special_init",
+    "assign_weight",
+    "auto_diff",
+    "check_dataloader",
     "check_grads",
     "check_params",
     "check_report",
     "check_weights",
     "compare_runs",
+    "create_model",
+    "get_dump_root_path",
     "open_run",
     "record",
+    "set_dump_root_path",
 ]
 
 

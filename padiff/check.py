@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Tolerance, compare_runs
+from padiff.dump import open_run
+from padiff.dump.format import ALONE
 from padiff.errors import UsageError
 from padiff.records import STAGES, Report, Run
 from padiff.selection import nearest
@@ -72,4 +74,15 @@ def _check(
     path_0: str | Path | Run, path_1: str | Path | Run, cfg: Mapping[str, Any] | None, stages: Collection[str]
 ) -> Report:
     assert set(stages) <= set(STAGES)
-    return compare_runs(path_0, path_1, policy=tolerance_of(cfg), stages=stages)
+    tolerance = tolerance_of(cfg)
+    runs = [_opened(path, stages) if isinstance(path, (str, Path)) else path for path in (path_0, path_1)]
+    return compare_runs(runs[0], runs[1], policy=tolerance, stages=stages)
+
+
+def _opened(path: str | Path, stages: Collection[str]) -> Run:
+    """A run, or a dump; where ``dump_weights`` or ``dump_grads`` wrote files of their own, those."""
+    alone = [ALONE[stage][0] for stage in stages if len(stages) == 1 and stage in ALONE]
+    folders = [Path(path), *Path(path).glob("rank_*"), *Path(path).glob("step_*"), *Path(path).glob("step_*/rank_*")]
+    if any((folder / name).exists() for folder in folders for name in alone):
+        return open_run(path, alone)
+    return open_run(path)

@@ -2,24 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from padiff import equivalents
 from padiff.errors import UsageError
+from padiff.frameworks import framework_of
+from padiff.records import ROOT
+from padiff.selection import Node
+from padiff.tree import walk
 
 
-@dataclass(frozen=True)
 class LayerMap:
-    """Pairs of layer paths, the reference's first.
+    """Pairs of layers that answer to each other, the reference's (base's) first.
 
-    A pair whose one side is `None` says that the layer answers to nothing, so that no partner is sought for it.
+    Layers are given by path or, where both models are at hand, as objects; of objects it does not matter which side
+    comes first. A pair whose one side is `None` says that the layer answers to nothing, so that no partner is sought.
+
+    Example:
+        ``LayerMap({"encoder.attn": "enc.attention"})``, or ``layer_map.map = {layer.attn: module.attn}``.
     """
 
-    pairs: tuple[tuple[str | None, str | None], ...] = ()
+    def __init__(self, pairs: Mapping[Any, Any] | Iterable[Any] = ()) -> None:
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        self.pairs: tuple[tuple[Any, Any], ...] = tuple(_pair(item) for item in items)
+
+    @property
+    def map(self) -> dict[Any, Any]:
+        """The pairs as a dictionary."""
+        return dict(self.pairs)
+
+    @map.setter
+    def map(self, pairs: Mapping[Any, Any]) -> None:
+        self.pairs = LayerMap(pairs).pairs
+
+    def ignore(self, layer: Any) -> None:
+        """Say that a layer answers to nothing; what is below it is still compared."""
+        self.pairs += ((layer, None),)
+
+    def ignore_recursivly(self, layer: Any) -> None:
+        """Say that a layer and all below it answer to nothing. (The name is spelt as people's code has it.)"""
+        self.pairs += tuple((node.layer, None) for node in walk(layer, framework_of(layer)))
+
+    def ignore_class(self, layer: Any, layer_class: type) -> None:
+        """Say that all layers of a class, in a layer and below it, answer to nothing."""
+        found = walk(layer, framework_of(layer))
+        self.pairs += tuple((node.layer, None) for node in found if isinstance(node.layer, layer_class))
+
+    def auto(self, first: Any, second: Any) -> LayerMap:
+        """Find the layers of two models whose insides the frameworks lay out differently, pair them, print the pairs.
+
+        These are multi-head attentions and recurrent layers; other layers are paired without a map. Returns the map.
+
+        Raises:
+            UsageError: the models have different ones, or another number of them.
+        """
+        sides = [_composites(model) for model in (first, second)]
+        kinds = [[kind for _, _, kind in side] for side in sides]
+        if kinds[0] != kinds[1]:
+            told = " against ".join(", ".join(f"{path} ({kind})" for path, _, kind in side) or "none" for side in sides)
+            raise UsageError(
+                f"LayerMap.auto: the models do not have the same layers to map: {told}; set the map by hand"
+            )
+        for (path, layer, kind), (other_path, other, _) in zip(*sides):
+            print(f"[AutoDiff] LayerMap.auto: `{path}` answers to `{other_path}` ({kind})")
+            self.pairs += ((layer, other),)
+        if not kinds[0]:
+            print("[AutoDiff] LayerMap.auto: no layer of these models needs a map")
+        return self
+
+    @classmethod
+    def resolve(cls, value: Any, base: Sequence[Node], raw: Sequence[Node]) -> LayerMap:
+        """The map of two live models with every object replaced by its path, base first.
+
+        Raises:
+            UsageError: a layer is in neither model, or both layers of a pair are in one.
+        """
+        pairs = []
+        for pair in cls.of(value):
+            first, second = (_side(layer, base, raw) for layer in pair)
+            if first[0] == second[0] is not None:
+                raise UsageError(f"layer map: {first[1]} and {second[1]} are both layers of the {first[0]} model")
+            turned = first[0] == "raw" or second[0] == "base"
+            pairs.append((second[1], first[1]) if turned else (first[1], second[1]))
+        return cls(pairs)
 
     @classmethod
     def of(cls, value: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> LayerMap:
@@ -35,7 +104,9 @@ class LayerMap:
         if isinstance(value, (str, Path)):
             return cls.read(value)
         items = value.items() if isinstance(value, Mapping) else value
-        return cls(tuple(_pair(item) for item in items))
+        if not isinstance(items, Iterable):
+            raise UsageError(f"layer map: expected pairs of layer paths, a mapping or a YAML file, got {value!r}")
+        return cls(items)
 
     @classmethod
     def read(cls, path: str | Path) -> LayerMap:
@@ -59,20 +130,41 @@ class LayerMap:
             )
         return cls.of(content)
 
-    def __iter__(self) -> Iterator[tuple[str | None, str | None]]:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LayerMap) and self.pairs == other.pairs
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        return f"LayerMap({list(self.pairs)!r})"
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return iter(self.pairs)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
 
-def _pair(item: Any) -> tuple[str | None, str | None]:
+def _composites(model: Any) -> list[tuple[str, Any, str]]:
+    """Path, layer and kind of the layers that are carried over as a whole; none inside of another."""
+    framework = framework_of(model)
+    found: list[tuple[str, Any, str]] = []
+    for node in walk(model, framework):
+        inside = any(path == ROOT or node.path.startswith(f"{path}.") for path, _, _ in found)
+        kind = framework.kind(node.layer)
+        if not inside and equivalents.is_composite(kind):
+            found.append((node.path, node.layer, equivalents.common_kind(kind)))
+    return found
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
     if isinstance(item, Mapping) and {"reference", "candidate"} <= set(item):
         item = (item["reference"], item["candidate"])
+    plain = (bool, int, float, bytes, list, tuple, dict)
     if (
         not isinstance(item, (list, tuple))
         or len(item) != 2
-        or not all(side is None or isinstance(side, str) for side in item)
+        or any(isinstance(side, plain) for side in item)
         or item[0] is item[1] is None
     ):
         raise UsageError(
@@ -80,3 +172,14 @@ def _pair(item: Any) -> tuple[str | None, str | None]:
             "`padiff map REFERENCE CANDIDATE` writes a map to start from"
         )
     return item[0], item[1]
+
+
+def _side(layer: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, str | None]:
+    """Which model a layer is of (`None` where a path can't tell), and its path."""
+    if layer is None or isinstance(layer, str):
+        return None, layer
+    for side, nodes in (("base", base), ("raw", raw)):
+        for node in nodes:
+            if node.layer is layer:
+                return side, node.path
+    raise UsageError(f"layer map: {type(layer).__name__} is a layer of neither model; give layers of these very models")

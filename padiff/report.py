@@ -169,7 +169,7 @@ def stage_table(report: Report) -> list[dict[str, Any]]:
         diffs = [d for d in report.diffs if d.pair.stage == stage]
         compared = [d for d in diffs if d.compared]
         measured = [d for d in compared if d.figures is not None and math.isfinite(d.figures.rel_l2)]
-        worst = max(measured, key=lambda d: d.excess if math.isfinite(d.excess) else 0.0, default=None)
+        worst = max(measured, key=lambda d: d.excess, default=None)
         if diffs:
             rows.append(
                 {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 # Deeper than any sane output; a structure that contains itself ends here instead of in a RecursionError.
@@ -43,6 +44,37 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
         # Not dataclasses.asdict: it deep-copies, and a tensor of a graph can't be.
         for entry in dataclasses.fields(value):
             yield entry.name, getattr(value, entry.name, None)
+
+
+def replace_tensors(value: Any, prefix: str, is_tensor: Callable[[Any], bool], new: Callable[[str, Any], Any]) -> Any:
+    """The same nested value with every tensor replaced by ``new(slot, tensor)``; slots are those of `flatten`."""
+    if is_tensor(value):
+        return new(f"{prefix}.0", value)
+    return _replaced(value, prefix, is_tensor, new, 0)
+
+
+def _replaced(
+    value: Any, path: str, is_tensor: Callable[[Any], bool], new: Callable[[str, Any], Any], depth: int
+) -> Any:
+    if is_tensor(value):
+        return new(path, value)
+    if depth >= _DEEPEST:
+        return value
+    items = {key: _replaced(item, f"{path}.{key}", is_tensor, new, depth + 1) for key, item in _children(value)}
+    if all(items[key] is item for key, item in _children(value)):
+        return value
+    if isinstance(value, tuple):
+        # A named tuple is made from its fields one by one, a plain one from all of them together.
+        return type(value)(*items.values()) if hasattr(value, "_fields") else tuple(items.values())
+    if isinstance(value, list):
+        return list(items.values())
+    again = copy.copy(value)
+    for key, item in items.items():
+        if isinstance(again, MutableMapping):
+            again[key] = item
+        else:
+            object.__setattr__(again, key, item)
+    return again
 
 
 def flatten_inputs(

@@ -21,6 +21,7 @@ from rich.console import Console
 from padiff import __version__
 from padiff.align import Alignment
 from padiff.compare import NoisePolicy, Policy, RunComparison, Tolerance, compare_runs
+from padiff.distribution import warn_of_older
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.records import Report
@@ -34,6 +35,7 @@ MATCH, DIFFER, MISUSE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    warn_of_older()
     parser = _parser()
     args = parser.parse_args(arguments)
     console = Console(stderr=getattr(args, "json", None) == "-", highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -46,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return MISUSE
+    except OSError as error:  # a disk that is full, a name that is too long
+        print(f"padiff: {error}", file=sys.stderr)
         return MISUSE
     except KeyboardInterrupt:
         return 130

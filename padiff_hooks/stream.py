@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -46,7 +47,8 @@ class EventFile:
     Args:
         folder: the run's folder.
         first_step: the first step that will be written; points that an earlier process left at or after it
-            (it was killed in the middle of a step) are purged by TensorBoard.
+            (it was killed in the middle of a step) are dropped: from the files for readers to come, and by an
+            event that makes a TensorBoard purge them that has read them already.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -54,6 +56,9 @@ class EventFile:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         again = folder.is_dir() and any(folder.glob("events.out.tfevents.*"))
+        if again:
+            _drop_from(folder, first_step)
+            _wait_for_next_second(folder)
         self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=1)
         if again:
             start = SessionLog(status=SessionLog.START)
@@ -81,6 +86,33 @@ class EventFile:
         self._writer.close()
 
 
+def _drop_from(folder: Path, first_step: int) -> None:
+    """Rewrite the event files that hold points at or after a step, without them."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    for path in folder.glob("events.out.tfevents.*"):
+        events = [Event.FromString(data) for data in RawEventFileLoader(str(path)).Load()]
+        kept = [event for event in events if not event.HasField("summary") or event.step < first_step]
+        if len(kept) == len(events):
+            continue
+        aside = folder / f".{path.name}.partial"
+        with open(aside, "wb") as file:
+            writer = RecordWriter(file)
+            for event in kept:
+                writer.write(event.SerializeToString())
+        os.replace(aside, path)
+
+
+def _wait_for_next_second(folder: Path) -> None:
+    """TensorBoard reads event files in the order of their names, which begin with the second they were made in."""
+    made = [file.name.split(".")[3] for file in folder.glob("events.out.tfevents.*")]
+    newest = max((int(second) for second in made if second.isdecimal()), default=0)
+    while newest == int(time.time()):
+        time.sleep(0.02)
+
+
 class DiffStream:
     """Writes one report per step to TensorBoard and ``diffs.jsonl``.
 
@@ -97,8 +129,11 @@ class DiffStream:
         self.path = Path(logdir)
         self._names = names
         self._place: tuple[Any, ...] | None = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make the log folder {self.path}: {error}") from error
         self.done = self._read_done()
-        self.path.mkdir(parents=True, exist_ok=True)
         first = max(self.done, default=-1) + 1
         self._sinks: dict[str, ScalarSink] = {
             "reference": EventFile(self.path / "reference", first),
@@ -161,9 +196,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if len(whole) != len(content):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    for number, text in enumerate(whole.decode("utf-8").splitlines(), start=1):
+    for number, text in enumerate(whole.split(b"\n")[:-1], start=1):
         try:
             line = json.loads(text)
+            if not isinstance(line, dict) or not isinstance(line.get("step", 0), int):
+                raise ValueError("no object with a step")
         except ValueError as error:
             raise UsageError(f"{path}, line {number}, is damaged ({error}): give another log folder") from error
         yield line
@@ -234,7 +271,8 @@ def own_scalars_of(step: Step) -> Scalars:
             else:
                 scalars.append((record.slot, float(value)))
         else:
-            norms[f"{record.stage}_l2/{record.layer}"] += float(np.square(np.abs(value.astype(np.float64))).sum())
+            wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+            norms[f"{record.stage}_l2/{record.layer}"] += float(np.square(np.abs(wide)).sum())
     scalars += [("loss", sum(losses) / len(losses))] if losses else []
     return scalars + [(tag, math.sqrt(square)) for tag, square in norms.items()]
 

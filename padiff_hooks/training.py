@@ -104,12 +104,13 @@ class TrainingRecorder:
         logdir: str | Path | None = None,
         sink: ScalarSink | None = None,
     ) -> None:
-        """Training begins: make the run folder.
+        """Training begins: make the run folder. What an earlier one that was not ended left is ended before.
 
         Args:
             resumed: the host goes on with an earlier training; the folder is then resumed too.
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
         """
+        self.abort()
         recorder = Recorder(
             model,
             self._dir_path,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from padiff.align import equivalents
+from padiff import equivalents
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import ROOT, Layer, RunInfo
@@ -40,6 +42,7 @@ def align(
     candidate: RunInfo,
     layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     called: tuple[Collection[str], Collection[str]] = ((), ()),
+    whole: Collection[tuple[str, str]] = (),
 ) -> Alignment:
     """Pair the layers of two runs.
 
@@ -52,6 +55,8 @@ def align(
             in order.
         called: paths of the layers that were called in each run. A wrapper that was never called (a
             LightningModule) is then not paired in place of the model inside it.
+        whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
+            hold: those that a rule of the user's is about.
 
     Raises:
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
@@ -64,10 +69,13 @@ def align(
     for ours, theirs in given:
         if ours is not None and theirs is not None:
             matched[ours] = (by_path[theirs], "given")
-    left = [layer for layer in reference.layers if layer.path not in excluded]
-    right = [layer for layer in candidate.layers if layer.path not in taken]
-    for ours_layer, theirs_layer, reason in _pair_contents(left, right):
-        matched[ours_layer.path] = (theirs_layer, reason)
+    both = [(ours, theirs) for ours, theirs in given if ours is not None and theirs is not None]
+    left = _by_given(reference.layers, [ours for ours, _ in both], excluded)
+    right = _by_given(candidate.layers, [theirs for _, theirs in both], taken)
+    # What is inside of a given pair is paired with what is inside of its partner, the rest with the rest.
+    for group in sorted(left.keys() & right.keys()):
+        for ours_layer, theirs_layer, reason in _pair_contents(left[group], right[group], whole):
+            matched[ours_layer.path] = (theirs_layer, reason)
     _pair_containers(reference.layers, candidate.layers, excluded, taken, matched, called)
     pairs = tuple(LayerPair(layer, *matched[layer.path]) for layer in reference.layers if layer.path in matched)
     partners = {pair.candidate.path for pair in pairs}
@@ -85,7 +93,17 @@ def _given(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[
             f"the layer maps that the two runs were recorded with answer to each other in order, but the "
             f"reference's has {len(lists[0])} layers and the candidate's {len(lists[1])}"
         )
-    given: list[tuple[str | None, str | None]] = list(layer_map)
+    given = _named(layer_map, reference, candidate)
+    recorded = _named(zip(*lists, strict=True), reference, candidate)
+    ours, theirs = ({pair[index] for pair in given} for index in (0, 1))
+    return given + [pair for pair in recorded if pair[0] not in ours and pair[1] not in theirs]
+
+
+def _named(
+    pairs: Iterable[tuple[str | None, str | None]], reference: RunInfo, candidate: RunInfo
+) -> list[tuple[str | None, str | None]]:
+    """The pairs with every alias replaced by the layer's own path."""
+    found = list(pairs)
     sides: list[tuple[str, tuple[Layer, ...], int]] = [
         ("reference", reference.layers, 0),
         ("candidate", candidate.layers, 1),
@@ -93,10 +111,12 @@ def _given(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[
     for side, layers, index in sides:
         names = {path: layer.path for layer in layers for path in (layer.path, *layer.aliases)}
         seen: set[str] = set()
-        for position, pair in enumerate(given):
+        for position, pair in enumerate(found):
             path = pair[index]
             if path is None:
                 continue
+            if not isinstance(path, str):
+                raise UsageError(f"layer map: {path!r} is no path: recorded runs know their layers by path")
             if path not in names:
                 raise UsageError(f"layer map: the {side} has no layer {path!r}. {nearest(path, names)}")
             if names[path] in seen:
@@ -104,50 +124,127 @@ def _given(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[
             seen.add(names[path])
             fixed = list(pair)
             fixed[index] = names[path]
-            given[position] = (fixed[0], fixed[1])
-    known = {path for pair in given for path in pair}
-    return given + [pair for pair in zip(*lists, strict=True) if pair[0] not in known and pair[1] not in known]
+            found[position] = (fixed[0], fixed[1])
+    return found
+
+
+def _by_given(layers: Sequence[Layer], given: Sequence[str], skipped: set[str]) -> dict[int, list[Layer]]:
+    """Layers by the innermost given layer that they are inside of (its position), -1 for the rest."""
+    groups: dict[int, list[Layer]] = {}
+    above: list[tuple[Layer, int]] = []
+    positions = {path: position for position, path in enumerate(given)}
+    for layer in layers:
+        while above and not _contains(above[-1][0], layer):
+            above.pop()
+        if layer.path not in skipped:
+            groups.setdefault(above[-1][1] if above else -1, []).append(layer)
+        if layer.path in positions:
+            above.append((layer, positions[layer.path]))
+    return groups
 
 
 # -- layers that own parameters, and leaves ---------------------------------------------------------------------
 
 
-def _significant(layers: Sequence[Layer]) -> list[Layer]:
-    return [layer for layer in layers if layer.parameters or not layer.children]
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A layer that is paired by what it is: it owns parameters, is a leaf, or is composite."""
+
+    layer: Layer
+    kind: str
+    signature: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def name(self) -> str:
+        return self.layer.path.rsplit(".", 1)[-1]
 
 
-def _alike(ours: Layer, theirs: Layer) -> int:
+def _units(layers: Sequence[Layer], ruled: Mapping[str, str]) -> list[_Unit]:
+    units: list[_Unit] = []
+    composite: Layer | None = None  # the one that we are inside of
+    for layer in layers:
+        if composite is not None and _contains(composite, layer):
+            continue
+        composite = None
+        kind = equivalents.kind(layer)
+        if layer.type in ruled:
+            composite = layer
+            # Any two of these go together, whatever they own.
+            units.append(_Unit(layer, ruled[layer.type], ((ruled[layer.type], ()),)))
+        elif kind in equivalents.COMPOSITE:
+            composite = layer
+            inside = (x for x in layers if x is layer or _contains(layer, x))
+            elements = sum(math.prod(p.shape) for x in inside for p in x.parameters)
+            units.append(_Unit(layer, kind, (("elements", (elements,)),)))
+        elif layer.parameters or not layer.children:
+            units.append(_Unit(layer, kind, equivalents.signature(layer)))
+    return units
+
+
+def _alike(ours: _Unit, theirs: _Unit) -> int:
     """How well two layers go together; 0 means not at all."""
-    mine, other = equivalents.signature(ours), equivalents.signature(theirs)
-    same_kind = equivalents.kind(ours) == equivalents.kind(theirs)
-    if not mine and not other:
-        return 4 if same_kind else 0
-    shapes_agree = sorted(shape for _, shape in mine) == sorted(shape for _, shape in other)
-    if shapes_agree and (same_kind or mine == other):
+    same_kind = ours.kind == theirs.kind
+    if not ours.signature and not theirs.signature:
+        # Two activations of one name at one place, of which one is wrong, are to be shown there.
+        return 4 if same_kind else 2 if ours.name == theirs.name else 0
+    shapes_agree = sorted(shape for _, shape in ours.signature) == sorted(shape for _, shape in theirs.signature)
+    if shapes_agree and (same_kind or ours.signature == theirs.signature):
         return 20
     # The same kind with other shapes is the place where the models differ: paired, so that it is shown there.
-    return 6 if same_kind and mine and other else 0
+    return 6 if same_kind and ours.signature and theirs.signature else 0
 
 
-def _name(layer: Layer) -> str:
-    return layer.path.rsplit(".", 1)[-1]
+def _pair_contents(
+    left: Sequence[Layer], right: Sequence[Layer], whole: Collection[tuple[str, str]] = ()
+) -> list[tuple[Layer, Layer, str]]:
+    ours = _units(left, {mine: f"{mine}/{other}" for mine, other in whole})
+    theirs = _units(right, {other: f"{mine}/{other}" for mine, other in whole})
+    found: list[tuple[_Unit, _Unit, str]] = []
+    by_path = {unit.layer.path: unit for unit in theirs}
+    if {u.layer.path for u in ours if u.signature} == {u.layer.path for u in theirs if u.signature}:
+        found = [(unit, by_path[unit.layer.path], "path") for unit in ours if unit.layer.path in by_path]
+        found = found if all(_alike(a, b) for a, b, _ in found) else []
+    if found:
+        done = {a.layer.path for a, _, _ in found}
+        rest = _in_order([x for x in ours if x.layer.path not in done], [x for x in theirs if x.layer.path not in done])
+        found += [(a, b, "order") for a, b in rest if not a.signature]
+    else:
+        found = [(a, b, "order") for a, b in _in_order(ours, theirs)]
+        found += [(a, b, "order") for a, b in _out_of_order(ours, theirs, found)]
+    pairs = [(a.layer, b.layer, reason) for a, b, reason in found]
+    for a, b, _ in found:
+        if a.kind in equivalents.COMPOSITE:
+            pairs += _pair_inside(a.layer, b.layer, left, right)
+    return pairs
 
 
-def _pair_contents(left: Sequence[Layer], right: Sequence[Layer]) -> list[tuple[Layer, Layer, str]]:
-    ours, theirs = _significant(left), _significant(right)
-    by_path = {layer.path: layer for layer in theirs}
-    if {layer.path for layer in ours if layer.parameters} == {layer.path for layer in theirs if layer.parameters}:
-        pairs = [(layer, by_path[layer.path], "path") for layer in ours if layer.path in by_path]
-        if all(_alike(a, b) for a, b, _ in pairs):
-            done = {a.path for a, _, _ in pairs}
-            rest = _in_order([x for x in ours if x.path not in done], [x for x in theirs if x.path not in done])
-            return pairs + [(a, b, "order") for a, b in rest if not a.parameters]
-    return [(a, b, "order") for a, b in _in_order(ours, theirs)]
+def _out_of_order(
+    ours: Sequence[_Unit], theirs: Sequence[_Unit], found: Sequence[tuple[_Unit, _Unit, str]]
+) -> list[tuple[_Unit, _Unit]]:
+    """What is left because it is defined elsewhere: paired among itself, where either side has as many of its make."""
+    done = {id(a) for a, _, _ in found} | {id(b) for _, b, _ in found}
+    left = [[unit for unit in side if id(unit) not in done and unit.signature] for side in (ours, theirs)]
+    counts = [Counter((unit.kind, unit.signature) for unit in side) for side in left]
+    kept = [[u for u in side if counts[0][u.kind, u.signature] == counts[1][u.kind, u.signature]] for side in left]
+    return [(a, b) for a, b in _in_order(kept[0], kept[1]) if _sure(a, b)]
 
 
-def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+def _pair_inside(
+    ours: Layer, theirs: Layer, left: Sequence[Layer], right: Sequence[Layer]
+) -> list[tuple[Layer, Layer, str]]:
+    """Layers of the same name and make inside two composite layers; the order inside means nothing."""
+    inside = {layer.path[len(theirs.path) :]: layer for layer in right if _contains(theirs, layer)}
+    pairs = []
+    for layer in left:
+        partner = inside.get(layer.path[len(ours.path) :]) if _contains(ours, layer) else None
+        if partner is not None and equivalents.signature(layer) == equivalents.signature(partner):
+            pairs.append((layer, partner, "path"))
+    return pairs
+
+
+def _in_order(ours: Sequence[_Unit], theirs: Sequence[_Unit]) -> list[tuple[_Unit, _Unit]]:
     """The best pairing that keeps both orders of definition: equal ends first, a table for what is between."""
-    pairs: list[tuple[Layer, Layer]] = []
+    pairs: list[tuple[_Unit, _Unit]] = []
     start = 0
     while start < min(len(ours), len(theirs)) and _sure(ours[start], theirs[start]):
         pairs.append((ours[start], theirs[start]))
@@ -162,11 +259,11 @@ def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Laye
     return pairs + _table(*middle) + tail
 
 
-def _sure(ours: Layer, theirs: Layer) -> bool:
+def _sure(ours: _Unit, theirs: _Unit) -> bool:
     return _alike(ours, theirs) in (4, 20)
 
 
-def _table(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+def _table(ours: Sequence[_Unit], theirs: Sequence[_Unit]) -> list[tuple[_Unit, _Unit]]:
     """Needleman and Wunsch's global alignment, with no cost for a gap."""
     rows, columns = len(ours), len(theirs)
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
@@ -187,13 +284,13 @@ def _table(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, 
     return pairs
 
 
-def _score(ours: Layer, theirs: Layer) -> int:
+def _score(ours: _Unit, theirs: _Unit) -> int:
     alike = _alike(ours, theirs)
-    return alike + (1 if alike and _name(ours) == _name(theirs) else 0)
+    return alike + (1 if alike and ours.name == theirs.name else 0)
 
 
-def _common_runs(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
-    keys = [[(equivalents.kind(x), equivalents.signature(x)) for x in side] for side in (ours, theirs)]
+def _common_runs(ours: Sequence[_Unit], theirs: Sequence[_Unit]) -> list[tuple[_Unit, _Unit]]:
+    keys = [[(unit.kind, unit.signature) for unit in side] for side in (ours, theirs)]
     blocks = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
     return [(ours[a + k], theirs[b + k]) for a, b, size in blocks for k in range(size)]
 
@@ -246,4 +343,4 @@ def _by_contents(
 
 
 def _contains(above: Layer, layer: Layer) -> bool:
-    return above.path == ROOT or layer.path.startswith(f"{above.path}.")
+    return layer.path != ROOT and (above.path == ROOT or layer.path.startswith(f"{above.path}."))

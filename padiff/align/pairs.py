@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from padiff.align import equivalents
+from padiff import equivalents
 from padiff.align.layers import Alignment, LayerPair
 from padiff.records import LOOP, STAGES, Layer, Pair, Record, Step
 

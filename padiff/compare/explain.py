@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from padiff.align import Alignment, LayerPair, equivalents
+from padiff import equivalents
+from padiff.align import Alignment, LayerPair
 from padiff.errors import RunFolderError
 from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo
 
@@ -120,7 +121,8 @@ def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos:
         return _forward(reference, candidate, layers)
     ratio = _ratio(reference, candidate)
     if stage == "loss":
-        if ratio is not None:
+        # Two numbers always have a ratio; only a round one speaks for another reduction.
+        if ratio is not None and _round(ratio):
             return f"the loss is {_times(ratio)}: another reduction (mean, sum), weighting or scaling"
         return (
             "the model's outputs agree, so the loss function: its reduction, weights, label smoothing or ignored labels"
@@ -185,7 +187,13 @@ def _masked_apart(reference: np.ndarray, candidate: np.ndarray) -> bool:
 def _grad(ratio: float | None, step: Sequence[Diff]) -> str:
     grads = [d for d in step if d.pair.stage == "grad" and d.compared and d.figures and d.figures.reference_l2 > 0]
     if ratio is not None and len(grads) > 1:
-        sizes = [d.figures.candidate_l2 / d.figures.reference_l2 for d in grads if d.figures]
+        largest = max(d.figures.reference_l2 / d.figures.size**0.5 for d in grads if d.figures)
+        # Gradients of pure noise (a bias before a normalisation) follow no ratio.
+        sizes = [
+            d.figures.candidate_l2 / d.figures.reference_l2
+            for d in grads
+            if d.figures and d.figures.reference_l2 / d.figures.size**0.5 > 1e-4 * largest
+        ]
         if np.ptp(sizes) <= _CONSTANT * abs(np.mean(sizes)):
             return (
                 f"all gradients are {_times(ratio)}: clipping by norm on one side, another number of accumulated "
@@ -215,7 +223,7 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
         values, _ = _values(weight.pair)
         rest = (candidate - reference).ravel()
         norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
-        if norm and abs(float(np.dot(values.ravel(), rest))) > 0.99 * norm:
+        if norm and abs(np.vdot(values.ravel(), rest)) > 0.99 * norm:
             return "the updates differ by a multiple of the weight: weight decay (its size, coupled or decoupled)"
     return "the gradients agree, so the optimizer: its betas, epsilon, momentum, bias correction or state"
 
@@ -265,6 +273,12 @@ def _ratio(reference: np.ndarray, candidate: np.ndarray) -> float | None:
     if ratio == 0 or rest > _CONSTANT * abs(ratio) * math.sqrt(square) or abs(ratio - 1) < 10 * _CONSTANT:
         return None
     return ratio
+
+
+def _round(ratio: float) -> bool:
+    """Whether a ratio, or its inverse, is a whole number that a batch or a class count could be."""
+    whole = max(abs(ratio), 1 / abs(ratio))
+    return whole < 1e5 and abs(whole - round(whole)) < 1e-4 * whole and round(whole) > 1
 
 
 def _times(ratio: float) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from padiff.align import Alignment, align, pair_steps
-from padiff.align.equivalents import ONE_SIDED
 from padiff.compare.explain import first_diff, setting_notes
 from padiff.compare.measure import measure
 from padiff.compare.tolerance import NoisePolicy, Policy
-from padiff.dump import open_run
-from padiff.errors import NothingToCompareError
+from padiff.dump import SingleDump, open_run
+from padiff.equivalents import ONE_SIDED
+from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import LOOP, STAGES, Coverage, Diff, Layer, Report, Run, Step
+from padiff.selection import nearest
 
 
 class RunComparison:
@@ -42,6 +44,9 @@ class RunComparison:
         self._map = LayerMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
         self._stages = frozenset(stages)
+        unknown = sorted(self._stages - set(STAGES))
+        if unknown:
+            raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
         self._alignment: Alignment | None = None
         self._called: tuple[set[str], set[str]] = (set(), set())
         align(reference.info, candidate.info, self._map)  # a map that does not fit is told before any step is there
@@ -59,16 +64,23 @@ class RunComparison:
         return [number for number in self.reference.numbers() if number in theirs]
 
     def compare(self, number: int) -> Report:
-        """Compare one step, all ranks that both runs have."""
+        """Compare one step, all ranks; what a rank recorded that only one run has stands alone."""
         return self.report(self.diffs(number), [number])
 
     def diffs(self, number: int) -> list[Diff]:
         """The judged diffs of one step, in causal order."""
+        return self._rank_diffs(self.reference.steps(number), self.candidate.steps(number))
+
+    def _rank_diffs(self, references: Sequence[Step], candidates: Sequence[Step]) -> list[Diff]:
         found: list[Diff] = []
-        pairs = zip(self.reference.steps(number), self.candidate.steps(number), strict=False)
-        for reference, candidate in pairs:
-            found += self.step_diffs(reference, candidate)
+        for reference, candidate in zip_longest(references, candidates):
+            empty = Step((reference or candidate).number, ())
+            found += self.step_diffs(reference or empty, candidate or empty)
         return found
+
+    def dump_diffs(self, ours: int, theirs: int) -> list[Diff]:
+        """The judged diffs of two steps of whatever numbers."""
+        return self._rank_diffs(self.reference.steps(ours), self.candidate.steps(theirs))
 
     def step_diffs(self, reference: Step, candidate: Step) -> list[Diff]:
         """The judged diffs of two given steps."""
@@ -171,13 +183,9 @@ def compare_runs(
     comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages)
     numbers = (runs[0].numbers(), runs[1].numbers())
     common = comparison.common()
-    if not common and len(numbers[0]) == len(numbers[1]) == 1:
+    if not common and all(isinstance(run, SingleDump) for run in runs):
         # Two single dumps are compared whatever steps they were.
-        diffs = [
-            diff
-            for ours, theirs in zip(runs[0].steps(numbers[0][0]), runs[1].steps(numbers[1][0]), strict=False)
-            for diff in comparison.step_diffs(ours, theirs)
-        ]
+        diffs = comparison.dump_diffs(numbers[0][0], numbers[1][0])
         common = numbers[0]
     elif not common:
         raise NothingToCompareError(
@@ -207,9 +215,14 @@ def _called(step: Step) -> set[str]:
 
 
 def _paths(layers: Iterable[Layer], containers: bool) -> tuple[str, ...]:
-    return tuple(
-        layer.path for layer in layers if layer.recorded and bool(layer.children and not layer.parameters) == containers
-    )
+    return tuple(layer.path for layer in layers if layer.recorded and _only_holds(layer) == containers)
+
+
+def _only_holds(layer: Layer) -> bool:
+    """Whether a layer has nothing of its own: sublayers only, or parameters of another layer (an RNN's cells)."""
+    if layer.parameters:
+        return all(p.tied_to for p in layer.parameters)
+    return layer.children > 0
 
 
 def _owned(layers: Iterable[Layer]) -> tuple[str, ...]:
@@ -218,7 +231,7 @@ def _owned(layers: Iterable[Layer]) -> tuple[str, ...]:
         for layer in layers
         if layer.recorded
         for p in layer.parameters
-        if p.slot not in ONE_SIDED
+        if p.slot not in ONE_SIDED and not p.tied_to
     )
 
 

@@ -42,6 +42,10 @@ FOLDERS = {
     "update": (PARAMS_FILE, "updates"),
 }
 
+#: What ``dump_weights`` and ``dump_grads`` write, beside what ``dump_params`` wrote into the same folder: weights after
+#: the optimizer's step must not replace those before it.
+ALONE = {"weight": ("weights.json", "weights_alone"), "grad": ("grads.json", "grads_alone")}
+
 _FOREIGN = {
     "bfloat16": ml_dtypes.bfloat16,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -67,30 +71,33 @@ def from_stored(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.view(foreign) if foreign is not None and array.dtype.kind == "u" else array
 
 
+def fits_stored(array: np.ndarray, dtype: str) -> bool:
+    """Whether a stored array can be what a dtype's values were stored as."""
+    foreign = _FOREIGN.get(dtype)
+    return foreign is None or array.dtype.kind != "u" or array.dtype.itemsize == np.dtype(foreign).itemsize
+
+
 def tree_to_json(layers: Iterable[Layer], records: Mapping[str, list[dict[str, Any]]] | None = None) -> dict[str, Any]:
     """The layer tree as nested objects; with ``records``, those of a layer at its node."""
-    flat = list(layers)
-    position = 0
-
-    def node() -> dict[str, Any]:
-        nonlocal position
-        layer = flat[position]
-        position += 1
-        out = _layer_to_json(layer)
+    root: dict[str, Any] | None = None
+    above: list[dict[str, Any]] = []
+    for layer in layers:
+        node = _layer_to_json(layer)
         if records is not None:
-            out["records"] = records.get(layer.path, [])
+            node["records"] = records.get(layer.path, [])
         # A shared layer counts as a child of each of its parents but stands in the tree once.
-        below: list[dict[str, Any]] = []
-        while position < len(flat) and _is_child(flat[position].path, layer.path):
-            below.append(node())
-        if below:
-            out["layers"] = below
-        return out
-
-    tree = node()
-    if position != len(flat):
-        raise ValueError(f"{flat[position].path} is not below {flat[0].path}")
-    return tree
+        while above and not _is_child(layer.path, above[-1]["path"]):
+            above.pop()
+        if above:
+            above[-1].setdefault("layers", []).append(node)
+        elif root is None:
+            root = node
+        else:
+            raise ValueError(f"{layer.path} is not below {root['path']}")
+        above.append(node)
+    if root is None:
+        raise ValueError("a tree has at least one layer")
+    return root
 
 
 def _is_child(path: str, above: str) -> bool:

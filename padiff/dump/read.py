@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +19,7 @@ from padiff.dump.format import (
     RUN_FILE,
     SCHEMA_VERSION,
     STEPS,
+    fits_stored,
     from_stored,
     step_folder,
     tree_from_json,
@@ -46,17 +48,24 @@ class TensorFile:
         """
         path = self._inside()
         try:
-            small = path.stat().st_size < 1 << 16
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise self._error("is no plain file", "do not use this run folder")  # reading a pipe would wait
+            small = status.st_size < 1 << 16
             array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
         except FileNotFoundError:
             raise self._error("is missing", "copy the whole run folder, or record the run again") from None
-        except (OSError, ValueError, EOFError, SyntaxError) as error:
+        except TensorFileError:
+            raise
+        except Exception as error:  # a header made to harm raises nearly anything, MemoryError too
             if "pickle" in str(error).lower():
                 raise self._error("holds pickled objects, which are never loaded", "record the run again") from error
             raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
         if not isinstance(array, np.ndarray) or array.shape != self.shape:
             got = getattr(array, "shape", type(array).__name__)
             raise self._error(f"has shape {got}, but {self.shape} was recorded", "the file was changed") from None
+        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
+            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed") from None
         return from_stored(array, self.dtype)
 
     def _inside(self) -> Path:
@@ -64,7 +73,11 @@ class TensorFile:
             raise self._error("leaves the run folder, and is not read", "do not use this run folder")
         path = self.folder / self.file
         root = self.folder.resolve()
-        if root not in path.resolve().parents:
+        try:
+            resolved = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null byte
+            raise self._error(f"cannot be a path ({error})", "do not use this run folder") from error
+        if root not in resolved.parents:
             raise self._error("leaves the run folder by a link, and is not read", "do not use this run folder")
         return path
 
@@ -94,12 +107,12 @@ class FolderRun:
             return sorted(int(e.name) for e in steps.iterdir() if _STEP_NAME.fullmatch(e.name))
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            raise RunFolderError(f"{steps} is a file; a run's steps lie in a folder. Copy the run again") from None
 
     def steps(self, number: int) -> list[Step]:
         folder = self.path / STEPS / step_folder(number)
-        ranks = sorted(
-            (e for e in folder.glob("rank_*") if e.name[5:].isdigit()), key=lambda entry: int(entry.name[5:])
-        )
+        ranks = _ranks(folder)
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         return [read_dump(rank)[1] for rank in ranks]
@@ -111,10 +124,10 @@ class FolderRun:
 class SingleDump:
     """A `Run` of one step: a step's folder or a dump folder, looked at alone."""
 
-    def __init__(self, path: Path, ranks: list[Path], info: RunInfo | None = None) -> None:
+    def __init__(self, path: Path, ranks: list[Path], files: Sequence[str]) -> None:
         self.path = path
-        self._read = [read_dump(rank) for rank in ranks]
-        self._info = info or self._read[0][0]
+        self._read = [read_dump(rank, files) for rank in ranks]
+        self._info = self._read[0][0]
 
     @property
     def name(self) -> str:
@@ -134,8 +147,46 @@ class SingleDump:
         return True
 
 
-def open_run(path: str | Path) -> FolderRun | SingleDump:
-    """Open a run folder, one step's folder of it, or a dump folder (one that holds the JSON files itself).
+class DumpSeries:
+    """A `Run` of dump folders ``step_N/rank_R``, as a proxy model's ``try_dump`` writes them."""
+
+    def __init__(self, path: Path, files: Sequence[str]) -> None:
+        self.path = path
+        self._files = files
+        self._folders = {int(e.name[5:]): e for e in path.glob("step_*") if e.name[5:].isdecimal()}
+        self._info = self.dump(min(self._folders)).info
+
+    @property
+    def name(self) -> str:
+        return self._info.name or self.path.name
+
+    @property
+    def info(self) -> RunInfo:
+        return self._info
+
+    def numbers(self) -> list[int]:
+        return sorted(self._folders)
+
+    def dump(self, number: int) -> SingleDump:
+        """One step's dump."""
+        folder = self._folders[number]
+        return SingleDump(folder, _ranks(folder) or [folder], self._files)
+
+    def steps(self, number: int) -> list[Step]:
+        # Numbered by its folder: a dump does not know which of many it is.
+        return [replace(step, number=number) for step in self.dump(number).steps(number)]
+
+    def finished(self) -> bool:
+        return True
+
+
+def open_run(
+    path: str | Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)
+) -> FolderRun | SingleDump | DumpSeries:
+    """Open a run folder, one step's folder of it, a dump folder (one that holds the JSON files itself), or a folder of
+    dump folders ``step_N``.
+
+    ``files`` are the JSON files to read of a dump folder, as far as they are there.
 
     Raises:
         RunFolderError: the path is none of these, or of another schema version; the message says what is there.
@@ -147,11 +198,12 @@ def open_run(path: str | Path) -> FolderRun | SingleDump:
         raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
     if (path / RUN_FILE).exists():
         return FolderRun(path)
-    if (path / REPORT_FILE).exists() or (path / PARAMS_FILE).exists():
-        return SingleDump(path, [path])
-    ranks = sorted((e for e in path.glob("rank_*") if e.name[5:].isdigit()), key=lambda entry: int(entry.name[5:]))
-    if ranks:
-        return SingleDump(path, ranks)
+    if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE)):
+        return SingleDump(path, [path], files)
+    if _ranks(path):
+        return SingleDump(path, _ranks(path), files)
+    if any(entry.name[5:].isdecimal() for entry in path.glob("step_*")):
+        return DumpSeries(path, files)
     hint = ""
     if (path / STEPS).is_dir():
         hint = f" It has a folder '{STEPS}', so it was a run folder: its {RUN_FILE} is lost."
@@ -161,6 +213,10 @@ def open_run(path: str | Path) -> FolderRun | SingleDump:
     raise RunFolderError(f"{path} is no run folder: it holds neither {RUN_FILE} nor {REPORT_FILE}.{hint}")
 
 
+def _ranks(folder: Path) -> list[Path]:
+    return sorted((e for e in folder.glob("rank_*") if e.name[5:].isdecimal()), key=lambda entry: int(entry.name[5:]))
+
+
 def read_info(run_file: Path) -> RunInfo:
     """Read ``run.json``."""
     content = _read_json(run_file)
@@ -168,16 +224,16 @@ def read_info(run_file: Path) -> RunInfo:
         return _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
 
 
-def read_dump(folder: Path) -> tuple[RunInfo, Step]:
-    """Read one rank's dump folder; one of the two JSON files may be absent.
+def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -> tuple[RunInfo, Step]:
+    """Read one rank's dump folder; of the JSON files, some may be absent.
 
     Raises:
-        RunFolderError: neither file is there, or one of them is damaged.
+        RunFolderError: none of the files is there, or one of them is damaged.
     """
     records: list[Record] = []
     content: Any = None
     layers: tuple[Layer, ...] = ()
-    for name in (REPORT_FILE, PARAMS_FILE):
+    for name in files:
         path = folder / name
         if not path.exists():
             continue
@@ -188,7 +244,7 @@ def read_dump(folder: Path) -> tuple[RunInfo, Step]:
             nodes += [(Layer(LOOP, "", ""), list(content.get("loop", {}).get("records", ())))]
             records += [record for layer, entries in nodes for record in _records(folder, layer, entries)]
     if content is None:
-        raise RunFolderError(f"{folder} holds neither {REPORT_FILE} nor {PARAMS_FILE}: it is no dump folder")
+        raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
     with _Explained(path):
         step = Step(
             number=int(content["step"]),

@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ import numpy as np
 from padiff.dump.format import (
     FINISHED_FILE,
     FOLDERS,
-    PARAMS_FILE,
-    REPORT_FILE,
     RUN_FILE,
     SCHEMA_VERSION,
     STEPS,
@@ -214,17 +212,20 @@ class RunWriter:
                     raise
 
 
-def write_dump(folder: Path, info: RunInfo, step: Step) -> None:
-    """Write one rank's records of one step: two JSON trees and the tensors' files."""
+def write_dump(folder: Path, info: RunInfo, step: Step, places: Mapping[str, tuple[str, str]] = FOLDERS) -> None:
+    """Write one rank's records of one step: JSON trees and the tensors' files.
+
+    ``places`` says, by stage, which JSON file and which folder of tensors; records of other stages are left out.
+    """
     files: dict[int, str] = {}
-    entries: dict[str, dict[str, list[dict[str, Any]]]] = {
-        REPORT_FILE: defaultdict(list),
-        PARAMS_FILE: defaultdict(list),
-    }
-    for sub in {sub for _, sub in FOLDERS.values()}:
+    entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
+    for sub in {sub for _, sub in places.values()}:
         (folder / sub).mkdir(exist_ok=True)
     for record in step.records:
-        json_file, sub = FOLDERS[record.stage] if record.layer != LOOP else (REPORT_FILE, "tensors")
+        place = places.get("loss" if record.layer == LOOP else record.stage)
+        if place is None:
+            continue
+        json_file, sub = place
         # Records that share an array (a layer's output that is its parent's too) share a file.
         key = id(record.source.array) if isinstance(record.source, InMemory) else None
         name = files.get(key) if key is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from padiff.errors import UsageError
@@ -12,16 +13,25 @@ from padiff.frameworks.base import Framework
 _NAMES = ("torch", "paddle")
 
 
+def _imported() -> Iterator[Framework]:
+    for name in _NAMES:
+        if name in sys.modules:
+            framework: Framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
+            yield framework
+
+
+def framework_of_tensor(value: Any) -> Framework | None:
+    """The framework that a tensor belongs to, `None` for anything else."""
+    return next((framework for framework in _imported() if framework.is_tensor(value)), None)
+
+
 def framework_of(model: Any) -> Framework:
     """The framework that a model belongs to.
 
     Raises:
         UsageError: the value is neither a torch Module nor a paddle Layer.
     """
-    for name in _NAMES:
-        if name not in sys.modules:
-            continue
-        framework: Framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
+    for framework in _imported():
         if framework.is_model(model):
             return framework
     hint = ""

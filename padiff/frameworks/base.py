@@ -7,7 +7,7 @@ through ``sys.modules``: a model's own framework is always imported already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,10 +25,29 @@ Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 #: ``after(layer, output, failed)`` of a layer's call.
 AfterCall = Callable[[Any, Any, bool], None]
-#: ``gradient(tensor)``: called with the gradient of a tensor.
-OnGradient = Callable[[Any], None]
+#: ``replaced(args, output)``: what to put in the place of a layer's output.
+Replaced = Callable[[tuple[Any, ...], Any], Any]
+#: ``gradient(tensor)``: called with the gradient of a tensor; what it returns, if anything, takes its place.
+OnGradient = Callable[[Any], Any]
 #: ``consumed(pairs)``: called with ``(parameter, gradient)`` pairs as the optimizer consumes them.
 OnConsumed = Callable[[Iterable[tuple[Any, Any]]], None]
+
+
+class Hook:
+    """A function that is put on a layer. In a copy or a pickle of the layer there is one that does nothing instead,
+    of the standard library: a model that is copied or saved while it is recorded is a model like any other.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
 
 
 class Framework(Protocol):
@@ -78,6 +97,9 @@ class Framework(Protocol):
         ``empty`` makes the array to copy into.
         """
 
+    def write(self, tensor: Any, array: np.ndarray) -> None:
+        """Set a parameter's or buffer's values in place; its dtype and device stay, no graph is recorded."""
+
     def version_of(self, tensor: Any) -> int:
         """A number that changes when the tensor is written in place; -1 where it can't be told."""
 
@@ -92,6 +114,21 @@ class Framework(Protocol):
 
     def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
         """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has."""
+
+    def hook_outputs(self, layer: Any, replaced: Replaced) -> Handle:
+        """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
+
+    def device(self, tensor: Any) -> str:
+        """``cpu`` or ``gpu`` (or what torch calls another kind)."""
+
+    def tensor_like(self, tensor: Any, array: np.ndarray) -> Any:
+        """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
+
+    def clear_gradients(self, model: Any) -> None:
+        """Let go of the gradients of a model's parameters."""
+
+    def step(self, optimizer: Any) -> None:
+        """One step of an optimizer, and its gradients cleared."""
 
     def gradient(self, parameter: Any) -> Any | None: ...
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, OnConsumed, OnGradient
+from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnConsumed, OnGradient, Replaced
 from padiff.frameworks.settings import plain_settings
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
@@ -102,10 +102,12 @@ class Paddle:
     def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
         tensor = tensor.detach()
         if tensor.is_selected_rows():
-            array = np.zeros(tensor.shape, str(np.asarray(tensor.get_selected_rows().get_tensor()).dtype))
             rows = tensor.get_selected_rows()
-            np.add.at(array, np.asarray(rows.rows()), np.asarray(rows.get_tensor()))
-            return array
+            values = np.asarray(rows.get_tensor())
+            # The tensor's own shape counts the rows that are held, the height all that there are.
+            dense = np.zeros((rows.height(), *values.shape[1:]), values.dtype)
+            np.add.at(dense, np.asarray(rows.rows()), values)
+            return dense
         if tensor.is_sparse():
             tensor = tensor.to_dense()
         if tensor.place.is_cpu_place() and self.dtype(tensor) in _SHARED and tensor.size >= _LARGE:
@@ -120,6 +122,12 @@ class Paddle:
             array = array.view(bits)
         return np.ascontiguousarray(array).reshape(array.shape)
 
+    def write(self, tensor: Any, array: np.ndarray) -> None:
+        value = paddle.to_tensor(np.array(array.astype(np.float32) if array.dtype.name in _BITS else array, order="C"))
+        with paddle.no_grad():
+            # set_value keeps the place, but wants the very dtype.
+            tensor.set_value(value.astype(tensor.dtype))
+
     def version_of(self, tensor: Any) -> int:
         return int(tensor.inplace_version)
 
@@ -129,8 +137,8 @@ class Paddle:
             after(called, output, output is None and sys.exc_info()[0] is not None)
 
         return [
-            layer.register_forward_pre_hook(before, with_kwargs=True),
-            layer.register_forward_post_hook(hook, always_call=True),
+            layer.register_forward_pre_hook(Hook(before), with_kwargs=True),
+            layer.register_forward_post_hook(Hook(hook), always_call=True),
         ]
 
     def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
@@ -144,15 +152,48 @@ class Paddle:
         if not hasattr(optimizer, "append_regularization_ops"):
             return []
         original = optimizer.append_regularization_ops
+        told = False
 
         def tell_then_append(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal told
+            told = True
             consumed([(p, g) for p, g in parameters_and_grads])
             return original(parameters_and_grads, *args, **kwargs)
 
-        handles: list[Handle] = [_Override(optimizer, "append_regularization_ops", tell_then_append)]
-        for name in ("step", "minimize"):
-            handles.append(_Override(optimizer, name, _then(getattr(optimizer, name), stepped)))
-        return handles
+        def after_step() -> None:
+            nonlocal told
+            if not told:
+                # An optimizer with a step of its own (LBFGS): what its closure left in the last call.
+                consumed([(p, p.grad) for p in self.optimized(optimizer)])
+            told = False
+            stepped()
+
+        return [
+            _Override(optimizer, "append_regularization_ops", tell_then_append),
+            _Override(optimizer, "step", _then(optimizer.step, after_step)),
+            _Override(optimizer, "minimize", _then(optimizer.minimize, stepped)),
+        ]
+
+    def hook_outputs(self, layer: Any, replaced: Replaced) -> Handle:
+        handle: Handle = layer.register_forward_post_hook(lambda _, args, output: replaced(args, output))
+        return handle
+
+    def device(self, tensor: Any) -> str:
+        return "cpu" if tensor.place.is_cpu_place() else "gpu"
+
+    def tensor_like(self, tensor: Any, array: np.ndarray) -> Any:
+        new = paddle.empty_like(tensor)
+        self.write(new, array)
+        return new
+
+    def clear_gradients(self, model: Any) -> None:
+        for parameter in model.parameters():
+            # Not to zero: an optimizer skips a parameter without a gradient, and steps one with a zero gradient.
+            parameter.clear_gradient(False)
+
+    def step(self, optimizer: Any) -> None:
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=False)
 
     def gradient(self, parameter: Any) -> Any | None:
         return parameter.grad

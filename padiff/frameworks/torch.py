@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, OnConsumed, OnGradient
+from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnConsumed, OnGradient, Replaced
 from padiff.frameworks.settings import plain_settings
 
 # numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.
@@ -20,6 +20,7 @@ _BITS = {
     torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: (torch.int8, ml_dtypes.float8_e5m2),
 }
+_WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
 class Torch:
@@ -108,6 +109,13 @@ class Torch:
         np.copyto(copied, array)
         return copied
 
+    def write(self, tensor: Any, array: np.ndarray) -> None:
+        if array.dtype.name in _WIDENED:
+            array = array.astype(np.float32)  # exact, and torch takes it
+        # A copy: the tensor must not share memory with the array, nor with the model the array came from.
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(np.array(array, order="C")))
+
     def version_of(self, tensor: Any) -> int:
         return -1 if tensor.is_inference() else int(tensor._version)
 
@@ -117,8 +125,8 @@ class Torch:
             after(module, output, output is None and _raising())
 
         return [
-            layer.register_forward_pre_hook(before, with_kwargs=True),
-            layer.register_forward_hook(hook, with_kwargs=True, always_call=True),
+            layer.register_forward_pre_hook(Hook(before), with_kwargs=True),
+            layer.register_forward_hook(Hook(hook), with_kwargs=True, always_call=True),
         ]
 
     def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
@@ -150,6 +158,25 @@ class Torch:
             optimizer.register_step_pre_hook(before),
             optimizer.register_step_post_hook(lambda *_: stepped()),
         ]
+
+    def hook_outputs(self, layer: Any, replaced: Replaced) -> Handle:
+        handle: Handle = layer.register_forward_hook(lambda _, args, output: replaced(args, output))
+        return handle
+
+    def device(self, tensor: Any) -> str:
+        return str(tensor.device.type)
+
+    def tensor_like(self, tensor: Any, array: np.ndarray) -> Any:
+        new = torch.empty_like(tensor, requires_grad=False)
+        self.write(new, array)
+        return new
+
+    def clear_gradients(self, model: Any) -> None:
+        model.zero_grad(set_to_none=True)
+
+    def step(self, optimizer: Any) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
 
     def gradient(self, parameter: Any) -> Any | None:
         return parameter.grad

@@ -6,6 +6,7 @@ and there is no cycle between it and the model.
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -64,6 +65,8 @@ class Capture:
         framework: the model's framework.
         nodes: all of the model's layers, the model itself first.
         chosen: paths of the layers whose tensors are recorded.
+        parameters: whether weights, gradients and updates are recorded too.
+        stacks: whether to keep each call's Python stack, as `stacks`.
         empty: makes the arrays that tensors are copied into.
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
     """
@@ -76,21 +79,27 @@ class Capture:
         chosen: frozenset[str],
         optimizers: Sequence[Any] = (),
         empty: Empty = np.empty,
+        parameters: bool = True,
+        stacks: bool = False,
     ) -> None:
         self.number = number
         self._framework = framework
         self._nodes = nodes
         self._chosen = chosen
         self._optimizers = optimizers
+        self._keep_stacks = stacks
+        #: Python stack of each layer's call, outermost frame first, by path and number of the call.
+        self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
         self._empty = empty
         self._handles: list[Handle] = []
+        self._attached = False
         self._records: list[tuple[Record, bool]] = []
         self._running: list[_Call] = []
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._recalls: Counter[tuple[str, bool]] = Counter()
         self._outermost: Counter[tuple[str, bool]] = Counter()
         self._tensors: dict[int, _Tensor] = {}
-        self._fired: Counter[tuple[str, str, int]] = Counter()
+        self._fired: Counter[tuple[str, str, int, bool]] = Counter()
         self._before: dict[int, np.ndarray] = {}
         self._pending: dict[int, tuple[np.ndarray, str]] = {}
         self._backward_sums: dict[int, np.ndarray] = {}
@@ -103,13 +112,16 @@ class Capture:
         self._owners: dict[int, tuple[Node, str, Any, str]] = {}
         for node in nodes:
             for slot, tensor, role in framework.parameters(node.layer):
-                if node.path in chosen:
+                if parameters and node.path in chosen:
                     self._owners.setdefault(id(tensor), (node, slot, tensor, role))
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Put the hooks on. What they would do in a step that is not due, they can't: then they are not there."""
+        """Put the hooks on, if they are not. In a step that is not due they can do nothing: then they are not there."""
+        if self._attached:
+            return
+        self._attached = True
         for node in self._nodes:
             self._handles += self._framework.hook_calls(
                 node.layer, partial(self._before_call, node), partial(self._after_call, node)
@@ -126,6 +138,7 @@ class Capture:
 
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
+        self._attached = False
         while self._handles:
             self._handles.pop().remove()
         self._running.clear()
@@ -140,6 +153,8 @@ class Capture:
         counter[node.path, training] += 1
         outermost = not self._running
         self._running.append(_Call(node, number, training, recomputed))
+        if self._keep_stacks and not recomputed:
+            self.stacks[node.path, number] = traceback.extract_stack()
         if not outermost or recomputed:
             return
         if not self._snapped:
@@ -171,8 +186,11 @@ class Capture:
             seen = _Tensor(weakref.ref(tensor), version, array, framework.dtype(tensor))
             self._tensors[id(tensor)] = seen
             # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
-            # before in-place layers. The hook goes with the graph, so it needs no handle.
-            framework.hook_gradient(tensor, partial(self._gradient, seen))
+            # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a parameter
+            # or an input that a layer hands on, which lives on.
+            handle = framework.hook_gradient(tensor, partial(self._gradient, seen))
+            if handle is not None and tensor.is_leaf:
+                self._handles.append(handle)
         seen.sites.append((call.node, slot, call.number, call.training))
         if not call.recomputed and seen.array is not None:
             source = InMemory(seen.array)
@@ -184,8 +202,8 @@ class Capture:
         array = self._copy(gradient)
         dtype = self._framework.dtype(gradient)
         for node, slot, call, training in seen.sites:
-            again = self._fired[node.path, slot, call]
-            self._fired[node.path, slot, call] += 1
+            again = self._fired[node.path, slot, call, training]
+            self._fired[node.path, slot, call, training] += 1
             # A second backward through the same graph is a quantity of its own.
             name = f"{slot}@{again}" if again else slot
             self._put(node, "backward", name, InMemory(array), dtype, array.shape, call, training)
@@ -268,18 +286,43 @@ class Capture:
         """Paths of the layers that were called."""
         return frozenset(path for path, _ in self._calls)
 
-    def finish(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
-        """Take the hooks off and hand the step over; the capture is empty afterwards."""
+    def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True) -> Step:
+        """Take the hooks off and hand the step over; the capture is empty afterwards.
+
+        ``updates=False`` if no optimizer has stepped yet.
+        """
         if not self._optimizers:
             self._gradients_without_optimizer()
+        if not updates:
+            self._before.clear()
         self._flush_gradients(self._pending)
         self.detach()
         self._closed = True
-        kept, notes = self._training_calls()
-        counts = [count for (_, training), count in self._outermost.items()]
+        step = self.peek(rank, loss_scale)
         self._tensors.clear()
         self._before.clear()
         self._records.clear()
+        return step
+
+    def parameters_now(self) -> Step:
+        """A step of weights, buffers and gradients, as they are now."""
+        self._snapshot()
+        self._gradients_without_optimizer()
+        self._before.clear()
+        self._flush_gradients(self._pending)
+        return self.peek()
+
+    def weights(self) -> Step:
+        """A step of the weights and buffers alone, as they are now."""
+        self._snapshot()
+        return self.peek()
+
+    def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
+        """What was recorded so far; the capture goes on."""
+        kept, notes = self._training_calls()
+        # As for the records: evaluation in between is no micro-batch.
+        modes = {training for _, training in self._outermost}
+        counts = [count for (_, training), count in self._outermost.items() if training or len(modes) < 2]
         return Step(
             number=self.number,
             records=tuple(replace(record, order=order) for order, record in enumerate(kept)),

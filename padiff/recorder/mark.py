@@ -1,41 +1,35 @@
-"""The mark that a recorder leaves on a model while it records it."""
+"""Which models are being recorded. Nothing is written on the model itself: copies and pickles of it know nothing."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
 
-_NAME = "_padiff_recorder"
+# By the model's identity, with a weak reference that tells when the identity has gone to another object.
+_MARKS: dict[int, Mark] = {}
 
 
 class Mark:
-    """Says that a living recorder is at work on a model. Copies and pickles of the model don't carry it."""
+    """Says that a living recorder is at work on a model."""
 
     def __init__(self, model: Any, recorder: Any) -> None:
-        self._model = weakref.ref(model)
-        self._recorder = weakref.ref(recorder)
+        self._key = id(model)
+        self.model = weakref.ref(model)
+        self.recorder = weakref.ref(recorder)
 
     @classmethod
     def set(cls, model: Any, recorder: Any) -> Mark:
-        mark = cls(model, recorder)
-        # Past the model's own __setattr__, which sorts attributes into parameters, buffers and sublayers.
-        object.__setattr__(model, _NAME, mark)
+        for key in [key for key, mark in _MARKS.items() if mark.model() is None or mark.recorder() is None]:
+            del _MARKS[key]
+        _MARKS[id(model)] = mark = cls(model, recorder)
         return mark
 
-    @property
-    def valid(self) -> bool:
-        return self._recorder() is not None
-
     def remove(self) -> None:
-        model = self._model()
-        if model is not None:
-            vars(model).pop(_NAME, None)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(None), ())
+        if _MARKS.get(self._key) is self:
+            del _MARKS[self._key]
 
 
 def marked(model: Any) -> bool:
     """Whether a living recorder is at work on the model."""
-    mark = vars(model).get(_NAME)
-    return isinstance(mark, Mark) and mark.valid
+    mark = _MARKS.get(id(model))
+    return mark is not None and mark.model() is model and mark.recorder() is not None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.distribution import warn_of_older
 from padiff.dump.write import RunWriter
 from padiff.errors import UsageError, WriterError
 from padiff.frameworks import framework_of
@@ -18,10 +19,10 @@ from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
-from padiff.recorder.tree import describe, walk
 from padiff.records import RunInfo, Step
 from padiff.schedule import Schedule
 from padiff.selection import find_paths, select
+from padiff.tree import describe, walk
 
 
 class Sink(Protocol):
@@ -68,6 +69,7 @@ class Recorder:
             raise UsageError(f"on_error is 'raise' or 'warn', got {on_error!r}")
         if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
             raise UsageError(f"start_step has to be a whole number of at least 0, got {start_step!r}")
+        warn_of_older()
         self._framework = framework_of(model)
         self._model = self._framework.unwrap(model)
         self._schedule = Schedule.of(every_n_steps)

@@ -33,6 +33,7 @@ class PaDiffCallback(Callback):
         self._resumed = False
         self._restored = False
         self._global_step = 0
+        self._loss_scale = 1.0
 
     @property
     def first_report(self) -> Any:
@@ -57,16 +58,22 @@ class PaDiffCallback(Callback):
         self._resumed = True
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        # Before the batch: the scaler may change its scale at the end of the step.
+        self._loss_scale = _loss_scale(trainer)
         self._training.begin_batch()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self._training.end_batch(loss if self._training.due else None, _loss_scale(trainer))
+        self._training.end_batch(loss if self._training.due else None, self._loss_scale)
         # Advances with every optimizer step, not while gradients accumulate, also in manual optimization.
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             if self._training.end_step():
                 trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        # A module that cuts its epoch short in on_train_batch_start gets no on_train_batch_end.
+        self._training.detach()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._training.finish()

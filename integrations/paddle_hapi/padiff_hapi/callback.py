@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from padiff.errors import UsageError
 from padiff_hooks.training import TrainingRecorder
 
@@ -62,8 +64,10 @@ class PaDiffCallback(Callback):
             except BaseException:
                 self._training.abort()
                 raise
-            # The scaler is made in the first batch, and may change its scale after each.
-            self._loss_scale = scale if scale is not None else (_scale(model) or 1.0)
+            # Not in on_train_batch_end: another callback may raise before it comes.
+            self._training.detach()
+            # The scaler is made in the first batch, and may change its scale at the end of each.
+            self._loss_scale = scale if scale is not None else _first_scale(model)
             return result
 
         return recorded
@@ -89,4 +93,10 @@ def _scale(model: Any) -> float | None:
         return None
     state = scaler.state_dict()  # empty when the scaler is switched off
     scale = state.get("scale")
-    return float(scale) if scale is not None else 1.0
+    return float(np.asarray(scale).reshape(-1)[0]) if scale is not None else 1.0  # an array of one element
+
+
+def _first_scale(model: Any) -> float:
+    """What the scaler that was made just now began with."""
+    scaler = getattr(model, "_scaler", None)
+    return float(scaler.get_init_loss_scaling()) if scaler is not None else 1.0

@@ -12,17 +12,41 @@ _KINDS = {
     "upsample": "upsampling",
     "nondynamicallyquantizablelinear": "linear",
     "syncbatchnorm": "batchnorm2d",
+    "conv1dtranspose": "convtranspose1d",
+    "conv2dtranspose": "convtranspose2d",
+    "conv3dtranspose": "convtranspose3d",
+    "rnn": "simplernn",
 }
 
-_SLOTS = {"_mean": "running_mean", "_variance": "running_var", "gamma": "weight", "beta": "bias"}
+_SLOTS = {
+    "_mean": "running_mean",
+    "_variance": "running_var",
+    "gamma": "weight",
+    "beta": "bias",
+    "_weight": "weight",  # paddle's PReLU
+    "scale": "weight",  # paddle's InstanceNorm
+}
+
+#: Kinds whose insides the frameworks lay out differently (one packed matrix against three layers): paired as a whole.
+COMPOSITE = frozenset({"multiheadattention"})
 
 #: Bookkeeping that only one framework keeps: never missed on the other side.
 ONE_SIDED = frozenset({"num_batches_tracked"})
 
 
+def common_kind(name: str) -> str:
+    """A kind under one name for both frameworks."""
+    return _KINDS.get(name, name)
+
+
+def is_composite(name: str) -> bool:
+    """Whether layers of this kind are carried over as a whole."""
+    return common_kind(name) in COMPOSITE | {"lstm", "gru", "simplernn"}
+
+
 def kind(layer: Layer) -> str:
     """The layer's kind, under one name for both frameworks."""
-    return _KINDS.get(layer.kind, layer.kind)
+    return common_kind(layer.kind)
 
 
 def slot(name: str) -> str:

@@ -1,0 +1,216 @@
+"""The run of an ``auto_diff``: weights, passes, comparisons, optimizer, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from padiff.align import Alignment, align
+from padiff.auto.arguments import Settings, Side, understand
+from padiff.auto.passes import During, Pass, run_pass, update, weights_after
+from padiff.auto.synchronised import gradients_of_base, masks_of_base, outputs_of_base
+from padiff.auto.tell import Teller
+from padiff.compare import RunComparison
+from padiff.distribution import warn_of_older
+from padiff.layer_map import LayerMap
+from padiff.recorder import MemoryRun
+from padiff.records import ROOT, Coverage, Diff, FirstDiff, Layer, Report, Step
+from padiff.weights.assign import AssignError, carry_over
+
+_FORWARD = ("input", "forward", "loss")
+_BACKWARD = ("backward", "grad")
+
+
+@dataclass
+class _Findings:
+    """Diffs so far, with the steps they are of and the passes that they came from."""
+
+    comparison: RunComparison
+    diffs: list[Diff] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    passes: tuple[Pass, Pass] | None = None
+
+    @property
+    def failed(self) -> bool:
+        return any(not diff.passed for diff in self.diffs)
+
+
+def auto_diff(*args: Any, **kwargs: Any) -> Report:
+    """Run two models on the same inputs and say whether, and where, they part.
+
+    ``auto_diff(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, or the first generation's
+    ``auto_diff(layer, module, example_inp, auto_weights=True, layer_map=..., options={...}, loss_fn=..., optimizer=...,
+    steps=1)`` with a paddle layer, a torch module, and torch as the base.
+
+    Args:
+        base_model: the model to trust, of either framework, plain or from ``create_model``.
+        raw_model: the model in question, likewise.
+        inputs: a pair; each a dict (``model(**inputs)``), a tuple (``model(*inputs)``) or a tensor.
+        loss_fns: a pair of functions of the output that give a scalar. Default: the mean of the outputs.
+        optimizers: a pair; each an optimizer, or a function without arguments that steps and clears gradients.
+        auto_init: copy the base's weights into the raw model first. Default True.
+        atol, rtol: tolerances. Default 0 and 1e-7.
+        compare_mode: ``"mean"`` (of the error; default) or ``"strict"`` (every element).
+        diff_phase: ``"both"`` (default), ``"forward"``, or, with ``single_step``, ``"backward"``.
+        single_step: run every raw layer on what the base computed, so that errors do not add up. Default False.
+        steps: train so many steps on the same inputs; more than 1 needs optimizers. Default 1.
+        same_dropout: give the raw model's dropout layers the base's masks. Default False.
+        full_stacks: print whole call stacks instead of the user's own lines. Default False.
+        layer_map: layers that answer to each other, as objects or paths.
+
+    Returns:
+        The report: true in a condition if nothing parted; it is printed, too.
+
+    Raises:
+        UsageError: an argument is wrong; the message says what was expected.
+    """
+    warn_of_older()
+    settings = understand(args, kwargs)
+    teller = Teller(settings)
+    teller.begin()
+    if settings.auto_init:
+        try:
+            carry_over(settings.base.model, settings.raw.model, settings.layer_map)
+        except AssignError as error:
+            teller.weights_failed(error)
+            return _not_assigned(settings, error)
+        teller.weights_assigned()
+    findings = _compared_models(settings)
+    for number in range(settings.steps):
+        teller.step(number)
+        if settings.single_step:
+            _single_step(settings, findings, number)
+        else:
+            _step(settings, findings, number)
+        teller.compared(findings.diffs, number)
+        if findings.failed:
+            break
+    report = findings.comparison.report(findings.diffs, findings.steps)
+    stacks = (findings.passes[0].stacks, findings.passes[1].stacks) if findings.passes is not None else ({}, {})
+    teller.verdict(report, findings.comparison.alignment, stacks)
+    return report
+
+
+def _compared_models(settings: Settings) -> _Findings:
+    runs = [MemoryRun(_info(side)) for side in (settings.base, settings.raw)]
+    return _Findings(RunComparison(runs[0], runs[1], _given(settings), settings.tolerance))
+
+
+def _given(settings: Settings) -> LayerMap:
+    if any(ROOT in pair for pair in settings.layer_map):
+        return settings.layer_map
+    # The two models answer to each other as wholes: their outputs are compared whatever is inside.
+    return LayerMap([(ROOT, ROOT), *settings.layer_map])
+
+
+def _info(side: Side) -> Any:
+    layers = tuple(replace(layer, recorded=layer.path in side.chosen) for layer in side.live.info.layers)
+    return replace(side.live.info, name=f"{side.name} ({side.framework.name})", layers=layers)
+
+
+def _step(settings: Settings, findings: _Findings, number: int) -> None:
+    """Forward and backward of both models, compared; then the optimizers, and the weights that they made."""
+    backward = settings.diff_phase != "forward"
+    base = run_pass(settings.base, number, backward)
+    during = _masks(settings, findings, base)
+    raw = run_pass(settings.raw, number, backward, during)
+    findings.passes = (base, raw)
+    # Gradients before the optimizer steps, weights after it.
+    _compare(findings, base.step, raw.step, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
+    if not backward or findings.failed:
+        return
+    for side in (settings.base, settings.raw):
+        update(side)
+    if settings.base.optimizer is not None and settings.raw.optimizer is not None:
+        after = [weights_after(side, number + 1) for side in (settings.base, settings.raw)]
+        _compare(findings, after[0], after[1], ("weight",))
+    if settings.base.optimizer is None:
+        settings.base.framework.clear_gradients(settings.base.live.model)
+    if settings.raw.optimizer is None:
+        settings.raw.framework.clear_gradients(settings.raw.live.model)
+
+
+def _single_step(settings: Settings, findings: _Findings, number: int) -> None:
+    """Forward with the base's outputs put in, then, in a pass of its own, backward with the base's gradients."""
+    phases = {"both": ("forward", "backward")}.get(settings.diff_phase, (settings.diff_phase,))
+    for phase in phases:
+        backward = phase == "backward"
+        with _buffers_kept(settings):
+            base = run_pass(settings.base, number, backward)
+            alignment = _alignment(settings, findings)
+            put_in = gradients_of_base if backward else outputs_of_base
+            raw = run_pass(settings.raw, number, backward, partial(put_in, settings.raw, base.step, alignment))
+        findings.passes = (base, raw)
+        # What a synchronised forward hands to the loss is the base's own output: no loss to compare.
+        _compare(findings, base.step, raw.step, _BACKWARD if backward else ("input", "forward", "weight"))
+        for side in (settings.base, settings.raw):
+            side.framework.clear_gradients(side.live.model)
+        if findings.failed:
+            return
+
+
+def _masks(settings: Settings, findings: _Findings, base: Pass) -> During:
+    if not settings.same_dropout:
+        return nullcontext
+    return partial(masks_of_base, settings.raw, base.step, _alignment(settings, findings))
+
+
+def _alignment(settings: Settings, findings: _Findings) -> Alignment:
+    infos = findings.comparison.reference.info, findings.comparison.candidate.info
+    return align(infos[0], infos[1], _given(settings))
+
+
+def _compare(findings: _Findings, base: Step, raw: Step, stages: Collection[str]) -> None:
+    """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
+    comparison = findings.comparison
+    steps = []
+    for step, run in ((base, comparison.reference), (raw, comparison.candidate)):
+        kept = (r for r in step.records if r.stage in stages and not _is_buffer(r, run.info.layers))
+        steps.append(replace(step, records=tuple(kept)))
+    findings.diffs += comparison.step_diffs(steps[0], steps[1])
+    if base.number not in findings.steps:
+        findings.steps.append(base.number)
+
+
+def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
+    if record.stage != "weight":
+        return False
+    layer = next(layer for layer in layers if layer.path == record.layer)
+    return any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
+
+
+@contextmanager
+def _buffers_kept(settings: Settings) -> Iterator[None]:
+    """Passes that are run besides the model's own training leave its buffers as they were."""
+    kept = [
+        (side.framework, tensor, side.framework.to_numpy(tensor))
+        for side in (settings.base, settings.raw)
+        for node in side.live.nodes
+        for _, tensor, role in side.framework.parameters(node.layer)
+        if role == "buffer"
+    ]
+    try:
+        yield
+    finally:
+        for framework, tensor, array in kept:
+            framework.write(tensor, array)
+
+
+def _not_assigned(settings: Settings, error: AssignError) -> Report:
+    first = FirstDiff(
+        step=0,
+        stage="weight",
+        reference=None,
+        candidate=None,
+        slot="",
+        max_abs=math.nan,
+        max_rel=math.nan,
+        message=f"The weights could not be carried over, so nothing was compared. {error}",
+    )
+    names = (f"{side.name} ({side.framework.name})" for side in (settings.base, settings.raw))
+    reference, candidate = names
+    return Report((), Coverage(), first, settings.tolerance.describe(), reference, candidate)

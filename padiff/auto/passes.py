@@ -1,0 +1,117 @@
+"""One pass of one model: forward, loss, backward, recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from traceback import StackSummary
+from typing import Any
+
+from padiff.auto.arguments import Side
+from padiff.errors import UsageError
+from padiff.recorder.capture import Capture
+from padiff.records import Step
+from padiff.structure import flatten
+
+#: Something that is on for the length of a pass (hooks that replace outputs).
+During = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class Pass:
+    """What a pass left: the step's records, and the Python stack of each layer's call."""
+
+    step: Step
+    stacks: dict[tuple[str, int], StackSummary]
+
+
+def run_pass(side: Side, number: int, backward: bool, during: During = nullcontext) -> Pass:
+    """Run a model once on its inputs and record it; gradients are cleared before, and no optimizer steps.
+
+    Raises:
+        UsageError: the model's forward, or the loss, failed on these inputs; the cause is attached.
+    """
+    framework, live = side.framework, side.live
+    capture = Capture(number, framework, live.nodes, side.chosen, stacks=True)
+    framework.clear_gradients(live.model)
+    capture.attach()
+    try:
+        with during():
+            output = _forward(side)
+        if backward or side.loss_fn is not None:
+            loss = _loss(side, output)
+            capture.log_loss(loss)
+            if backward:
+                loss.backward()
+        step = capture.finish(updates=False)
+    finally:
+        capture.detach()
+    return Pass(step, capture.stacks)
+
+
+def weights_after(side: Side, number: int) -> Step:
+    """The parameters as they are now, as the weights that the step ``number`` would start from."""
+    return Capture(number, side.framework, side.live.nodes, side.chosen).weights()
+
+
+def update(side: Side) -> None:
+    """Step the side's optimizer and clear its gradients; a function does both itself."""
+    if side.framework.is_optimizer(side.optimizer):
+        side.framework.step(side.optimizer)
+    elif side.optimizer is not None:
+        side.optimizer()
+
+
+def _forward(side: Side) -> Any:
+    try:
+        return side.live.model(*side.args, **side.kwargs)
+    except (RuntimeError, ValueError, TypeError) as error:
+        framework = side.framework
+        given = {
+            name: f"{framework.dtype(value)} {list(framework.shape(value))}"
+            for name, value in (*enumerate(side.args), *side.kwargs.items())
+            if framework.is_tensor(value)
+        }
+        owned = sorted({framework.dtype(tensor) for _, tensor in side.live.tensors()})
+        raise UsageError(
+            f"the {side.name} model's forward failed on its inputs {given} (its parameters are {', '.join(owned)}): "
+            f"{error}"
+        ) from error
+
+
+def _loss(side: Side, output: Any) -> Any:
+    framework = side.framework
+    if side.loss_fn is None:
+        return _mean_of_all(side, output)
+    loss = side.loss_fn(output)
+    if not framework.is_tensor(loss) or _size(framework.shape(loss)) != 1:
+        got = list(framework.shape(loss)) if framework.is_tensor(loss) else type(loss).__name__
+        raise UsageError(f"loss_fns: the {side.name} model's loss has to be a tensor of one element, got {got}")
+    return loss
+
+
+def _mean_of_all(side: Side, output: Any) -> Any:
+    """The built-in loss: the mean of every floating output, added up."""
+    framework = side.framework
+    floating = [
+        tensor
+        for _, tensor in flatten(output, "output", framework.is_tensor)
+        if framework.dtype(tensor).startswith(("float", "bfloat")) and framework.trainable(tensor)
+    ]
+    if not floating:
+        raise UsageError(
+            f"the {side.name} model's output holds no floating tensor with a gradient: give loss_fns, or "
+            "diff_phase='forward'"
+        )
+    total = floating[0].mean()
+    for tensor in floating[1:]:
+        total = total + tensor.mean()
+    return total
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total

@@ -1,0 +1,127 @@
+"""What ``auto_diff`` prints: options, stages, the verdict, and on failure the place in both models."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from traceback import FrameSummary, StackSummary
+
+from padiff.align import Alignment
+from padiff.auto.arguments import Settings, Side
+from padiff.records import ROOT, Diff, Report
+from padiff.tree_text import tree_text
+
+_STAGE_NAMES = {
+    "input": "Input",
+    "weight": "Weight",
+    "forward": "Forward",
+    "loss": "Loss",
+    "backward": "Backward",
+    "grad": "Weight Grad",
+    "update": "Update",
+}
+#: Python stacks by path and number of a layer's call.
+Stacks = Mapping[tuple[str, int], StackSummary]
+
+
+class Teller:
+    """Prints the course of one ``auto_diff``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def begin(self) -> None:
+        self._say("Your options:")
+        print("{")
+        for name, value in self._settings.options().items():
+            print(f"  {name}: `{value}`")
+        print("}")
+        for notice in self._settings.notices:
+            self._say(notice)
+
+    def weights_assigned(self) -> None:
+        self._say("Assign weight success !!!")
+
+    def weights_failed(self, error: Exception) -> None:
+        self._say("Assign weight Failed !!!")
+        print(f"\n{error}\n")
+
+    def step(self, number: int) -> None:
+        self._say(f"=================Train Step {number}=================")
+
+    def compared(self, diffs: Sequence[Diff], number: int) -> None:
+        """Which stages of the step were compared, and the largest difference of the outputs."""
+        outputs = [
+            d.figures.max_abs
+            for d in diffs
+            if d.pair.stage == "forward" and d.pair.anchor.layer == ROOT and d.pair.step == number and d.figures
+        ]
+        if outputs:
+            self._say(f"Max elementwise output diff is {max(outputs)}")
+        for stage in ("forward", "loss", "backward", "grad"):
+            here = [d for d in diffs if d.pair.stage == stage and d.pair.step == number and d.compared]
+            if here and all(d.passed for d in here):
+                self._say(f"{_STAGE_NAMES[stage].lower()} stage compared.")
+        after = [d for d in diffs if d.pair.stage == "weight" and d.pair.step == number + 1]
+        if after and all(d.passed for d in after):
+            self._say("weight after the optimizer compared.")
+
+    def verdict(self, report: Report, alignment: Alignment, stacks: tuple[Stacks, Stacks]) -> None:
+        if report.first_diff is None:
+            left = (*report.coverage.reference_layers, *report.coverage.candidate_layers)
+            if left:
+                self._say(f"Not compared, no partner: {', '.join(left)}")
+            self._say("SUCCESS !!!")
+            return
+        first, diff = report.first_diff, report.failed[0]
+        name = _STAGE_NAMES[first.stage]
+        optimizer = " (after the optimizer's step)" if first.stage == "weight" and first.step > 0 else ""
+        self._say("FAILED !!!")
+        self._say(f"    Diff found in `{name} Stage`{optimizer} in step: {first.step}, slot `{first.slot}`")
+        sides = (self._settings.base, self._settings.raw)
+        records = (diff.pair.reference, diff.pair.candidate)
+        paths = (first.reference, first.candidate)
+        types = [_type(side, path) for side, path in zip(sides, paths)]
+        self._say(f"    Type of layer is: {types[0]} vs {types[1]}")
+        self._say(f"    Path of layer is: `{paths[0]}` vs `{paths[1]}`")
+        print(f"\n{first.message}\n")
+        print(f"{len(report.failed)} of {len(report.diffs)} pairs differ.\n")
+        self._say("Check model struct:")
+        for side, path in zip(sides, paths):
+            print(f"{side.name} model ({side.framework.name})\n=========================")
+            print(tree_text(side.live.info.layers, path))
+        for side, path, record, known in zip(sides, paths, records, stacks):
+            call = record.call if record is not None else 0
+            stack = known.get((path or "", call)) or known.get((path or "", 0))
+            if stack is not None:
+                print(f"\n{side.name} stacks ({side.framework.name}):\n=========================")
+                print(stack_text(stack, self._settings.full_stacks))
+
+    def _say(self, text: str) -> None:
+        print(f"[AutoDiff] {text}")
+
+
+def _type(side: Side, path: str | None) -> str:
+    if path is None or not any(node.path == path for node in side.live.nodes):
+        return str(path)
+    return str(type(side.live.layer(path)))
+
+
+def stack_text(stack: StackSummary, full: bool) -> str:
+    """A call stack, cut to the lines of the user's own code unless all of it is asked for."""
+    frames = [frame for frame in stack if full or _is_users(frame)]
+    lines = [] if full else ["         ..."]
+    for frame in frames or list(stack)[-3:]:
+        lines.append(f"         File {frame.filename}: {frame.lineno}    {frame.name}")
+        lines.append(f"                {frame.line}")
+    return "\n".join(lines)
+
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_users(frame: FrameSummary) -> bool:
+    name = frame.filename
+    return not (name.startswith((_OURS, *_LIBRARIES, "<")) or "site-packages" in name or "dist-packages" in name)

@@ -1,0 +1,73 @@
+"""``check_dataloader``: do two data loaders give the same batches?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from padiff.check import tolerance_of
+from padiff.compare.measure import figures_of
+from padiff.frameworks import framework_of_tensor
+
+
+def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapping[str, Any] | None = None) -> bool:
+    """Compare two data loaders batch by batch, prints the first difference.
+
+    Args:
+        loader_0, loader_1: anything that gives batches: tensors of either framework, arrays, and lists, tuples or
+            dicts of them.
+        cfg: ``atol``, ``rtol`` and ``compare_mode`` as in `padiff.check_report`.
+
+    Returns:
+        Whether all batches agree, in number too.
+    """
+    tolerance = tolerance_of(cfg)
+    first, second = iter(loader_0), iter(loader_1)
+    end = object()
+    index = 0
+    while True:
+        batches = (next(first, end), next(second, end))
+        if batches[0] is end or batches[1] is end:
+            if batches[0] is batches[1]:
+                return True
+            print(f"[AutoDiff] the {'first' if batches[0] is end else 'second'} data loader ends after {index} batches")
+            return False
+        sides = [list(_arrays(batch, "batch")) for batch in batches]
+        if len(sides[0]) != len(sides[1]):
+            print(f"[AutoDiff] batch {index}: {len(sides[0])} against {len(sides[1])} tensors")
+            return False
+        for (name, left), (other, right) in zip(*sides):
+            problem = _problem(left, right, tolerance)
+            if problem:
+                print(f"[AutoDiff] batch {index}, {name} against {other}: {problem}")
+                return False
+        index += 1
+
+
+def _problem(left: np.ndarray, right: np.ndarray, tolerance: Any) -> str:
+    if left.shape != right.shape:
+        return f"shapes differ: {list(left.shape)} against {list(right.shape)}"
+    figures = figures_of(left, right, tolerance.elementwise)
+    if figures.nonfinite:
+        return f"{figures.nonfinite} values are NaN or infinite on one side only"
+    if tolerance.mode == "mean":
+        passed = figures.mean_abs <= tolerance.atol + tolerance.rtol * figures.mean_reference
+    else:
+        passed = figures.beyond == 0
+    if passed:
+        return ""
+    return f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g} ({tolerance.describe()})"
+
+
+def _arrays(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _arrays(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for key, item in enumerate(value):
+            yield from _arrays(item, f"{path}.{key}")
+    elif value is not None and not isinstance(value, str):
+        framework = framework_of_tensor(value)
+        yield path, framework.to_numpy(value) if framework is not None else np.asarray(value)

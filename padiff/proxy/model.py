@@ -1,0 +1,261 @@
+"""The proxy model: a model that records itself, and dumps when told."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from padiff import equivalents
+from padiff.dump.format import ALONE, FOLDERS, PARAMS_FILE, REPORT_FILE
+from padiff.dump.write import write_dump
+from padiff.errors import UsageError
+from padiff.frameworks import framework_of
+from padiff.proxy.root import claim_name, get_dump_root_path
+from padiff.recorder.capture import Capture
+from padiff.records import ROOT, RunInfo, Step
+from padiff.selection import MODES, find_paths, select
+from padiff.tree import describe, walk
+from padiff.weights.special_init import ruled_kinds
+
+_REPORT = {stage: place for stage, place in FOLDERS.items() if place[0] == REPORT_FILE}
+_PARAMS = {stage: place for stage, place in FOLDERS.items() if place[0] == PARAMS_FILE}
+
+
+def create_model(model: Any, name: str | None = None, dump_freq: int = 1) -> ProxyModel:
+    """Wrap a torch Module or a paddle Layer so that it records what it computes.
+
+    Args:
+        model: the model; a proxy is handed back as it is.
+        name: of its dumps' folder. Default: its class name, with a number where another living model has it.
+        dump_freq: every how many calls ``try_dump()`` writes.
+    """
+    return model if isinstance(model, ProxyModel) else ProxyModel(model, name, dump_freq)
+
+
+class ProxyModel:
+    """What ``create_model`` makes. Calls, attributes and methods it has not itself are the wrapped model's.
+
+    Attributes:
+        model: the wrapped model.
+        name, dump_path: its name, and the folder for dumps that no path is given for.
+        framework: ``torch`` or ``paddle``.
+    """
+
+    def __init__(self, model: Any, name: str | None = None, dump_freq: int = 1) -> None:
+        if isinstance(dump_freq, bool) or not isinstance(dump_freq, int) or dump_freq < 1:
+            raise UsageError(f"dump_freq has to be a whole number of at least 1, got {dump_freq!r}")
+        self._framework = framework_of(model)
+        self.model = self._framework.unwrap(model)
+        self.name = claim_name(name or type(self.model).__name__, self)
+        self.framework = self._framework.name
+        self.dump_freq = dump_freq
+        self.dump_path = str(Path(get_dump_root_path()) / self.name)
+        self.step = 0
+        self._nodes = walk(self.model, self._framework)
+        self._white: list[tuple[Any, str]] = []
+        self._black: list[tuple[Any, str]] = []
+        self._layer_map: list[Any] = []
+        self._capture: Capture | None = None
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward and record it; the hooks are off again afterwards."""
+        capture = self._report
+        capture.attach()
+        try:
+            return self.model(*args, **kwargs)
+        finally:
+            capture.detach()
+
+    def backward(self, loss: Any) -> None:
+        """Run backward from a loss, and record the loss."""
+        self._report.log_loss(loss)
+        loss.backward()
+
+    @property
+    def _report(self) -> Capture:
+        if self._capture is None:
+            self._capture = Capture(self.step, self._framework, self._nodes, self.padiff_chosen, parameters=False)
+        return self._capture
+
+    def clear_report(self) -> None:
+        """Forget what was recorded so far."""
+        if self._capture is not None:
+            self._capture.finish()
+            self._capture = None
+
+    # -- dumping -------------------------------------------------------------------------------------------
+
+    def try_dump(self, per_step: int | str | Path | None = None, dir_path: str | Path | None = None) -> bool:
+        """End a step: every ``per_step``-th call dumps report and parameters; each clears the report.
+
+        Args:
+            per_step: every how many calls. Default: the model's ``dump_freq``. A path is taken as ``dir_path``.
+            dir_path: where to. Default: ``<dump_path>/step_N/rank_R``.
+
+        Returns:
+            Whether it dumped.
+        """
+        if isinstance(per_step, (str, Path)):
+            per_step, dir_path = None, per_step
+        every = self.dump_freq if per_step is None else per_step
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise UsageError(f"per_step has to be a whole number of at least 1, got {every!r}")
+        # per_step: "once try_dump was called per_step times"; dump_freq: steps 0, N, 2 N, ...
+        due = (self.step + 1) % every == 0 if per_step is not None else self.step % every == 0
+        if due:
+            rank = self._framework.distributed()[0]
+            path = Path(dir_path or Path(self.dump_path) / f"step_{self.step}" / f"rank_{rank}")
+            self.dump_report(path)
+            self.dump_params(path)
+        self.clear_report()
+        self.step += 1
+        return due
+
+    def dump_report(self, dir_path: str | Path) -> None:
+        """Write what was recorded since the last `clear_report`: inputs, outputs, losses, activation gradients."""
+        self._write(dir_path, self._report.peek(self._framework.distributed()[0]), _REPORT)
+
+    def dump_params(self, dir_path: str | Path) -> None:
+        """Write weights and gradients as they are now."""
+        self._write(dir_path, self._parameters(), _PARAMS)
+
+    def dump_weights(self, dir_path: str | Path) -> None:
+        """Write the weights alone, beside (not over) what `dump_params` wrote into the same folder."""
+        self._write(dir_path, self._parameters(), {"weight": ALONE["weight"]})
+
+    def dump_grads(self, dir_path: str | Path) -> None:
+        """Write the gradients alone, beside (not over) what `dump_params` wrote into the same folder."""
+        self._write(dir_path, self._parameters(), {"grad": ALONE["grad"]})
+
+    def _parameters(self) -> Step:
+        return Capture(self.step, self._framework, self._nodes, self.padiff_chosen).parameters_now()
+
+    def _write(self, dir_path: str | Path, step: Step, places: Mapping[str, tuple[str, str]]) -> None:
+        """Write aside, then put in place; other files of the folder are left alone."""
+        folder = Path(dir_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted({name for place in places.values() for name in place})
+        aside = folder / f".{names[0]}.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        try:
+            write_dump(aside, self._info, step, places)
+            # Tensors first: a JSON file never names a file that is not there yet.
+            for name in sorted(names, key=lambda name: name.endswith(".json")):
+                target = folder / name
+                if target.is_dir():
+                    shutil.rmtree(target)
+                (aside / name).replace(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    @property
+    def _info(self) -> RunInfo:
+        return RunInfo(
+            framework=self._framework.name,
+            framework_version=self._framework.version,
+            layers=describe(self._nodes, self._framework, self.padiff_chosen),
+            name=self.name,
+            layer_map=tuple(path for item in self._layer_map for path in find_paths(self._nodes, item, "layer_map")),
+        )
+
+    # -- what is recorded ----------------------------------------------------------------------------------
+
+    def update_black_list(self, layers: Iterable[Any], mode: str = "all") -> None:
+        """Leave layers out; void while there is a white list.
+
+        Args:
+            layers: layer objects, classes or path patterns of this model.
+            mode: ``self`` the layers alone, ``sublayers`` those below them, ``all`` both (default).
+        """
+        self._black += self._listed(layers, mode, "black list")
+        self._restart()
+
+    def update_white_list(self, layers: Iterable[Any], mode: str = "all") -> None:
+        """Record these layers only; else as `update_black_list`."""
+        self._white += self._listed(layers, mode, "white list")
+        self._restart()
+
+    def update_black_list_with_class(self, layer_class: Any, mode: str = "all") -> None:
+        """Leave out all layers of a class, or of a list of classes."""
+        self.update_black_list(layer_class if isinstance(layer_class, (list, tuple)) else [layer_class], mode)
+
+    def update_white_list_with_class(self, layer_class: Any, mode: str = "all") -> None:
+        """Record the layers of a class, or of a list of classes, only."""
+        self.update_white_list(layer_class if isinstance(layer_class, (list, tuple)) else [layer_class], mode)
+
+    def set_layer_map(self, layers: Sequence[Any]) -> None:
+        """Say which layers answer, in this order, to those of the other model's map; what is below them is left out."""
+        if isinstance(layers, Mapping) or not isinstance(layers, Iterable):
+            raise UsageError(f"set_layer_map takes a list of this model's layers, got {type(layers).__name__}")
+        found = list(layers)
+        for layer in found:
+            find_paths(self._nodes, layer, "set_layer_map")
+        self._layer_map = found
+        self._restart()
+
+    def auto_layer_map(self, model_place: str) -> list[str]:
+        """Set the layer map to the layers that a rule for carrying weights over is about, and print them.
+
+        Args:
+            model_place: ``"base"`` or ``"raw"``: which part this model has in the comparison.
+        """
+        if model_place not in ("base", "raw"):
+            raise UsageError(f"auto_layer_map: model_place is 'base' or 'raw', got {model_place!r}")
+        kinds = ruled_kinds(self.framework, model_place)
+        paths: list[str] = []
+        for node in self._nodes:
+            inside = any(node.path.startswith(f"{path}.") for path in paths)
+            ruled = type(node.layer).__name__ in kinds
+            if (
+                node.path != ROOT
+                and not inside
+                and (ruled or equivalents.is_composite(self._framework.kind(node.layer)))
+            ):
+                paths.append(node.path)
+        print(f"[AutoDiff] auto_layer_map of {self.name} ({model_place}): {', '.join(paths) or 'nothing found'}")
+        self.set_layer_map(paths)
+        return paths
+
+    @staticmethod
+    def _listed(layers: Iterable[Any], mode: str, where: str) -> list[tuple[Any, str]]:
+        if mode not in MODES:
+            raise UsageError(f"{where}: unknown mode {mode!r}; the modes are {', '.join(MODES)}")
+        if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
+            raise UsageError(f"{where}: expected a list of layers, classes or path patterns, got {layers!r}")
+        return [(layer, mode) for layer in layers]
+
+    def _restart(self) -> None:
+        chosen = self.padiff_chosen  # tells a wrong item at once
+        if not chosen:
+            raise UsageError("the white and black lists leave no layer to record")
+        self.clear_report()
+
+    # -- for the other rooms -------------------------------------------------------------------------------
+
+    @property
+    def padiff_model(self) -> Any:
+        """The wrapped model."""
+        return self.model
+
+    @property
+    def padiff_layer_map(self) -> list[Any]:
+        """Layers of `set_layer_map`, in order."""
+        return list(self._layer_map)
+
+    @property
+    def padiff_chosen(self) -> frozenset[str]:
+        """Paths of the layers that are recorded."""
+        return select(self._nodes, self._white or None, self._black or None, self._layer_map)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "model":
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def __repr__(self) -> str:
+        return f"ProxyModel({self.name!r}, {self.model!r})"

@@ -1,0 +1,64 @@
+"""A live model as the weights room sees it: its framework, its tree, its tensors by path and slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from padiff.frameworks import framework_of
+from padiff.frameworks.base import Framework
+from padiff.records import ROOT, Layer, RunInfo
+from padiff.selection import Node, find_paths
+from padiff.tree import describe, walk
+
+
+class LiveModel:
+    """A model with its layer tree, looked up by path."""
+
+    def __init__(self, model: Any, layer_map: tuple[Any, ...] = ()) -> None:
+        self.framework: Framework = framework_of(model)
+        self.model = self.framework.unwrap(model)
+        self.nodes = walk(self.model, self.framework)
+        layers = describe(self.nodes, self.framework, [node.path for node in self.nodes])
+        self.info = RunInfo(
+            framework=self.framework.name,
+            framework_version=self.framework.version,
+            layers=layers,
+            name=type(self.model).__name__,
+            layer_map=tuple(path for item in layer_map for path in find_paths(self.nodes, item, "layer_map")),
+        )
+        self._nodes = {node.path: node for node in self.nodes}
+
+    @classmethod
+    def of(cls, model: Any) -> LiveModel:
+        """A live model of a plain model, or of what ``create_model`` made (with its layer map)."""
+        inner = getattr(model, "padiff_model", None)
+        return cls(inner, tuple(model.padiff_layer_map)) if inner is not None else cls(model)
+
+    def layer(self, path: str) -> Any:
+        """The live layer at a path."""
+        node: Node = self._nodes[path]
+        return node.layer
+
+    def tensor(self, path: str, slot: str) -> Any:
+        """The live parameter or buffer."""
+        return next(tensor for name, tensor, _ in self.framework.parameters(self.layer(path)) if name == slot)
+
+    def value(self, path: str, slot: str) -> np.ndarray:
+        """A copy of a parameter's or buffer's values."""
+        return self.framework.to_numpy(self.tensor(path, slot))
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """``(path/slot, tensor)`` of all parameters and buffers, each once."""
+        seen: set[int] = set()
+        for node in self.nodes:
+            for slot, tensor, _ in self.framework.parameters(node.layer):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{node.path}/{slot}", tensor
+
+    def below(self, path: str) -> list[Layer]:
+        """The layer at a path and all below it."""
+        return [x for x in self.info.layers if x.path == path or path == ROOT or x.path.startswith(f"{path}.")]

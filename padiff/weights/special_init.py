@@ -1,0 +1,89 @@
+"""Rules of the user's own for carrying a layer's weights over: ``add_special_init``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from padiff.errors import UsageError
+
+#: ``init(base_layer, raw_layer)`` copies the base layer's weights into the raw layer.
+Init = Callable[[Any, Any], None]
+#: Framework and class name of the base layer, then of the raw layer.
+Key = tuple[str, str, str, str]
+
+_FRAMEWORKS = ("torch", "paddle")
+
+# Replaced, never edited: who reads it sees one whole state of it, and a thread's registrations are its own.
+_RULES: ContextVar[MappingProxyType[Key, Init]] = ContextVar("padiff_special_init", default=MappingProxyType({}))
+
+
+def add_special_init(*args: Any, **kwargs: Any) -> None:
+    """Register how the weights of one class of layers are carried to another.
+
+    ``add_special_init(base_framework, base_model_name, raw_framework, raw_model_name, func)`` with
+    ``func(base_layer, raw_layer)``, or, as the first generation has it,
+    ``add_special_init(paddle_name, torch_name, func)`` with ``func(paddle_layer, torch_module)``, which copies from
+    torch to paddle. Frameworks are ``"torch"`` and ``"paddle"``, names are class names. A rule applies wherever
+    layers of these two classes answer to each other, and comes before the built-in ones.
+
+    Raises:
+        UsageError: another number of arguments, an unknown framework, or ``func`` is not callable.
+    """
+    key, func = _key(args, kwargs)
+    if not callable(func):
+        raise UsageError(f"add_special_init: func has to be a function of two layers, got {func!r}")
+    _RULES.set(MappingProxyType({**_RULES.get(), key: func}))
+
+
+def special_init(base_framework: str, base_layer: Any, raw_framework: str, raw_layer: Any) -> Init | None:
+    """The user's rule for two layers, or `None`."""
+    rules = _RULES.get()
+    for base in type(base_layer).__mro__:
+        for raw in type(raw_layer).__mro__:
+            rule = rules.get((base_framework, base.__name__, raw_framework, raw.__name__))
+            if rule is not None:
+                return rule
+    return None
+
+
+def ruled(base_framework: str, raw_framework: str) -> frozenset[tuple[str, str]]:
+    """Class names (base, raw) of the user's rules between two frameworks."""
+    return frozenset((key[1], key[3]) for key in _RULES.get() if (key[0], key[2]) == (base_framework, raw_framework))
+
+
+def ruled_kinds(framework: str, place: str) -> frozenset[str]:
+    """Class names of a framework that the user's rules are about, for the base or the raw model."""
+    start = 0 if place == "base" else 2
+    return frozenset(key[start + 1] for key in _RULES.get() if key[start] == framework)
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Init]:
+    first = ("paddle_name", "torch_name", "func")
+    second = ("base_framework", "base_model_name", "raw_framework", "raw_model_name", "func")
+    names = first if len(args) + len(kwargs) == len(first) else second
+    unknown = [name for name in kwargs if name not in names]
+    if unknown or len(args) + len(kwargs) != len(names):
+        raise UsageError(
+            f"add_special_init takes ({', '.join(second)}), or ({', '.join(first)}); "
+            f"got {len(args)} arguments" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        )
+    # Positions fill what no keyword names, in order: people write add_special_init(paddle_name=..., func) too.
+    rest = iter(args)
+    given = {name: kwargs[name] if name in kwargs else next(rest) for name in names}
+    if names is first:
+        func = given["func"]
+
+        def torch_to_paddle(module: Any, layer: Any) -> None:
+            func(layer, module)
+
+        if not callable(func):
+            raise UsageError(f"add_special_init: func has to be a function of two layers, got {func!r}")
+        return ("torch", given["torch_name"], "paddle", given["paddle_name"]), torch_to_paddle
+    for name in ("base_framework", "raw_framework"):
+        if given[name] not in _FRAMEWORKS:
+            raise UsageError(f"add_special_init: {name} is 'torch' or 'paddle', got {given[name]!r}")
+    key = (given["base_framework"], given["base_model_name"], given["raw_framework"], given["raw_model_name"])
+    return key, given["func"]

@@ -1,0 +1,75 @@
+"""Comparing needs neither framework, so nothing here may import one: each case runs in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import padiff
+
+from .making import toy_folder
+
+FRAMEWORKS = ("torch", "paddle", "lightning", "tensorflow")
+TELL = f"\nimport sys; print('found:', [m for m in {FRAMEWORKS!r} if m in sys.modules])"
+
+
+def found_after(code: str, path: Path | None = None) -> str:
+    """Which frameworks a process has imported after some code."""
+    done = subprocess.run([sys.executable, "-c", code + TELL], capture_output=True, text=True, timeout=120, cwd=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    toy_folder(tmp_path / "torch", [0])
+    toy_folder(tmp_path / "paddle", [0], paddle=True)
+    for name in ("torch", "paddle"):  # a module that an import would find, so that the test can fail without either
+        assert (tmp_path / name).is_dir()
+    return tmp_path
+
+
+def command(*arguments: str) -> str:
+    return f"from padiff_hooks.cli import main; assert main({list(arguments)!r}) == 0"
+
+
+def test_importing_padiff_imports_no_framework():
+    assert found_after("import padiff") == "found: []"
+    assert found_after("from padiff import *") == "found: []"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "./torch", "./paddle", "--logdir", "tb"),
+        ("watch", "./torch", "./paddle", "--logdir", "tb"),
+        ("show", "./torch"),
+        ("map", "./torch", "./paddle"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_the_command_line_imports_no_framework(runs, arguments):
+    assert found_after("import sys; sys.path.pop(0)\n" + command(*arguments), runs) == "found: []"
+
+
+def test_this_test_can_fail(tmp_path):
+    (tmp_path / "paddle.py").write_text("")
+    assert found_after("import padiff, paddle", tmp_path) == "found: ['paddle']"
+
+
+def test_importing_padiff_does_not_change_how_numpy_prints():
+    code = "import numpy; before = numpy.get_printoptions(); import padiff; from padiff import *\n"
+    assert found_after(code + "assert numpy.get_printoptions() == before") == "found: []"
+
+
+@pytest.mark.parametrize("name", padiff.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(padiff, name) is not None and name in dir(padiff)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'padiff' has no attribute 'compare_all'"):
+        _ = padiff.compare_all

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from core.making import planted, toy_folder, toy_info, write_run
+
+from padiff_hooks.cli import main
+
+from .test_stream import points
+
+SMALL = planted("body.0/forward/output.0", lambda v: v + 1e-3, at=1)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> list[str]:
+    """Two runs that match."""
+    return [str(toy_folder(tmp_path / "torch")), str(toy_folder(tmp_path / "paddle", paddle=True))]
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> list[str]:
+    """Two runs whose forward is 1e-3 apart at step 1."""
+    return [str(toy_folder(tmp_path / "ours")), str(toy_folder(tmp_path / "theirs", paddle=True, plant=SMALL))]
+
+
+def test_a_match_exits_with_0_and_says_so(good, capsys):
+    assert main(["compare", *good]) == 0
+    out = capsys.readouterr().out
+    assert "The runs match: 66 tensors in 3 steps compared, 100% of what was recorded" in out
+    assert "torch (reference) against paddle (candidate)" in out
+
+
+def test_a_diff_exits_with_1_and_names_the_place(bad, capsys):
+    assert main(["compare", *bad]) == 1
+    out = capsys.readouterr().out
+    assert "The runs part at step 1, stage forward, layer fc1 (Linear) against body.0 (Linear), output.0" in out
+    assert "1 of 66 pairs differ" in out
+
+
+def test_json_to_standard_output_is_nothing_but_json(bad, capsys):
+    assert main(["compare", *bad, "--json", "-"]) == 1
+    captured = capsys.readouterr()
+    content = json.loads(captured.out)
+    assert content["passed"] is False and content["first_diff"]["candidate"] == "body.0"
+    assert "The runs part" in captured.err
+
+
+def test_reports_are_written_where_asked(bad, tmp_path, capsys):
+    outs = [tmp_path / name for name in ("out.json", "out.xml", "out.md")]
+    flags = [str(x) for pair in zip(("--json", "--junit", "--markdown"), outs) for x in pair]
+    assert main(["compare", *bad, *flags]) == 1
+    assert json.loads(outs[0].read_text())["first_diff"]["step"] == 1
+    assert ElementTree.parse(outs[1]).getroot().get("failures") == "1"
+    assert outs[2].read_text().startswith("## padiff: differ")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_logdir_streams_every_step(good, tmp_path, capsys):
+    for _ in range(2):  # the second time adds nothing
+        assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 0
+    assert [number for number, _ in points(tmp_path / "tb", "diff")["forward_rel_l2/fc1"]] == [0, 1, 2]
+    assert f"tensorboard --logdir {tmp_path / 'tb'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ([], 1),
+        (["--atol", "1e-2"], 0),
+        (["--atol", "1e-5"], 1),
+        (["--rtol", "1"], 0),
+        (["--rtol", "1e-9"], 1),
+        (["--atol", "9e-4", "--compare-mode", "mean"], 1),
+        (["--atol", "1.1e-3", "--compare-mode", "strict"], 0),
+        (["--atol", "9e-4", "--compare-mode", "strict"], 1),
+        (["--compare-mode", "mean"], 1),
+    ],
+)
+def test_tolerances_given_replace_the_default_policy(bad, capsys, flags, code):
+    assert main(["compare", *bad, *flags]) == code
+    assert ("rounding noise" in capsys.readouterr().out) == (not flags)
+
+
+def test_a_tolerance_that_cannot_be_meant_exits_with_2(good, capsys):
+    assert main(["compare", *good, "--atol", "-1"]) == 2
+    assert capsys.readouterr().err == "padiff: atol has to be a number of at least 0, got -1.0\n"
+
+
+@pytest.mark.parametrize("runs", ["good", "bad"])
+def test_the_printed_map_given_back_gives_the_same_verdict(runs, request, tmp_path, capsys):
+    paths = request.getfixturevalue(runs)
+    assert main(["compare", *paths, "--json", "-"]) == (runs == "bad")
+    first = json.loads(capsys.readouterr().out)
+    assert main(["map", *paths]) == 0
+    text = capsys.readouterr().out
+    assert "- {reference: fc2, candidate: head}  # Linear / Linear, by order" in text
+    assert "#   body  (Sequential)" in text
+    (tmp_path / "map.yaml").write_text(text)
+    assert main(["compare", *paths, "--layer-map", str(tmp_path / "map.yaml"), "--json", "-"]) == (runs == "bad")
+    assert json.loads(capsys.readouterr().out) == first
+
+
+def test_a_map_that_is_edited_changes_what_is_compared(good, tmp_path, capsys):
+    path = tmp_path / "map.yaml"
+    path.write_text("pairs:\n  - {reference: fc2, candidate: null}\n  - {reference: null, candidate: head}\n")
+    assert main(["compare", *good, "--layer-map", str(path), "--json", "-"]) == 0
+    coverage = json.loads(capsys.readouterr().out)["coverage"]
+    assert coverage["unmatched_layers"] == {"reference": ["fc2"], "candidate": ["head"]}
+
+
+def test_show_tells_what_a_run_holds(good, capsys):
+    assert main(["show", good[0]]) == 0
+    out = capsys.readouterr().out
+    # 4 * 8 + 8 + 8 * 2 + 2 = 58 parameters.
+    assert "torch: torch 2.0, Net" in out and "4 layers, 58 parameters; 3 recorded steps" in out
+    assert "steps: 0, 1, 2" in out and "finished" in out
+    assert "step 0, rank 0: 1 input, 4 weight, 4 forward, 1 loss, 3 backward, 4 grad, 4 update, 1 learning rate" in out
+
+
+def test_show_of_a_run_without_steps(tmp_path, capsys):
+    path = write_run(tmp_path / "run", toy_info(), [], finished=False)
+    assert main(["show", str(path)]) == 0
+    assert "0 recorded steps" in (out := capsys.readouterr().out) and "still growing, or ended early" in out
+
+
+MISUSE = [
+    (["compare", "nowhere", "{run}"], r"there is no run folder nowhere"),
+    (["compare", "{run}", "nowhere"], r"there is no run folder nowhere"),
+    (["compare", "{run}", "{run}/run.json"], r"run\.json is a file; expected a run folder"),
+    (["compare", "{run}", "{empty}"], r"empty is no run folder"),
+    (["compare", "{run}", "x" * 5000], r"File name too long"),
+    (["show", "nowhere"], r"there is no run folder nowhere"),
+    (["map", "{run}", "nowhere"], r"there is no run folder nowhere"),
+    (["compare", "{run}", "{run}", "--layer-map", "{run}"], r"cannot read the layer map .*torch: .*directory"),
+    (["compare", "{run}", "{run}", "--layer-map", "no.yaml"], r"cannot read the layer map no\.yaml: .*No such file"),
+    (["compare", "{run}", "{run}", "--layer-map", "{run}/steps/00000000/rank_0/bad.yaml"], r"is no YAML"),
+    (
+        ["compare", "{run}", "{run}", "--json", "missing/out.json"],
+        r"cannot write missing/out\.json: there is no",
+    ),
+    (["compare", "{run}", "{run}", "--junit", "missing/out.xml"], r"cannot write missing/out\.xml: there is no"),
+    (["compare", "{run}", "{run}", "--markdown", "missing/x.md"], r"cannot write missing/x\.md: there is no folder"),
+    (["compare", "{run}", "{run}", "--json", "{empty}"], r"cannot write .*empty: .*directory"),
+    (["compare", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
+    (["watch", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
+    (
+        ["watch", "{run}", "{run}", "--logdir", "tb", "--interval", "0"],
+        r"--interval has to be above 0 s.*, got 0\.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISUSE)
+def test_misuse_is_one_line_and_exits_with_2(arguments, message, good, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (Path(good[0]) / "steps" / "00000000" / "rank_0" / "bad.yaml").write_text("pairs: [{")
+    assert main([a.format(run=good[0], empty=tmp_path / "empty") for a in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("padiff: ") and re.search(message, err)
+    assert err.count("\n") == 1 or "YAML" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["compare"],
+        ["compare", "a"],
+        ["compare", "a", "b", "c"],
+        ["differ", "a", "b"],
+        ["compare", "a", "b", "--atol", "little"],
+        ["compare", "a", "b", "--compare-mode", "loose"],
+        ["watch", "a", "b"],
+    ],
+)
+def test_mixed_up_arguments_exit_with_2_and_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and "usage: padiff" in capsys.readouterr().err
+
+
+def test_runs_without_a_common_step_exit_with_2(tmp_path, capsys):
+    paths = [str(toy_folder(tmp_path / str(n), [n, n + 2])) for n in (0, 1)]
+    assert main(["compare", *paths]) == 2
+    assert "the runs have no common step" in capsys.readouterr().err
+
+
+def test_a_step_and_a_rank_folder_are_compared_too(good, capsys):
+    below = [f"{path}/steps/00000001" for path in good]
+    assert main(["compare", *below]) == 0
+    assert main(["compare", *(f"{path}/rank_0" for path in below)]) == 0
+    assert "22 tensors in 1 step compared" in capsys.readouterr().out
+
+
+def test_the_installed_command_has_the_same_exit_codes(good, bad):
+    command = Path(sys.executable).with_name("padiff")
+    for arguments, code in ((good, 0), (bad, 1), (["nowhere", "nowhere"], 2)):
+        done = subprocess.run([command, "compare", *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_traceback(bad):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "padiff_hooks.cli", "compare", *bad]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert "Traceback" not in done.stderr

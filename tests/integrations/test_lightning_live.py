@@ -1,0 +1,146 @@
+"""Lightning against a reference run while it trains, and its TensorBoardLogger."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+import padiff
+from padiff.errors import RunsDifferError, UsageError
+
+from .lit import Lit, fit, hooks, net
+from .tensorboards import events, texts
+
+
+@pytest.fixture
+def reference(tmp_path):
+    fit(tmp_path / "reference")
+    return tmp_path / "reference"
+
+
+def other_weight():
+    network = net()
+    with torch.no_grad():
+        network[2].weight[1, 3] += 0.5
+    return network
+
+
+def test_an_equal_run_says_nothing_and_writes_a_passing_line_for_each_step(tmp_path, reference):
+    options = {"reference": reference, "on_diff": "raise", "logdir": tmp_path / "tb"}
+    callback, *_ = fit(tmp_path / "run", options=options)
+    assert callback.first_report is None
+    lines = [json.loads(line) for line in (tmp_path / "tb" / "diffs.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "step" in line]
+    assert [line["step"] for line in steps] == list(range(6))
+    assert all(line["passed"] and line["coverage"] == 1.0 for line in steps)
+
+
+def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
+    with pytest.warns(RuntimeWarning, match="padiff: The runs part at step") as told:
+        callback, trainer, _ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
+    assert len([w for w in told if str(w.message).startswith("padiff")]) == 1
+    assert trainer.global_step == 6
+    assert padiff.open_run(tmp_path / "run").numbers() == list(range(6))
+    assert not callback.first_report.passed
+
+
+def test_stop_ends_the_training_at_the_step_that_differs(tmp_path, reference):
+    with pytest.warns(RuntimeWarning, match="stage update"):
+        callback, trainer, module = fit(
+            tmp_path / "run", Lit(rate=0.2), options={"reference": reference, "on_diff": "stop"}
+        )
+    assert trainer.global_step == 1
+    assert padiff.open_run(tmp_path / "run").numbers() == [0]
+    first = callback.first_report.first_diff
+    assert (first.step, first.stage, first.reference) == (0, "update", "net.0")
+    assert "learning rates differ: 0.1 against 0.2" in first.message
+    assert hooks(module, *trainer.optimizers) == 0
+
+
+def test_raise_ends_the_training_with_the_report(tmp_path, reference):
+    module = Lit(other_weight())
+    with pytest.raises(RunsDifferError, match=r"step 0, stage weight, layer net.2 \(Linear\)") as caught:
+        fit(tmp_path / "run", module, options={"reference": reference, "on_diff": "raise"})
+    first = caught.value.report.first_diff
+    assert (first.stage, first.reference, first.slot) == ("weight", "net.2", "weight")
+    assert first.max_abs == pytest.approx(0.5)
+    assert hooks(module) == 0
+    assert padiff.open_run(tmp_path / "run").numbers() == [0]
+
+
+def test_a_reference_that_is_never_there_is_told_at_the_end(tmp_path):
+    with pytest.warns(RuntimeWarning, match="compared nothing with the reference run .*it was never there"):
+        fit(tmp_path / "run", options={"reference": tmp_path / "nowhere"})
+    assert padiff.open_run(tmp_path / "run").numbers() == list(range(6))
+
+
+def test_a_reference_that_can_not_be_read_does_not_end_the_training(tmp_path, reference):
+    (reference / "run.json").write_text("no JSON")
+    with pytest.warns(RuntimeWarning, match="can't compare with the reference run, recording goes on"):
+        fit(tmp_path / "run", options={"reference": reference})
+    assert padiff.open_run(tmp_path / "run").numbers() == list(range(6))
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path):
+    with pytest.raises(UsageError, match="can't be compared with itself"):
+        fit(tmp_path / "run", options={"reference": tmp_path / "run"})
+
+
+def test_an_unknown_on_diff_is_told(tmp_path):
+    with pytest.raises(UsageError, match="on_diff is one of warn, stop, raise, got 'explode'"):
+        fit(tmp_path / "run", options={"on_diff": "explode"})
+
+
+def test_with_a_tensorboard_logger_the_diffs_are_in_the_loggers_own_event_file(tmp_path, reference):
+    logger = TensorBoardLogger(tmp_path, name="logs", version=0)
+    with pytest.warns(RuntimeWarning, match="padiff: "):
+        fit(tmp_path / "run", Lit(rate=0.2), logger=logger, options={"reference": reference})
+    folder = Path(logger.log_dir)
+    diff = events(folder)
+    assert dict(diff["update_rel_l2/net.0"])[0] == pytest.approx(1.0, rel=1e-3)
+    assert dict(diff["forward_rel_l2/net.0"])[0] == 0.0
+    for name, rate in (("reference", 0.1), ("candidate", 0.2)):
+        own = events(folder / name)
+        assert [value for _, value in own["learning_rate"]] == pytest.approx([rate] * 6)
+        assert len(own["loss"]) == 6
+    assert not (folder / "diff").exists()
+    assert "The runs part at step 0, stage update" in texts(folder)["first_diff/step_00000000/text_summary"]
+
+
+def test_without_a_reference_the_runs_own_curves_go_to_the_logger(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="logs", version=0)
+    _, _, module = fit(tmp_path / "run", logger=logger, options={"every_n_steps": 2})
+    own = events(logger.log_dir)
+    assert [step for step, _ in own["loss"]] == [0, 2, 4]
+    assert [value for _, value in own["loss"]] == pytest.approx([float(module.losses[k]) for k in (0, 2, 4)])
+    norm = net()[0].weight.detach().double().square().sum() + net()[0].bias.detach().double().square().sum()
+    assert dict(own["weight_l2/net.0"])[0] == pytest.approx(float(norm.sqrt()))
+
+
+def test_an_own_logdir_goes_before_the_loggers(tmp_path, reference):
+    logger = TensorBoardLogger(tmp_path, name="logs", version=0)
+    fit(tmp_path / "run", logger=logger, options={"reference": reference, "logdir": tmp_path / "tb"})
+    assert "forward_rel_l2/net.0" in events(tmp_path / "tb" / "diff")
+    assert not [tag for tag in events(logger.log_dir) if "rel_l2" in tag]
+
+
+def test_a_reference_that_grows_beside_the_run_is_compared_when_its_steps_are_there(tmp_path):
+    # The reference begins after the candidate's first three steps: nothing is lost, nothing is compared twice.
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        options = {"reference": tmp_path / "late", "logdir": tmp_path / "tb"}
+
+        class Slow(Lit):
+            def on_train_batch_start(self, batch, batch_idx):
+                if batch_idx == 3:
+                    fit(tmp_path / "late")
+
+        callback, *_ = fit(tmp_path / "run", Slow(), options=options)
+    lines = [json.loads(line) for line in (tmp_path / "tb" / "diffs.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "step" in line] == list(range(6))
+    assert callback.first_report is None
