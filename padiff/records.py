@@ -230,6 +230,7 @@ class Figures:
         mean_reference: mean of ``|r|``.
         l2: ``||c - r||``.
         reference_l2, candidate_l2: ``||r||`` and ``||c||``.
+        bulk_l2: ``||c - r||`` without its few largest elements (`measure` says how many); `None` if not looked at.
         size: number of elements.
         index: where ``max_abs`` is.
         values: reference's and candidate's value there.
@@ -249,6 +250,7 @@ class Figures:
     values: tuple[float, float] = (0.0, 0.0)
     beyond: int = 0
     nonfinite: int = 0
+    bulk_l2: float | None = None
 
     @property
     def rel_l2(self) -> float:

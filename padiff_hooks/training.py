@@ -166,7 +166,12 @@ class TrainingRecorder:
         if was_due and self._pairs is not None and self._on_diff != "warn":
             # To stop at the very step, its comparison has to be waited for.
             self._recorder.flush()
-        return self._tell()
+        try:
+            return self._tell()
+        except PadiffError:
+            # Not every host tells its callbacks of an exception.
+            self.abort()
+            raise
 
     def finish(self) -> None:
         """Training ended: write and compare what is left, take everything off."""

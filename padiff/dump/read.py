@@ -63,6 +63,8 @@ class TensorFile:
             raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
         if not isinstance(array, np.ndarray) or array.shape != self.shape:
             got = getattr(array, "shape", type(array).__name__)
+            if not isinstance(array, np.ndarray):
+                array.close()  # an .npz archive under the name of an .npy
             raise self._error(f"has shape {got}, but {self.shape} was recorded", "the file was changed") from None
         if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
             raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed") from None

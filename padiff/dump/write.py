@@ -8,6 +8,7 @@ import queue
 import re
 import shutil
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,8 +80,12 @@ class RunWriter:
             if isinstance(error, RunFolderError):
                 raise
             raise RunFolderError(f"cannot make the run folder {self.path}: {error}") from error
-        self._thread = threading.Thread(target=self._work, name="padiff-writer", daemon=True)
+        # The thread knows the queue, and the writer only weakly: a recorder that is dropped without being closed (a
+        # host that told its callback of no exception) is freed, and its thread ends.
+        work = (weakref.ref(self), self._queue)
+        self._thread = threading.Thread(target=_work, args=work, name="padiff-writer", daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._queue.put, None).atexit = False
 
     # -- called by the training loop -----------------------------------------------------------------------
 
@@ -163,23 +168,17 @@ class RunWriter:
 
     # -- the thread ----------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while True:
-            step = self._queue.get()
-            try:
-                if step is None:
-                    return
-                if self._error is None:
-                    self._write(step)
-                    if self._on_written is not None:
-                        self._on_written(step)
-            except BaseException as error:  # it reaches the loop at its next call
-                self._error = error
-            finally:
-                if step is not None and self._on_done is not None:
-                    self._on_done(step)
-                del step
-                self._queue.task_done()
+    def _handle(self, step: Step) -> None:
+        try:
+            if self._error is None:
+                self._write(step)
+                if self._on_written is not None:
+                    self._on_written(step)
+        except BaseException as error:  # it reaches the loop at its next call
+            self._error = error
+        finally:
+            if self._on_done is not None:
+                self._on_done(step)
 
     def _write(self, step: Step) -> None:
         """Write aside, then rename: a step is whole or absent."""
@@ -210,6 +209,19 @@ class RunWriter:
             except FileNotFoundError:
                 if not final.exists():  # else another rank was as quick
                     raise
+
+
+def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Step | None]) -> None:
+    while True:
+        step = steps.get()
+        writer = owner()
+        try:
+            if step is None or writer is None:
+                return
+            writer._handle(step)
+        finally:
+            del step, writer
+            steps.task_done()
 
 
 def write_dump(folder: Path, info: RunInfo, step: Step, places: Mapping[str, tuple[str, str]] = FOLDERS) -> None:
