@@ -148,9 +148,17 @@ class RunWriter:
                 )
         (self.path / STEPS).mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
-            for left in (self.path / STEPS).glob(".*.partial"):
-                shutil.rmtree(left, ignore_errors=True)  # of a process that died while it wrote
+            self._clear_leftovers()
             _write_json(run_file, run_to_json(self._info))
+
+    def _clear_leftovers(self) -> None:
+        """Put away what a process left that died while it wrote; a step that it was replacing comes back."""
+        for left in (self.path / STEPS).glob(".*"):
+            final = left.with_name(left.name[1:].removesuffix(".old"))
+            if left.name.endswith(".old") and not final.exists():
+                os.rename(left, final)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
 
     def _check_same_model(self, run_file: Path) -> None:
         from padiff.dump.read import read_info
@@ -193,22 +201,23 @@ class RunWriter:
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        # Whichever rank comes last gives the step its name.
         if len(list(partial.glob("rank_*"))) < self._info.world_size:
             return
+        # All ranks are there. Two that come last together both get here: one takes the step, the other finds it taken.
+        taken = final.with_name(f".{final.name}.rank_{step.rank}.taken")
+        try:
+            os.rename(partial, taken)
+        except FileNotFoundError:
+            return
         if final.exists():
-            # An emptied path can't be renamed onto in one go; the old step goes first, aside.
+            # A folder can't be renamed onto a full one; the old step goes first, aside.
             old = final.with_name(f".{final.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
-            os.rename(partial, final)
+            os.rename(taken, final)
             shutil.rmtree(old, ignore_errors=True)
         else:
-            try:
-                os.rename(partial, final)
-            except FileNotFoundError:
-                if not final.exists():  # else another rank was as quick
-                    raise
+            os.rename(taken, final)
 
 
 def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Step | None]) -> None:

@@ -360,3 +360,13 @@ def test_two_ranks_writing_at_once_lose_no_step(tmp_path):
     assert run.numbers() == list(range(20))
     assert all(len(run.steps(n)) == 2 for n in run.numbers())
     assert not list((tmp_path / "run" / "steps").glob(".*"))
+
+
+def test_a_step_whose_replacement_was_cut_off_comes_back(tmp_path):
+    write_run(tmp_path / "run", TREE, [one(0), one(1)])
+    steps = tmp_path / "run" / "steps"
+    (steps / "00000001").rename(steps / ".00000001.old")  # killed between the two renames
+    (steps / ".00000002.partial").mkdir()
+    RunWriter(tmp_path / "run", TREE, existing="resume").close()
+    assert open_run(tmp_path / "run").numbers() == [0, 1]
+    assert sorted(entry.name for entry in steps.iterdir()) == ["00000000", "00000001"]
