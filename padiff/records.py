@@ -74,6 +74,11 @@ class Record:
         return self.source.read()
 
 
+def is_functional(slot: str) -> bool:
+    """Whether a slot is a functional call's inside of a layer (``softmax().0``)."""
+    return "()" in slot
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter or buffer that a layer owns itself.

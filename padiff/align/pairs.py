@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from padiff import equivalents
 from padiff.align.layers import Alignment, LayerPair
-from padiff.records import LOOP, STAGES, Layer, Pair, Record, Step
+from padiff.records import LOOP, STAGES, Layer, Pair, Record, Step, is_functional
 
 _Index = dict[tuple[str, str], list[Record]]
 _PARAMETER_STAGES = frozenset({"weight", "grad", "update"})
@@ -73,10 +73,14 @@ def _match(
             pairs.append((record, partner))
         else:
             alone.append(record)
+    waiting = {key: record for key, record in waiting.items() if not is_functional(record.slot)}
     for record in alone:
+        if is_functional(record.slot):
+            pairs.append((record, None))  # of another name it is another computation
+            continue
         # By position within the call, only where this leaves no choice: as many on either side.
         same_call = [other for other in waiting.values() if other.call == record.call]
-        ours_left = [other for other in alone if other.call == record.call]
+        ours_left = [other for other in alone if other.call == record.call and not is_functional(other.slot)]
         position = next(k for k, other in enumerate(ours_left) if other is record)
         fits = len(same_call) == len(ours_left) and sorted(same_call[position].shape) == sorted(record.shape)
         pairs.append((record, same_call[position] if fits else None))

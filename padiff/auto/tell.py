@@ -9,7 +9,7 @@ from traceback import FrameSummary, StackSummary
 
 from padiff.align import Alignment
 from padiff.auto.arguments import Settings, Side
-from padiff.records import ROOT, Diff, Report
+from padiff.records import ROOT, Diff, Report, is_functional
 from padiff.tree_text import tree_text
 
 _STAGE_NAMES = {
@@ -93,7 +93,10 @@ class Teller:
             print(tree_text(side.live.info.layers, path))
         for side, path, record, known in zip(sides, paths, records, stacks):
             call = record.call if record is not None else 0
-            stack = known.get((path or "", call)) or known.get((path or "", 0))
+            name = path or ""
+            if record is not None and is_functional(record.slot):
+                name = f"{path}/{record.slot.rpartition('.')[0]}"
+            stack = known.get((name, call)) or known.get((path or "", 0))
             if stack is not None:
                 print(f"\n{side.name} stacks ({side.framework.name}):\n=========================")
                 print(stack_text(stack, self._settings.full_stacks))

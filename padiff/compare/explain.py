@@ -10,7 +10,7 @@ import numpy as np
 from padiff import equivalents
 from padiff.align import Alignment, LayerPair
 from padiff.errors import RunFolderError
-from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo
+from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
 _CONSTANT = 1e-3
@@ -118,7 +118,9 @@ def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos:
     if stage == "weight":
         return _weight(diff, reference, candidate)
     if stage == "forward":
-        return _forward(reference, candidate, layers)
+        slot = diff.pair.anchor.slot
+        kind = slot.partition("()")[0] if is_functional(slot) else layers.reference.kind if layers else ""
+        return _forward(reference, candidate, kind)
     ratio = _ratio(reference, candidate)
     if stage == "loss":
         # Two numbers always have a ratio; only a round one speaks for another reduction.
@@ -159,8 +161,7 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> str:
     return "the updates of the steps in between: optimizer, learning rate schedule, or gradients that were not recorded"
 
 
-def _forward(reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | None) -> str:
-    kind = layers.reference.kind if layers else ""
+def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str) -> str:
     if "dropout" in kind or _masked_apart(reference, candidate):
         return "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
     ratio = _ratio(reference, candidate)
@@ -172,7 +173,7 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | N
         return "a normalisation: its epsilon, its axes, or statistics of the batch against running ones (train, eval)"
     if kind in ("gelu",):
         return "exact GELU against its tanh approximation"
-    return "this layer's own computation: what goes in agrees up to here"
+    return "the computation at this very place: what goes in agrees up to here"
 
 
 def _masked_apart(reference: np.ndarray, candidate: np.ndarray) -> bool:

@@ -15,7 +15,7 @@ from padiff.dump import SingleDump, open_run
 from padiff.equivalents import ONE_SIDED
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import LOOP, STAGES, Coverage, Diff, Layer, Report, Run, Step
+from padiff.records import LOOP, STAGES, Coverage, Diff, Layer, Report, Run, Step, is_functional
 from padiff.selection import nearest
 
 
@@ -109,7 +109,8 @@ class RunComparison:
         self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]]
     ) -> Coverage:
         alignment = self.alignment
-        told = [d for d in diffs if d.compared or d.pair.anchor.slot not in ONE_SIDED]
+        # Functional calls that only one side makes are ways of writing, not gaps.
+        told = [d for d in diffs if d.compared or not _optional(d.pair.anchor.slot)]
         lone = [d.pair for d in told if not d.compared]
         unmatched = (
             {layer.path for layer in alignment.reference_only},
@@ -208,6 +209,10 @@ def compare_runs(
     shared = set(common)
     only = ([n for n in numbers[0] if n not in shared], [n for n in numbers[1] if n not in shared])
     return comparison.report(diffs, common, only)
+
+
+def _optional(slot: str) -> bool:
+    return slot in ONE_SIDED or is_functional(slot)
 
 
 def _called(step: Step) -> set[str]:

@@ -25,6 +25,8 @@ Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 #: ``after(layer, output, failed)`` of a layer's call.
 AfterCall = Callable[[Any, Any, bool], None]
+#: ``called(name, output)`` of a functional call or a tensor's method, by its common name.
+OnCall = Callable[[str, Any], None]
 #: ``replaced(args, output)``: what to put in the place of a layer's output.
 Replaced = Callable[[tuple[Any, ...], Any], Any]
 #: ``gradient(tensor)``: called with the gradient of a tensor; what it returns, if anything, takes its place.
@@ -104,6 +106,12 @@ class Framework(Protocol):
         """A number that changes when the tensor is written in place; -1 where it can't be told."""
 
     def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+
+    def see_calls(self, called: OnCall, third_party: Sequence[str]) -> Handle:
+        """Call back after each functional call and tensor method that computes something, made from the user's side.
+
+        ``third_party`` are dotted names of custom operators (paddle only).
+        """
 
     def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
         """Call back with the tensor's gradient in each backward; `None` if it takes part in none.

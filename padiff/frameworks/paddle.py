@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnCall, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.paddle_api import Seeing
 from padiff.frameworks.settings import plain_settings
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
@@ -140,6 +141,9 @@ class Paddle:
             layer.register_forward_pre_hook(Hook(before), with_kwargs=True),
             layer.register_forward_post_hook(Hook(hook), always_call=True),
         ]
+
+    def see_calls(self, called: OnCall, third_party: Sequence[str]) -> Handle:
+        return Seeing(called, third_party)
 
     def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
         handle: Handle | None = None if tensor.stop_gradient else tensor.register_hook(gradient)

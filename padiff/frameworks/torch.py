@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnCall, OnConsumed, OnGradient, Replaced
 from padiff.frameworks.settings import plain_settings
+from padiff.frameworks.torch_api import Seeing
 
 # numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.
 _BITS = {
@@ -128,6 +129,9 @@ class Torch:
             layer.register_forward_pre_hook(Hook(before), with_kwargs=True),
             layer.register_forward_hook(Hook(hook), with_kwargs=True, always_call=True),
         ]
+
+    def see_calls(self, called: OnCall, third_party: Sequence[str]) -> Handle:
+        return Seeing(called)
 
     def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
         handle: Handle | None = tensor.register_hook(gradient) if tensor.requires_grad else None

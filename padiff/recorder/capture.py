@@ -20,6 +20,7 @@ from padiff.frameworks.base import Empty, Framework, Handle
 from padiff.records import LOOP, InMemory, Record, Step, TensorSource
 from padiff.selection import Node
 from padiff.structure import flatten, flatten_inputs
+from padiff.switches import Switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,15 @@ class _Tensor:
     sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
 
 
+def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
+    """Paths of the layers that own nothing and hold one layer."""
+    return frozenset(
+        node.path
+        for node in nodes[1:]
+        if not any(framework.parameters(node.layer)) and len(list(framework.children(node.layer))) == 1
+    )
+
+
 class Capture:
     """Collects the records of one step of one model.
 
@@ -67,6 +77,7 @@ class Capture:
         chosen: paths of the layers whose tensors are recorded.
         parameters: whether weights, gradients and updates are recorded too.
         stacks: whether to keep each call's Python stack, as `stacks`.
+        switches: what the environment switched on. Default: as it stands now.
         empty: makes the arrays that tensors are copied into.
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
     """
@@ -81,14 +92,17 @@ class Capture:
         empty: Empty = np.empty,
         parameters: bool = True,
         stacks: bool = False,
+        switches: Switches | None = None,
     ) -> None:
         self.number = number
         self._framework = framework
         self._nodes = nodes
-        self._chosen = chosen
+        self._switches = switches if switches is not None else Switches.from_environment()
+        self._chosen = chosen - _wrappers(nodes, framework) if self._switches.skip_wrappers else chosen
         self._optimizers = optimizers
         self._keep_stacks = stacks
-        #: Python stack of each layer's call, outermost frame first, by path and number of the call.
+        #: Python stack of each layer's call, outermost frame first, by path and number of the call; a
+        #: functional call's by ``path/name()``.
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
         self._empty = empty
         self._handles: list[Handle] = []
@@ -103,6 +117,8 @@ class Capture:
         self._before: dict[int, np.ndarray] = {}
         self._pending: dict[int, tuple[np.ndarray, str]] = {}
         self._backward_sums: dict[int, np.ndarray] = {}
+        self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
+        self._copying = False
         self._losses = 0
         self._stepped: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
@@ -126,6 +142,8 @@ class Capture:
             self._handles += self._framework.hook_calls(
                 node.layer, partial(self._before_call, node), partial(self._after_call, node)
             )
+        if self._switches.api_check:
+            self._handles.append(self._framework.see_calls(self._after_function, self._switches.third_party))
         for optimizer in self._optimizers:
             self._handles += self._framework.hook_optimizer(
                 optimizer, partial(self._consumed, optimizer), partial(self._optimizer_stepped, optimizer)
@@ -155,6 +173,8 @@ class Capture:
         self._running.append(_Call(node, number, training, recomputed))
         if self._keep_stacks and not recomputed:
             self.stacks[node.path, number] = traceback.extract_stack()
+        if self._switches.path_log:
+            print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
         if not outermost or recomputed:
             return
         if not self._snapped:
@@ -175,6 +195,19 @@ class Capture:
         if call is None or call.node is not node or failed or node.path not in self._chosen:
             return
         for slot, tensor in flatten(output, "output", self._framework.is_tensor):
+            self._see(call, slot, tensor)
+
+    def _after_function(self, name: str, output: Any) -> None:
+        """A functional call inside of a layer is a record of that layer, in a slot of its own: ``softmax().0``."""
+        if self._copying or not self._running or self._running[-1].node.path not in self._chosen:
+            return
+        inside = self._running[-1]
+        key = (inside.node.path, name, inside.training, inside.recomputed)
+        call = replace(inside, number=self._functional[key])
+        self._functional[key] += 1
+        if self._keep_stacks and not inside.recomputed:
+            self.stacks[f"{inside.node.path}/{name}()", call.number] = traceback.extract_stack()
+        for slot, tensor in flatten(output, f"{name}()", self._framework.is_tensor):
             self._see(call, slot, tensor)
 
     def _see(self, call: _Call, slot: str, tensor: Any) -> None:
@@ -355,7 +388,12 @@ class Capture:
         return [record for record, training in self._records if training], [note]
 
     def _copy(self, tensor: Any) -> np.ndarray:
-        return self._framework.to_numpy(tensor, self._empty)
+        # What copying itself calls is not the model's.
+        self._copying = True
+        try:
+            return self._framework.to_numpy(tensor, self._empty)
+        finally:
+            self._copying = False
 
     # -- writing down -------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def other(values: np.ndarray) -> np.ndarray:
         ("body.0/weight/weight", other, "the runs start from different weights: copy them over"),
         ("body.1/forward/output.0", lambda v: v * 2, "the output is 2 times the reference's"),
         ("body.1/forward/output.0", shuffled, "the same values in another order: another layout"),
-        ("body.1/forward/output.0", other, "this layer's own computation: what goes in agrees"),
+        ("body.1/forward/output.0", other, "the computation at this very place: what goes in agrees"),
         ("(loop)/loss/loss", lambda v: v * 32, "the loss is 32 times the reference's: another reduction"),
         ("head/backward/output.0", lambda v: v * 4, "the gradient is 4 times the reference's: another reduction of"),
         ("head/backward/output.0", other, "forward agrees here, so the backward of what follows"),

@@ -1,0 +1,51 @@
+"""Switches that environment variables set; read when a recording or an ``auto_diff`` begins, never on import."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from padiff.errors import UsageError
+
+_ON, _OFF = ("ON", "TRUE", "1", "YES"), ("OFF", "FALSE", "0", "NO", "")
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The switches as they stand.
+
+    Attributes:
+        api_check: ``PADIFF_API_CHECK``: record functional calls below the layers too. Default off.
+        third_party: ``PADDLE_THIRDPARTY_API``: dotted names of custom paddle operators (functions, or modules of
+            them), separated by commas, that count as functional calls. Default none.
+        path_log: ``PADIFF_PATH_LOG``: print the path of each layer as it is called. Default off.
+        skip_wrappers: ``PADIFF_SKIP_WRAP_LAYER``: leave out layers that own nothing and hold one layer. Default off.
+    """
+
+    api_check: bool = False
+    third_party: tuple[str, ...] = ()
+    path_log: bool = False
+    skip_wrappers: bool = False
+
+    @classmethod
+    def from_environment(cls) -> Switches:
+        """The switches that the environment sets now.
+
+        Raises:
+            UsageError: a switch is neither on nor off.
+        """
+        names = os.environ.get("PADDLE_THIRDPARTY_API", "")
+        return cls(
+            api_check=_switch("PADIFF_API_CHECK"),
+            third_party=tuple(name.strip() for name in names.replace(";", ",").split(",") if name.strip()),
+            path_log=_switch("PADIFF_PATH_LOG"),
+            # The older spelling is the one that people have in their scripts.
+            skip_wrappers=_switch("PADIFF_SKIP_WRAP_LAYER") or _switch("PADIFF_SIKP_WRAP_LAYER"),
+        )
+
+
+def _switch(name: str) -> bool:
+    value = os.environ.get(name, "").strip().upper()
+    if value not in (*_ON, *_OFF):
+        raise UsageError(f"{name} is ON or OFF, got {os.environ[name]!r}")
+    return value in _ON
