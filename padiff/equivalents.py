@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from padiff.records import Layer, Parameter
 
 _KINDS = {
@@ -16,6 +18,7 @@ _KINDS = {
     "conv2dtranspose": "convtranspose2d",
     "conv3dtranspose": "convtranspose3d",
     "rnn": "simplernn",
+    "rnncell": "simplernncell",
 }
 
 _SLOTS = {
@@ -32,6 +35,10 @@ COMPOSITE = frozenset({"multiheadattention"})
 
 #: Bookkeeping that only one framework keeps: never missed on the other side.
 ONE_SIDED = frozenset({"num_batches_tracked"})
+
+
+#: What a recurrent cell without biases still has in paddle: frozen zeros.
+_FROZEN_ZEROS = dict.fromkeys(("lstmcell", "grucell", "simplernncell"), ("bias_ih", "bias_hh"))
 
 
 def common_kind(name: str) -> str:
@@ -54,9 +61,23 @@ def slot(name: str) -> str:
     return _SLOTS.get(name, name)
 
 
+def stands_for_none(layer: Layer, parameter: Parameter) -> bool:
+    """Whether a parameter that is zeros says that the layer has none of this name."""
+    return not parameter.trainable and parameter.slot in _FROZEN_ZEROS.get(kind(layer), ())
+
+
 def shape(parameter: Parameter) -> tuple[int, ...]:
     """The parameter's shape with a linear layer's matrix as (out, in)."""
     return parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
+
+
+def same_values(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether two shapes of a parameter hold the same values in the same order.
+
+    paddle has a Bilinear's bias as (1, n), and a LayerNorm's parameters as one row whatever shape is normalised.
+    """
+    rows = [[extent for extent in shape if extent != 1] for shape in (ours, theirs)]
+    return rows[0] == rows[1] or (math.prod(ours) == math.prod(theirs) and min(map(len, rows)) <= 1)
 
 
 def signature(layer: Layer) -> tuple[tuple[str, tuple[int, ...]], ...]:

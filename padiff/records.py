@@ -14,11 +14,21 @@ import numpy as np
 #: Where in a step, in causal order.
 STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
 
+#: The stages whose tensors are those of a parameter.
+PARAMETER_STAGES = frozenset({"weight", "grad", "update"})
+
 #: The path of the recorded model itself.
 ROOT = "(root)"
 
 #: The path that step-wide scalars (loss, learning rate) are recorded under.
 LOOP = "(loop)"
+
+
+def inner_path(path: str, above: str) -> str:
+    """Path of a layer from the layer ``above`` it; empty for that layer itself."""
+    if path == above:
+        return ""
+    return path if above == ROOT else path[len(above) + 1 :]
 
 
 class TensorSource(Protocol):

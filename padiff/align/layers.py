@@ -12,7 +12,7 @@ from typing import Any
 from padiff import equivalents
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import ROOT, Layer, RunInfo
+from padiff.records import ROOT, Layer, RunInfo, inner_path
 from padiff.selection import nearest
 
 # Above this many cells the table of the best common order is not worked out; the longest common runs are used.
@@ -233,10 +233,10 @@ def _pair_inside(
     ours: Layer, theirs: Layer, left: Sequence[Layer], right: Sequence[Layer]
 ) -> list[tuple[Layer, Layer, str]]:
     """Layers of the same name and make inside two composite layers; the order inside means nothing."""
-    inside = {layer.path[len(theirs.path) :]: layer for layer in right if _contains(theirs, layer)}
+    inside = {inner_path(layer.path, theirs.path): layer for layer in right if _contains(theirs, layer)}
     pairs = []
     for layer in left:
-        partner = inside.get(layer.path[len(ours.path) :]) if _contains(ours, layer) else None
+        partner = inside.get(inner_path(layer.path, ours.path)) if _contains(ours, layer) else None
         if partner is not None and equivalents.signature(layer) == equivalents.signature(partner):
             pairs.append((layer, partner, "path"))
     return pairs

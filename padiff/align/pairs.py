@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from padiff import equivalents
 from padiff.align.layers import Alignment, LayerPair
-from padiff.records import LOOP, STAGES, Layer, Pair, Record, Step, is_functional
+from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Layer, Pair, Record, Step, is_functional
 
 _Index = dict[tuple[str, str], list[Record]]
-_PARAMETER_STAGES = frozenset({"weight", "grad", "update"})
 
 
 def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
@@ -52,13 +51,33 @@ def _pair_layer(
     for stage in STAGES:
         ours = left.pop((layers.reference.path, stage), [])
         theirs = right.pop((layers.candidate.path, stage), [])
-        if stage in _PARAMETER_STAGES:
+        if stage in PARAMETER_STAGES:
             for a, b in _match(ours, theirs, equivalents.slot):
                 a, b = _tied(a, b, layers, whole)
                 pairs.append((a, b, _transform(layers, a, b)))
         else:
-            pairs += [(a, b, "") for a, b in _match(ours, theirs)]
+            doubtful = _doubtful_calls(ours, theirs)
+            pairs += [(record, None, "") for record in ours if _call_name(record) in doubtful]
+            pairs += [(None, record, "") for record in theirs if _call_name(record) in doubtful]
+            sure = [[r for r in side if _call_name(r) not in doubtful] for side in (ours, theirs)]
+            pairs += [(a, b, "") for a, b in _match(sure[0], sure[1])]
     return pairs
+
+
+def _doubtful_calls(ours: list[Record], theirs: list[Record]) -> set[str]:
+    """Functional calls that a layer makes more often, or with other shapes, on one side: which answers to which?"""
+    shapes = []
+    for side in (ours, theirs):
+        found: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        for record in sorted(side, key=lambda record: record.call):
+            found[_call_name(record)].append(record.shape)
+        shapes.append(found)
+    names = (shapes[0].keys() | shapes[1].keys()) - {""}
+    return {name for name in names if shapes[0].get(name) != shapes[1].get(name)}
+
+
+def _call_name(record: Record) -> str:
+    return record.slot.partition("()")[0] if is_functional(record.slot) else ""
 
 
 def _match(
@@ -148,7 +167,7 @@ def _causal_order(reference: Step, candidate: Step) -> Callable[[Pair], tuple[in
             assert pair.candidate is not None
             return stage, 1, last, pair.candidate.order
         record = pair.reference
-        first = ran.get(record.layer, last) if record.stage in _PARAMETER_STAGES else 0
+        first = ran.get(record.layer, last) if record.stage in PARAMETER_STAGES else 0
         # Step-wide scalars come after the layers that they may explain.
         return stage, 0, last + 1 if record.layer == LOOP else first, record.order
 

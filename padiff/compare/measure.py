@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.records import Diff, Figures, Pair
+from padiff import equivalents
+from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair
 
 # Elements that are held in float64 at a time.
 _CHUNK = 1 << 20
@@ -62,6 +63,8 @@ def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
         candidate = candidate.T
     if reference.size == candidate.size == 1:
         # A scalar loss is () in one framework and (1,) in the other.
+        candidate = candidate.reshape(reference.shape)
+    if pair.stage in PARAMETER_STAGES and equivalents.same_values(reference.shape, candidate.shape):
         candidate = candidate.reshape(reference.shape)
     return reference, candidate
 

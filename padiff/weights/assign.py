@@ -12,7 +12,7 @@ from padiff import equivalents
 from padiff.align import Alignment, LayerPair, align
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import ROOT, Layer
+from padiff.records import ROOT, Layer, inner_path
 from padiff.tree_text import tree_text
 from padiff.weights.live import LiveModel
 from padiff.weights.rules import NoRuleError, Own, Tensors, attention, same_slots
@@ -129,7 +129,7 @@ def _values(
 
 
 def _inside(model: LiveModel, layer: Layer) -> list[tuple[str, str]]:
-    return [(x.path[len(layer.path) :].lstrip("."), p.slot) for x in model.below(layer.path) for p in x.parameters]
+    return [(inner_path(x.path, layer.path), p.slot) for x in model.below(layer.path) for p in x.parameters]
 
 
 def _join(path: str, inner: str) -> str:

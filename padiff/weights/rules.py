@@ -41,12 +41,16 @@ def same_slots(base: Own, raw: Layer) -> dict[str, np.ndarray]:
         if target is None:
             if parameter.slot in equivalents.ONE_SIDED or parameter.role == "buffer":
                 continue
+            if equivalents.stands_for_none(base.layer, parameter) and not base.values[parameter.slot].any():
+                continue
             raise NoRuleError(f"the raw layer has no parameter for `{parameter.slot}` {list(parameter.shape)}")
         value = base.values[parameter.slot]
         if parameter.layout and target.layout and parameter.layout != target.layout:
             value = value.T
         written[target.slot] = _fitted(value, parameter, target)
-    missing = [p for p in wanted.values() if p.role == "parameter"]
+    zeros = [p for p in wanted.values() if equivalents.stands_for_none(raw, p)]
+    written |= {p.slot: np.zeros(p.shape) for p in zeros}
+    missing = [p for p in wanted.values() if p.role == "parameter" and p not in zeros]
     if missing:
         slots = ", ".join(f"`{p.slot}` {list(p.shape)}" for p in missing)
         raise NoRuleError(f"the base layer has nothing for the raw layer's {slots}")
@@ -56,9 +60,8 @@ def same_slots(base: Own, raw: Layer) -> dict[str, np.ndarray]:
 def _fitted(value: np.ndarray, parameter: Parameter, target: Parameter) -> np.ndarray:
     if value.shape == target.shape:
         return value
-    squeezed = [tuple(n for n in shape if n != 1) for shape in (value.shape, target.shape)]
-    if squeezed[0] == squeezed[1]:
-        return value.reshape(target.shape)  # paddle's Bilinear has its bias as (1, n)
+    if equivalents.same_values(value.shape, target.shape):
+        return value.reshape(target.shape)
     raise NoRuleError(
         f"shapes of `{parameter.slot}` and `{target.slot}` are not the same: {list(value.shape)} against "
         f"{list(target.shape)}"
