@@ -1,0 +1,41 @@
+"""The types that flow through every room: records, pairs, diffs, and their containers.
+
+Numpy only. Everything here is frozen: a room makes new values, it does not edit the ones it was given.
+"""
+
+from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, Report
+from padiff.records.recorded import (
+    LOOP,
+    ROOT,
+    STAGES,
+    InMemory,
+    Layer,
+    Parameter,
+    Record,
+    Run,
+    RunInfo,
+    Step,
+    TensorSource,
+    is_functional,
+)
+
+__all__ = [
+    "Coverage",
+    "Diff",
+    "Figures",
+    "FirstDiff",
+    "InMemory",
+    "LOOP",
+    "Layer",
+    "Pair",
+    "Parameter",
+    "ROOT",
+    "Record",
+    "Report",
+    "Run",
+    "RunInfo",
+    "STAGES",
+    "Step",
+    "TensorSource",
+    "is_functional",
+]

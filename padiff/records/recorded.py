@@ -1,0 +1,197 @@
+"""What is recorded: records, the layer tree, steps, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+#: Where in a step, in causal order.
+STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
+
+#: The stages whose tensors are those of a parameter.
+PARAMETER_STAGES = frozenset({"weight", "grad", "update"})
+
+#: The path of the recorded model itself.
+ROOT = "(root)"
+
+#: The path that step-wide scalars (loss, learning rate) are recorded under.
+LOOP = "(loop)"
+
+
+def inner_path(path: str, above: str) -> str:
+    """Path of a layer from the layer ``above`` it; empty for that layer itself."""
+    if path == above:
+        return ""
+    return path if above == ROOT else path[len(above) + 1 :]
+
+
+class TensorSource(Protocol):
+    """Something that gives a tensor's values when asked: an array in memory, or a file."""
+
+    def read(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A tensor source whose values are in memory already."""
+
+    array: np.ndarray
+
+    def read(self) -> np.ndarray:
+        return self.array
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One tensor seen at a site.
+
+    Attributes:
+        layer: dotted path of the layer from the recorded model; `ROOT` for the model itself.
+        stage: one of `STAGES`.
+        slot: which tensor of the layer: ``output.0``, ``input.x``, a parameter's own name.
+        call: 0 for the layer's first call within the step, 1 for its second, ...
+        order: position among all records of the step, in the order they came into being.
+        layer_type: class name of the layer, as the framework's user wrote it.
+        dtype: the tensor's true dtype (``bfloat16`` also where numpy has none).
+        shape: the tensor's shape as recorded.
+        source: where the values are; `value` reads them.
+    """
+
+    layer: str
+    stage: str
+    slot: str
+    source: TensorSource
+    dtype: str
+    shape: tuple[int, ...]
+    call: int = 0
+    order: int = 0
+    layer_type: str = ""
+
+    @property
+    def site(self) -> str:
+        """The tensor's address, e.g. ``encoder.0.linear/forward/output.0#1``."""
+        return f"{self.layer}/{self.stage}/{self.slot}" + (f"#{self.call}" if self.call else "")
+
+    @property
+    def value(self) -> np.ndarray:
+        """The tensor's values (read on every access, nothing is kept)."""
+        return self.source.read()
+
+
+def is_functional(slot: str) -> bool:
+    """Whether a slot is a functional call's inside of a layer (``softmax().0``)."""
+    return "()" in slot
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter or buffer that a layer owns itself.
+
+    Attributes:
+        slot: its name within the layer.
+        shape, dtype: as the framework stores it.
+        role: ``parameter`` or ``buffer`` (running statistics are buffers in both frameworks here).
+        layout: ``in_out`` or ``out_in`` for the matrix of a linear layer, else empty.
+        trainable: whether an optimizer may change it.
+        tied_to: ``layer/slot`` of the first place where the same tensor was seen, else empty.
+    """
+
+    slot: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str = "parameter"
+    layout: str = ""
+    trainable: bool = True
+    tied_to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One node of the layer tree.
+
+    Attributes:
+        path: dotted path from the recorded model; `ROOT` for the model itself.
+        type: class name.
+        kind: the framework's own class that it is or derives from, lower case (``conv2d``),
+            or ``type`` in lower case for a class of the user's.
+        parameters: what it owns itself, in order of definition.
+        settings: hyper-parameters that are plain values (``eps``, ``momentum``, ``stride``), under common names.
+        aliases: further paths under which the same object is reachable (shared layers).
+        children: how many direct sublayers it has.
+        recorded: whether the lists let its tensors be recorded.
+    """
+
+    path: str
+    type: str
+    kind: str
+    parameters: tuple[Parameter, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    children: int = 0
+    recorded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one rank recorded in one optimizer step.
+
+    Attributes:
+        number: the step, counted from 0.
+        records: all of the step's records, in the order of ``Record.order``.
+        rank: which process of a distributed run.
+        loss_scale: factor by which the loss was scaled before backward (AMP); gradients of
+            activations are divided by it when compared, `grad` records are unscaled already.
+        micro_batches: how many calls of the whole model the step had.
+        notes: sentences about what could not be recorded.
+    """
+
+    number: int
+    records: tuple[Record, ...]
+    rank: int = 0
+    loss_scale: float = 1.0
+    micro_batches: int = 1
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What holds for all steps of a run.
+
+    Attributes:
+        framework, framework_version: ``torch`` / ``paddle`` and its version.
+        layers: the layer tree, depth first, in order of definition; the first one is the model itself.
+        name: what to call the run.
+        world_size: how many processes record it.
+        layer_map: paths that answer, in order, to the other run's (the seeds' ``set_layer_map``).
+        recording: how it was recorded, for people (schedule, lists).
+    """
+
+    framework: str
+    framework_version: str
+    layers: tuple[Layer, ...]
+    name: str = ""
+    world_size: int = 1
+    layer_map: tuple[str, ...] = ()
+    recording: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Run(Protocol):
+    """What one training run left behind, in memory or in a folder."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def info(self) -> RunInfo: ...
+
+    def numbers(self) -> list[int]:
+        """The recorded steps' numbers, ascending."""
+
+    def steps(self, number: int) -> list[Step]:
+        """One recorded step, as each rank saw it, in the order of the ranks."""
+
+    def finished(self) -> bool:
+        """Whether no further step will come."""
