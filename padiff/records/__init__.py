@@ -6,6 +6,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, Report
 from padiff.records.recorded import (
     LOOP,
+    PARAMETER_STAGES,
     ROOT,
     STAGES,
     InMemory,
@@ -16,6 +17,7 @@ from padiff.records.recorded import (
     RunInfo,
     Step,
     TensorSource,
+    inner_path,
     is_functional,
 )
 
@@ -27,6 +29,7 @@ __all__ = [
     "InMemory",
     "LOOP",
     "Layer",
+    "PARAMETER_STAGES",
     "Pair",
     "Parameter",
     "ROOT",
@@ -37,5 +40,6 @@ __all__ = [
     "STAGES",
     "Step",
     "TensorSource",
+    "inner_path",
     "is_functional",
 ]
