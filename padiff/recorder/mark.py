@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import weakref
+from contextvars import ContextVar
 from typing import Any
 
-# By the model's identity, with a weak reference that tells when the identity has gone to another object.
-_MARKS: dict[int, Mark] = {}
+# Replaced, never edited; weak references only, so that it keeps nothing alive.
+_MARKS: ContextVar[tuple[Mark, ...]] = ContextVar("padiff_recorded", default=())
 
 
 class Mark:
     """Says that a living recorder is at work on a model."""
 
     def __init__(self, model: Any, recorder: Any) -> None:
-        self._key = id(model)
         self.model = weakref.ref(model)
         self.recorder = weakref.ref(recorder)
 
     @classmethod
     def set(cls, model: Any, recorder: Any) -> Mark:
-        for key in [key for key, mark in _MARKS.items() if mark.model() is None or mark.recorder() is None]:
-            del _MARKS[key]
-        _MARKS[id(model)] = mark = cls(model, recorder)
+        living = tuple(mark for mark in _MARKS.get() if mark.valid)
+        mark = cls(model, recorder)
+        _MARKS.set((*living, mark))
         return mark
 
+    @property
+    def valid(self) -> bool:
+        return self.model() is not None and self.recorder() is not None
+
     def remove(self) -> None:
-        if _MARKS.get(self._key) is self:
-            del _MARKS[self._key]
+        _MARKS.set(tuple(mark for mark in _MARKS.get() if mark is not self))
 
 
 def marked(model: Any) -> bool:
     """Whether a living recorder is at work on the model."""
-    mark = _MARKS.get(id(model))
-    return mark is not None and mark.model() is model and mark.recorder() is not None
+    return any(mark.model() is model and mark.valid for mark in _MARKS.get())
