@@ -33,6 +33,15 @@ _SLOTS = {
 #: Kinds whose insides the frameworks lay out differently (one packed matrix against three layers): paired as a whole.
 COMPOSITE = frozenset({"multiheadattention"})
 
+# Layers without parameters of which one may have been put in the place of another.
+_ACTIVATIONS = (
+    "relu", "relu6", "leakyrelu", "elu", "selu", "celu", "gelu", "swish", "mish", "tanh", "sigmoid", "hardswish",
+    "hardsigmoid", "hardtanh", "softplus", "softsign", "logsigmoid", "tanhshrink", "softshrink", "hardshrink",
+    "thresholdedrelu", "glu", "prelu",
+)  # fmt: skip
+_POOLS = tuple(f"{how}pool{n}d" for how in ("max", "avg", "adaptiveavg", "adaptivemax", "lp") for n in (1, 2, 3))
+_FAMILIES = (frozenset(_ACTIVATIONS), frozenset(_POOLS))
+
 #: Bookkeeping that only one framework keeps: never missed on the other side.
 ONE_SIDED = frozenset({"num_batches_tracked"})
 
@@ -44,6 +53,11 @@ _FROZEN_ZEROS = dict.fromkeys(("lstmcell", "grucell", "simplernncell"), ("bias_i
 def common_kind(name: str) -> str:
     """A kind under one name for both frameworks."""
     return _KINDS.get(name, name)
+
+
+def same_family(one: str, other: str) -> bool:
+    """Whether two common kinds do the same job in another way: two activations, two poolings."""
+    return any(one in family and other in family for family in _FAMILIES)
 
 
 def is_composite(name: str) -> bool:

@@ -147,6 +147,7 @@ class LayerMap:
 
 def _composites(model: Any) -> list[tuple[str, Any, str]]:
     """Path, layer and kind of the layers that are carried over as a whole; none inside of another."""
+    model = getattr(model, "padiff_model", model)
     framework = framework_of(model)
     found: list[tuple[str, Any, str]] = []
     for node in walk(model, framework):

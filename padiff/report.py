@@ -27,8 +27,14 @@ def verdict(report: Report) -> str:
             f". Largest diff: relative L2 {worst.figures.rel_l2:.2g} (max |diff| {worst.figures.max_abs:.2g}) "
             f"at {worst.pair.anchor.site}, step {worst.pair.step}"
         )
+    text += "."
     left = _left_out(report)
-    return f"{text}. Not compared: {left}." if left else f"{text}."
+    if left:
+        text += f" Not compared: {left}."
+    if coverage.notes:
+        more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
+        text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
+    return text
 
 
 def coverage_lines(report: Report, at_most: int = 8) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from padiff import equivalents
 from padiff.frameworks.base import Framework
 from padiff.records import ROOT, Layer, Parameter
-from padiff.selection import Node
+from padiff.selection import Node, find_paths
 
 
 def walk(model: Any, framework: Framework) -> list[Node]:
@@ -25,6 +26,23 @@ def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...])
     yield prefix or ROOT, layer
     for name, child in framework.children(layer):
         yield from _walk(child, f"{prefix}.{name}" if prefix else name, framework, (*above, id(layer)))
+
+
+def owning(
+    nodes: Collection[Node], framework: Framework, chosen: frozenset[str], layer_map: Iterable[Any]
+) -> frozenset[str]:
+    """Paths of the layers whose parameters are recorded: the chosen ones, and the projections of mapped attentions.
+
+    A layer map leaves out what is below its layers; but what one framework packs into the attention's own parameters
+    stands in layers below it in the other.
+    """
+    found = set(chosen)
+    for item in layer_map:
+        for path in find_paths(list(nodes), item, "layer_map"):
+            layer = next(node.layer for node in nodes if node.path == path)
+            if path in chosen and equivalents.common_kind(framework.kind(layer)) in equivalents.COMPOSITE:
+                found.update(node.path for node in nodes if path == ROOT or node.path.startswith(f"{path}."))
+    return frozenset(found)
 
 
 def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:

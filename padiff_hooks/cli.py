@@ -23,6 +23,7 @@ from padiff.align import Alignment
 from padiff.compare import NoisePolicy, Policy, RunComparison, Tolerance, compare_runs
 from padiff.distribution import warn_of_older
 from padiff.dump import open_run
+from padiff.dump.format import RUN_FILE
 from padiff.errors import PadiffError, UsageError
 from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
@@ -125,6 +126,10 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     for out in outputs:
         if not Path(out).resolve().parent.is_dir():
             raise UsageError(f"cannot write {out}: there is no folder {Path(out).resolve().parent}")
+    if Path(args.reference).resolve() == Path(args.candidate).resolve():
+        console.print(
+            f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.", markup=False
+        )
     with console.status("comparing") as status:
         report = compare_runs(
             args.reference,
@@ -169,6 +174,9 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         pairs = PairedRuns(
             args.reference, args.candidate, layer_map=args.layer_map, policy=_policy(args), done=stream.done
         )
+        for path, started in zip((args.reference, args.candidate), pairs.started):
+            if not started:
+                console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)", markup=False)
         last_news = time.monotonic()
         while True:
             for report in pairs.poll():

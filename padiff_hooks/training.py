@@ -63,6 +63,11 @@ class TrainingRecorder:
     ) -> None:
         if on_diff not in ON_DIFF:
             raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
+        for what, path in (("dir_path", dir_path), ("reference", reference), ("logdir", logdir)):
+            if not isinstance(path, (str, Path)) and (path is not None or what == "dir_path"):
+                raise UsageError(f"{what} has to be the path of a folder, got {type(path).__name__}")
+        if reference is None and on_diff != "warn":
+            raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
         if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
             raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
         self._dir_path = Path(dir_path)

@@ -74,7 +74,13 @@ def align(
     right = _by_given(candidate.layers, [theirs for _, theirs in both], taken)
     # What is inside of a given pair is paired with what is inside of its partner, the rest with the rest.
     for group in sorted(left.keys() & right.keys()):
-        for ours_layer, theirs_layer, reason in _pair_contents(left[group], right[group], whole):
+        around = (both[group][0], both[group][1]) if group >= 0 else None
+        if around is not None and _is_composite(around, reference, candidate):
+            ends = (_by_path(reference.layers, around[0]), _by_path(candidate.layers, around[1]))
+            contents = _pair_inside(*ends, left[group], right[group])
+        else:
+            contents = _pair_contents(left[group], right[group], whole)
+        for ours_layer, theirs_layer, reason in contents:
             matched[ours_layer.path] = (theirs_layer, reason)
     _pair_containers(reference.layers, candidate.layers, excluded, taken, matched, called)
     pairs = tuple(LayerPair(layer, *matched[layer.path]) for layer in reference.layers if layer.path in matched)
@@ -84,6 +90,15 @@ def align(
         reference_only=tuple(layer for layer in reference.layers if layer.path not in matched),
         candidate_only=tuple(layer for layer in candidate.layers if layer.path not in partners),
     )
+
+
+def _is_composite(pair: tuple[str, str], reference: RunInfo, candidate: RunInfo) -> bool:
+    ends = _by_path(reference.layers, pair[0]), _by_path(candidate.layers, pair[1])
+    return all(equivalents.kind(layer) in equivalents.COMPOSITE for layer in ends)
+
+
+def _by_path(layers: Sequence[Layer], path: str) -> Layer:
+    return next(layer for layer in layers if layer.path == path)
 
 
 def _given(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[tuple[str | None, str | None]]:
@@ -185,8 +200,10 @@ def _alike(ours: _Unit, theirs: _Unit) -> int:
     """How well two layers go together; 0 means not at all."""
     same_kind = ours.kind == theirs.kind
     if not ours.signature and not theirs.signature:
-        # Two activations of one name at one place, of which one is wrong, are to be shown there.
-        return 4 if same_kind else 2 if ours.name == theirs.name else 0
+        if same_kind:
+            return 4
+        # Two activations at one place, of which one is wrong, are to be shown there.
+        return 2 if ours.name == theirs.name or equivalents.same_family(ours.kind, theirs.kind) else 0
     shapes_agree = sorted(shape for _, shape in ours.signature) == sorted(shape for _, shape in theirs.signature)
     if shapes_agree and (same_kind or ours.signature == theirs.signature):
         return 20

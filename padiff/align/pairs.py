@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from padiff import equivalents
 from padiff.align.layers import Alignment, LayerPair
+from padiff.align.packed import take_apart
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Layer, Pair, Record, Step, is_functional
 
 _Index = dict[tuple[str, str], list[Record]]
@@ -20,6 +21,8 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     left by position where the shapes agree (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``).
     """
     left, right = _index(reference.records), _index(candidate.records)
+    for layers in alignment.pairs:
+        take_apart(layers, left, right)
     whole = (dict(left), dict(right))
     pairs: list[tuple[Record | None, Record | None, str]] = []
     for layers in alignment.pairs:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from padiff.align import align
+from padiff.auto.checks import check_call, check_loss, check_optimizer, drop_inside
+from padiff.auto.settings import Settings, Side
 from padiff.compare import Tolerance
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
+from padiff.records import ROOT
 from padiff.selection import nearest
-from padiff.weights.live import LiveModel
+from padiff.weights.live import LiveModel, frameworks_name
+from padiff.weights.special_init import ruled, special_init
 
 PHASES = ("both", "forward", "backward")
 
@@ -36,60 +39,6 @@ _OLD_ONLY = frozenset(_OLD_NAMES) - {"steps", "layer_map"}
 _OLD_OPTIONS = ("atol", "rtol", "diff_phase", "compare_mode", "single_step")
 
 
-@dataclass
-class Side:
-    """One of the two models, with all that belongs to it."""
-
-    name: str
-    live: LiveModel
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss_fn: Callable[[Any], Any] | None
-    optimizer: Any
-
-    @property
-    def framework(self) -> Any:
-        return self.live.framework
-
-    @property
-    def chosen(self) -> frozenset[str]:
-        """Paths of the layers to record: all, or what the lists of a proxy leave."""
-        chosen: frozenset[str] | None = getattr(self.model, "padiff_chosen", None)
-        return frozenset(node.path for node in self.live.nodes) if chosen is None else chosen
-
-
-@dataclass
-class Settings:
-    """A call of ``auto_diff``, understood."""
-
-    base: Side
-    raw: Side
-    tolerance: Tolerance
-    auto_init: bool
-    diff_phase: str
-    single_step: bool
-    steps: int
-    layer_map: LayerMap
-    same_dropout: bool = False
-    full_stacks: bool = False
-    notices: tuple[str, ...] = ()
-
-    def options(self) -> dict[str, Any]:
-        """The options as they hold, for the log."""
-        return {
-            "auto_init": self.auto_init,
-            "atol": self.tolerance.atol,
-            "rtol": self.tolerance.rtol,
-            "diff_phase": self.diff_phase,
-            "compare_mode": self.tolerance.mode,
-            "single_step": self.single_step,
-            "steps": self.steps,
-            "use_loss": self.base.loss_fn is not None,
-            "use_opt": self.base.optimizer is not None,
-        }
-
-
 def understand(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settings:
     """Settings of a call: ``(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, or the
     first generation's ``(layer, module, example_inp, auto_weights, ...)``.
@@ -97,8 +46,17 @@ def understand(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settings:
     Raises:
         UsageError: an argument is missing, unknown or of the wrong form.
     """
-    old = bool(_OLD_ONLY & kwargs.keys()) or (len(args) > 3 and isinstance(args[3], bool))
-    return _understand_old(args, dict(kwargs)) if old else _understand_new(args, dict(kwargs))
+    return _understand_old(args, dict(kwargs)) if _is_old(args, kwargs) else _understand_new(args, dict(kwargs))
+
+
+def _is_old(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is of the first generation."""
+    if _OLD_ONLY & kwargs.keys() or (len(args) > 3 and isinstance(args[3], bool)):
+        return True
+    # `steps` and `layer_map` alone: a paddle layer first, a torch module second is how that generation has it.
+    if len(args) != 3 or not kwargs or not kwargs.keys() <= {"steps", "layer_map"}:
+        return False
+    return [frameworks_name(model) for model in args[:2]] == ["paddle", "torch"]
 
 
 def _understand_new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Settings:
@@ -130,6 +88,11 @@ def _understand_old(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Settings:
     options = {**OPTIONS, **given.get("options", {}), "auto_init": given.get("auto_weights", True)}
     options["steps"] = given.get("steps", 1)
     models = (given["layer"], given["module"])
+    if [frameworks_name(model) for model in models] == ["torch", "paddle"]:
+        raise UsageError(
+            "auto_diff: a call with the first generation's arguments takes the paddle layer and its input first, the "
+            "torch module second. For the other order: auto_diff(base_model, raw_model, inputs, atol=...)"
+        )
     sides = _sides(models, given["example_inp"], given.get("loss_fn"), given.get("optimizer"), ("layer", "module"))
     # Weights go from torch to paddle, and torch's inputs are what a single step runs on: the module is the base.
     return _settings((sides[1], sides[0]), options, given.get("layer_map") or given.get("layer_mapping"))
@@ -170,15 +133,18 @@ def _sides(
         "loss_fns": (None, None) if losses is None else _two(losses, "loss_fns", names),
         "optimizers": (None, None) if optimizers is None else _two(optimizers, "optimizers", names),
     }
+    for what in ("loss_fns", "optimizers"):
+        if (pairs[what][0] is None) != (pairs[what][1] is None):
+            raise UsageError(f"{what}: one of the two is None; give one for each model, or none")
     sides = []
     for index, model in enumerate(models):
         live = LiveModel.of(model)
         args, kwargs = _call(pairs["inputs"][index], names[index], live)
         loss = pairs["loss_fns"][index]
         if loss is not None:
-            _check_loss(loss, names[index])
+            check_loss(loss, names[index], live)
         optimizer = pairs["optimizers"][index]
-        _check_optimizer(optimizer, names[index], live)
+        check_optimizer(optimizer, names[index], live)
         sides.append(Side(names[index], live, model, args, kwargs, loss, optimizer))
     return sides[0], sides[1]
 
@@ -205,54 +171,8 @@ def _call(given: Any, name: str, live: LiveModel) -> tuple[tuple[Any, ...], dict
             f"inputs: the {name} model's input is a dict of named inputs, a {framework.name} tensor or a tuple of "
             f"them, got {type(given).__module__}.{type(given).__qualname__}"
         )
-    _check_call(args, kwargs, name, live)
+    check_call(args, kwargs, name, live)
     return args, kwargs
-
-
-def _check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: LiveModel) -> None:
-    signature = inspect.signature(live.model.forward)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        takes = ", ".join(str(parameter) for parameter in signature.parameters.values())
-        hint = ""
-        wrong = [key for key in kwargs if key not in signature.parameters]
-        if wrong:
-            hint = f" {wrong[0]!r} is none of them. {nearest(wrong[0], signature.parameters)}"
-        raise UsageError(f"inputs: the {name} model's forward takes ({takes}): {error}.{hint}") from None
-    framework = live.framework
-    devices = {framework.device(tensor) for _, tensor in live.tensors()}
-    for value in (*args, *kwargs.values()):
-        if framework.is_tensor(value) and devices and framework.device(value) not in devices:
-            raise UsageError(
-                f"inputs: the {name} model is on {', '.join(sorted(devices))}, an input of it on "
-                f"{framework.device(value)}: bring them to one device"
-            )
-
-
-def _check_loss(loss: Any, name: str) -> None:
-    if not callable(loss):
-        raise UsageError(f"loss_fns: the {name} model's loss has to be a function of the output, got {loss!r}")
-    try:
-        inspect.signature(loss).bind(None)
-    except TypeError as error:
-        raise UsageError(
-            f"loss_fns: the {name} model's loss has to take one argument, the model's output ({error}). "
-            "Bind the others, by name: functools.partial(loss, label=label)"
-        ) from None
-    except ValueError:
-        pass  # a builtin without a signature
-
-
-def _check_optimizer(optimizer: Any, name: str, live: LiveModel) -> None:
-    if optimizer is None or live.framework.is_optimizer(optimizer):
-        return
-    if callable(optimizer) and not hasattr(optimizer, "step"):
-        return  # a function without arguments that steps and clears the gradients
-    raise UsageError(
-        f"optimizers: the {name} model is of {live.framework.name}; expected an optimizer of {live.framework.name} or "
-        f"a function without arguments, got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    )
 
 
 def _settings(sides: tuple[Side, Side], options: Mapping[str, Any], layer_map: Any) -> Settings:
@@ -277,7 +197,22 @@ def _settings(sides: tuple[Side, Side], options: Mapping[str, Any], layer_map: A
     if phase == "backward" and not options["single_step"]:
         phase = "both"
         notices.append("diff_phase='backward' holds with single_step=True only; comparing both phases")
+    if base.optimizer is not None and (phase == "forward" or options["single_step"]):
+        why = "single_step=True" if options["single_step"] else "diff_phase='forward'"
+        notices.append(f"{why} trains nothing: the optimizers are not used")
+    if options["same_dropout"]:
+        inside = [f"`{path}` of the {side.name} model" for side in sides for path in drop_inside(side)]
+        if inside:
+            notices.append(
+                f"same_dropout reaches dropout layers; {', '.join(inside)} drop by a call of their own inside: "
+                "set their rate to 0 to compare"
+            )
+    pairs = LayerMap.resolve(layer_map, base.live.nodes, raw.live.nodes)
+    by_rule = _ruled(base, raw, pairs)
+    wholes = [pair for pair in (*pairs, *by_rule) if ROOT not in pair and None not in pair]
+    base.mapped, raw.mapped = (_own_paths(side, [pair[k] for pair in wholes]) for k, side in enumerate(sides))
     return Settings(
+        ruled=by_rule,
         base=base,
         raw=raw,
         tolerance=Tolerance(options["atol"], options["rtol"], options["compare_mode"]),
@@ -285,8 +220,34 @@ def _settings(sides: tuple[Side, Side], options: Mapping[str, Any], layer_map: A
         diff_phase=phase,
         single_step=options["single_step"],
         steps=steps,
-        layer_map=LayerMap.resolve(layer_map, base.live.nodes, raw.live.nodes),
+        layer_map=pairs,
         same_dropout=options["same_dropout"],
         full_stacks=options["full_stacks"],
         notices=tuple(notices),
     )
+
+
+def _ruled(base: Side, raw: Side, pairs: LayerMap) -> tuple[tuple[str, str], ...]:
+    """Layers that answer to each other and that a rule of the user's is about, without those of the map."""
+    rules = ruled(base.framework.name, raw.framework.name)
+    if not rules:
+        return ()
+    given = [{pair[k] for pair in pairs} for k in (0, 1)]
+    return tuple(
+        (pair.reference.path, pair.candidate.path)
+        for pair in align(base.live.info, raw.live.info, pairs, whole=rules).pairs
+        if pair.reference.path not in given[0]
+        and pair.candidate.path not in given[1]
+        and special_init(
+            base.framework.name,
+            base.live.layer(pair.reference.path),
+            raw.framework.name,
+            raw.live.layer(pair.candidate.path),
+        )
+    )
+
+
+def _own_paths(side: Side, paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths that name layers, without wrong ones: those are told where the map is used."""
+    known = {path for node in side.live.nodes for path in node.paths}
+    return tuple(path for path in paths if path in known)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from padiff.align import Alignment, align
-from padiff.auto.arguments import Settings, Side, understand
+from padiff.auto.arguments import understand
+from padiff.auto.dropout import Masks, masks_drawn, masks_of_base
+from padiff.auto.dumps import forget_dumps, leave_dumps
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
-from padiff.auto.synchronised import gradients_of_base, masks_of_base, outputs_of_base
+from padiff.auto.settings import Settings, Side
+from padiff.auto.synchronised import gradients_of_base, outputs_of_base
 from padiff.auto.tell import Teller
 from padiff.compare import RunComparison
 from padiff.distribution import warn_of_older
-from padiff.layer_map import LayerMap
 from padiff.recorder import MemoryRun
-from padiff.records import ROOT, Coverage, Diff, FirstDiff, Layer, Report, Step
+from padiff.records import PARAMETER_STAGES, Coverage, Diff, FirstDiff, Layer, Report, Step
 from padiff.weights.assign import AssignError, carry_over
 
 _FORWARD = ("input", "forward", "loss")
@@ -33,10 +35,22 @@ class _Findings:
     diffs: list[Diff] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     passes: tuple[Pass, Pass] | None = None
+    #: What was compared last, stage by stage, of the base and the raw model.
+    compared: tuple[dict[str, Step], dict[str, Step]] = field(default_factory=lambda: ({}, {}))
+
+    #: Layers of the base and the raw model that are compared as wholes because they are built differently inside.
+    wholes: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
     @property
     def failed(self) -> bool:
         return any(not diff.passed for diff in self.diffs)
+
+    def excused(self, diff: Diff) -> Diff:
+        """What a layer that is compared as a whole owns and the other side keeps inside is a gap, not a diff."""
+        own, record = (self.wholes[1] if diff.pair.reference is None else self.wholes[0]), diff.pair.anchor
+        if record.stage in PARAMETER_STAGES and record.layer in own and (not diff.compared or diff.figures is None):
+            return replace(diff, passed=True)
+        return diff
 
 
 def auto_diff(*args: Any, **kwargs: Any) -> Report:
@@ -77,18 +91,25 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
             carry_over(settings.base.model, settings.raw.model, settings.layer_map)
         except AssignError as error:
             teller.weights_failed(error)
+            forget_dumps(settings)
             return _not_assigned(settings, error)
         teller.weights_assigned()
     findings = _compared_models(settings)
-    for number in range(settings.steps):
-        teller.step(number)
-        if settings.single_step:
-            _single_step(settings, findings, number)
-        else:
-            _step(settings, findings, number)
-        teller.compared(findings.diffs, number)
-        if findings.failed:
-            break
+    teller.wholes([pair for pair in zip(settings.base.mapped, settings.raw.mapped) if pair[0] in findings.wholes[0]])
+    try:
+        for number in range(settings.steps):
+            teller.step(number)
+            if settings.single_step:
+                _single_step(settings, findings, number)
+            else:
+                _step(settings, findings, number)
+            teller.compared(findings.diffs, number)
+            if findings.failed:
+                break
+    finally:
+        for side in (settings.base, settings.raw):
+            side.framework.clear_gradients(side.live.model)
+    teller.dumped(leave_dumps(settings, findings.compared))
     report = findings.comparison.report(findings.diffs, findings.steps)
     stacks = (findings.passes[0].stacks, findings.passes[1].stacks) if findings.passes is not None else ({}, {})
     teller.verdict(report, findings.comparison.alignment, stacks)
@@ -97,14 +118,18 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
 
 def _compared_models(settings: Settings) -> _Findings:
     runs = [MemoryRun(_info(side)) for side in (settings.base, settings.raw)]
-    return _Findings(RunComparison(runs[0], runs[1], _given(settings), settings.tolerance))
+    comparison = RunComparison(runs[0], runs[1], settings.whole_map(), settings.tolerance)
+    wholes = [pair for pair in zip(settings.base.mapped, settings.raw.mapped) if _differs(settings, pair)]
+    return _Findings(comparison, wholes=(frozenset(a for a, _ in wholes), frozenset(b for _, b in wholes)))
 
 
-def _given(settings: Settings) -> LayerMap:
-    if any(ROOT in pair for pair in settings.layer_map):
-        return settings.layer_map
-    # The two models answer to each other as wholes: their outputs are compared whatever is inside.
-    return LayerMap([(ROOT, ROOT), *settings.layer_map])
+def _differs(settings: Settings, pair: tuple[str, str]) -> bool:
+    """Whether parameters that one of two layers owns may stand in layers below the other."""
+    inside = [
+        any(layer.path != path and layer.parameters for layer in side.live.below(path))
+        for side, path in zip((settings.base, settings.raw), pair)
+    ]
+    return any(inside) or pair in settings.ruled
 
 
 def _info(side: Side) -> Any:
@@ -115,23 +140,15 @@ def _info(side: Side) -> Any:
 def _step(settings: Settings, findings: _Findings, number: int) -> None:
     """Forward and backward of both models, compared; then the optimizers, and the weights that they made."""
     backward = settings.diff_phase != "forward"
-    base = run_pass(settings.base, number, backward)
-    during = _masks(settings, findings, base)
-    raw = run_pass(settings.raw, number, backward, during)
-    findings.passes = (base, raw)
+    base, raw = _passes(settings, findings, number, backward)
     # Gradients before the optimizer steps, weights after it.
     _compare(findings, base.step, raw.step, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
-    if not backward or findings.failed:
+    if not backward or findings.failed or settings.base.optimizer is None:
         return
     for side in (settings.base, settings.raw):
         update(side)
-    if settings.base.optimizer is not None and settings.raw.optimizer is not None:
-        after = [weights_after(side, number + 1) for side in (settings.base, settings.raw)]
-        _compare(findings, after[0], after[1], ("weight",))
-    if settings.base.optimizer is None:
-        settings.base.framework.clear_gradients(settings.base.live.model)
-    if settings.raw.optimizer is None:
-        settings.raw.framework.clear_gradients(settings.raw.live.model)
+    after = [weights_after(side, number + 1) for side in (settings.base, settings.raw)]
+    _compare(findings, after[0], after[1], ("weight",))
 
 
 def _single_step(settings: Settings, findings: _Findings, number: int) -> None:
@@ -140,28 +157,41 @@ def _single_step(settings: Settings, findings: _Findings, number: int) -> None:
     for phase in phases:
         backward = phase == "backward"
         with _buffers_kept(settings):
-            base = run_pass(settings.base, number, backward)
-            alignment = _alignment(settings, findings)
-            put_in = gradients_of_base if backward else outputs_of_base
-            raw = run_pass(settings.raw, number, backward, partial(put_in, settings.raw, base.step, alignment))
-        findings.passes = (base, raw)
+            base, raw = _passes(
+                settings, findings, number, backward, gradients_of_base if backward else outputs_of_base
+            )
         # What a synchronised forward hands to the loss is the base's own output: no loss to compare.
         _compare(findings, base.step, raw.step, _BACKWARD if backward else ("input", "forward", "weight"))
-        for side in (settings.base, settings.raw):
-            side.framework.clear_gradients(side.live.model)
         if findings.failed:
             return
 
 
-def _masks(settings: Settings, findings: _Findings, base: Pass) -> During:
-    if not settings.same_dropout:
-        return nullcontext
-    return partial(masks_of_base, settings.raw, base.step, _alignment(settings, findings))
+def _passes(
+    settings: Settings,
+    findings: _Findings,
+    number: int,
+    backward: bool,
+    put_in: Callable[[Side, Step, Alignment], AbstractContextManager[None]] | None = None,
+) -> tuple[Pass, Pass]:
+    """One pass of each model; ``put_in`` gives the hooks that bring the base's values into the raw model."""
+    masks: Masks = {}
+    alignment = _alignment(settings, findings)
+    drawn: During = nullcontext
+    given: During = nullcontext
+    during: During = nullcontext
+    if settings.same_dropout:
+        drawn = partial(masks_drawn, settings.base, masks)
+        given = partial(masks_of_base, settings.raw, masks, alignment)
+    base = run_pass(settings.base, number, backward, around=drawn)
+    if put_in is not None:
+        during = partial(put_in, settings.raw, base.step, alignment)
+    findings.passes = base, run_pass(settings.raw, number, backward, during, around=given)
+    return findings.passes
 
 
 def _alignment(settings: Settings, findings: _Findings) -> Alignment:
     infos = findings.comparison.reference.info, findings.comparison.candidate.info
-    return align(infos[0], infos[1], _given(settings))
+    return align(infos[0], infos[1], settings.whole_map())
 
 
 def _compare(findings: _Findings, base: Step, raw: Step, stages: Collection[str]) -> None:
@@ -169,9 +199,13 @@ def _compare(findings: _Findings, base: Step, raw: Step, stages: Collection[str]
     comparison = findings.comparison
     steps = []
     for step, run in ((base, comparison.reference), (raw, comparison.candidate)):
-        kept = (r for r in step.records if r.stage in stages and not _is_buffer(r, run.info.layers))
-        steps.append(replace(step, records=tuple(kept)))
-    findings.diffs += comparison.step_diffs(steps[0], steps[1])
+        of_stages = (r for r in step.records if r.stage in stages and not _is_buffer(r, run.info.layers))
+        steps.append(replace(step, records=tuple(of_stages)))
+    findings.diffs += [findings.excused(diff) for diff in comparison.step_diffs(steps[0], steps[1])]
+    for compared, step in zip(findings.compared, steps):
+        for stage in stages:
+            kept = tuple(record for record in step.records if record.stage == stage)
+            compared[stage] = replace(step, records=kept)
     if base.number not in findings.steps:
         findings.steps.append(base.number)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from traceback import StackSummary
 from typing import Any
 
-from padiff.auto.arguments import Side
+from padiff.auto.settings import Side
 from padiff.errors import UsageError
 from padiff.recorder.capture import Capture
 from padiff.records import Step
@@ -26,33 +26,40 @@ class Pass:
     stacks: dict[tuple[str, int], StackSummary]
 
 
-def run_pass(side: Side, number: int, backward: bool, during: During = nullcontext) -> Pass:
+def run_pass(
+    side: Side, number: int, backward: bool, during: During = nullcontext, around: During = nullcontext
+) -> Pass:
     """Run a model once on its inputs and record it; gradients are cleared before, and no optimizer steps.
+
+    Args:
+        during: hooks that change what follows a layer, after the layer is recorded.
+        around: hooks that change what a layer gives, so that this is what is recorded.
 
     Raises:
         UsageError: the model's forward, or the loss, failed on these inputs; the cause is attached.
     """
     framework, live = side.framework, side.live
-    capture = Capture(number, framework, live.nodes, side.chosen, stacks=True)
+    capture = Capture(number, framework, live.nodes, side.chosen, parameters=side.owning, stacks=True)
     framework.clear_gradients(live.model)
-    capture.attach()
-    try:
-        with during():
-            output = _forward(side)
-        if backward or side.loss_fn is not None:
-            loss = _loss(side, output)
-            capture.log_loss(loss)
-            if backward:
-                loss.backward()
-        step = capture.finish(updates=False)
-    finally:
-        capture.detach()
+    with around():
+        capture.attach()
+        try:
+            with during():
+                output = _forward(side)
+                if backward or side.loss_fn is not None:
+                    loss = _loss(side, output)
+                    capture.log_loss(loss)
+                    if backward:
+                        loss.backward()
+            step = capture.finish(updates=False)
+        finally:
+            capture.detach()
     return Pass(step, capture.stacks)
 
 
 def weights_after(side: Side, number: int) -> Step:
     """The parameters as they are now, as the weights that the step ``number`` would start from."""
-    return Capture(number, side.framework, side.live.nodes, side.chosen).weights()
+    return Capture(number, side.framework, side.live.nodes, side.chosen, parameters=side.owning).weights()
 
 
 def update(side: Side) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.auto.arguments import Side
+from padiff.auto.settings import Side
 from padiff.frameworks.base import Handle
 from padiff.records import Step
 from padiff.structure import flatten, replace_tensors
 
-#: Values of the base by its layer's path, slot and call.
-_Values = dict[tuple[str, str, int], np.ndarray]
+#: Values of the base by its layer's path and call, then by slot.
+_Values = dict[tuple[str, int], dict[str, np.ndarray]]
 
 
 @contextmanager
@@ -26,14 +26,16 @@ def outputs_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[Non
     values = _values(base, "forward")
 
     def replaced(path: str, call: int, _: tuple[Any, ...], output: Any) -> Any:
+        of_base = _by_slot(values.get((path, call), {}), output, raw)
+
         def new(slot: str, tensor: Any) -> Any:
-            array = values.get((path, slot, call))
+            array = of_base.get(slot)
             fits = array is not None and array.shape == raw.framework.shape(tensor)
             return raw.framework.tensor_like(tensor, array) if fits else tensor
 
         return replace_tensors(output, "output", raw.framework.is_tensor, new)
 
-    with _hooked(raw, alignment, replaced):
+    with hooked(raw, _partners(alignment), replaced):
         yield
 
 
@@ -44,16 +46,17 @@ def gradients_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[N
     seen: set[int] = set()
     alive: list[Any] = []  # an id stands for a tensor only while that tensor lives
 
-    def hooked(path: str, call: int, _: tuple[Any, ...], output: Any) -> None:
+    def catch(path: str, call: int, _: tuple[Any, ...], output: Any) -> None:
+        of_base = _by_slot(values.get((path, call), {}), output, raw)
         for slot, tensor in flatten(output, "output", raw.framework.is_tensor):
-            array = values.get((path, slot, call))
+            array = of_base.get(slot)
             if array is None or id(tensor) in seen or array.shape != raw.framework.shape(tensor):
                 continue
             seen.add(id(tensor))
             alive.append(tensor)
             raw.framework.hook_gradient(tensor, partial(_in_place_of, raw, array))
 
-    with _hooked(raw, alignment, hooked):
+    with hooked(raw, _partners(alignment), catch):
         yield
 
 
@@ -62,67 +65,50 @@ def _in_place_of(raw: Side, array: np.ndarray, gradient: Any) -> Any:
 
 
 @contextmanager
-def masks_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[None]:
-    """Give every paired dropout layer of the raw model the mask that the base's drew.
-
-    A mask shows where the base's output is zero. What is kept is scaled as the base scaled it; where the raw layer
-    is not training, nothing is done.
-    """
-    values = _values(base, "forward")
-
-    def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
-        array = values.get((path, "output.0", call))
-        if array is None or not raw.framework.is_tensor(output) or array.shape != raw.framework.shape(output):
-            return output
-        kept = array != 0
-        share = float(kept.mean())
-        rate = rates.get(path, 1.0 - share)
-        mask = kept.astype(np.float32) / (1.0 - rate) if rate < 1 else kept.astype(np.float32)
-        return args[0] * raw.framework.tensor_like(output, mask)
-
-    rates = {
-        pair.reference.path: float(pair.reference.settings["p"])
-        for pair in alignment.pairs
-        if "dropout" in pair.reference.kind and "p" in pair.reference.settings
-    }
-    training = {
-        pair.candidate.path
-        for pair in alignment.pairs
-        if "dropout" in pair.candidate.kind and raw.framework.training(raw.live.layer(pair.candidate.path))
-    }
-    with _hooked(raw, alignment, replaced, only=training):
-        yield
-
-
-@contextmanager
-def _hooked(
-    raw: Side,
-    alignment: Alignment,
-    replaced: Callable[[str, int, tuple[Any, ...], Any], Any],
-    only: set[str] | None = None,
+def hooked(
+    side: Side, partners: Mapping[str, str], replaced: Callable[[str, int, tuple[Any, ...], Any], Any]
 ) -> Iterator[None]:
+    """Call ``replaced(partner, call, args, output)`` after each call of a side's layers; its value is the new output.
+
+    Args:
+        side: the model whose layers are hooked.
+        partners: paths of its layers, each with the path that ``replaced`` is told.
+    """
     handles: list[Handle] = []
     calls: Counter[str] = Counter()
+    again: Counter[str] = Counter()
 
-    def hook(base_path: str, raw_path: str, args: tuple[Any, ...], output: Any) -> Any:
-        call = calls[raw_path]
-        calls[raw_path] += 1
-        return replaced(base_path, call, args, output)
+    def hook(path: str, args: tuple[Any, ...], output: Any) -> Any:
+        # Recomputation in backward repeats the calls of forward, in their order.
+        counter = again if side.framework.recomputing() else calls
+        call = counter[path]
+        counter[path] += 1
+        return replaced(partners[path], call, args, output)
 
     try:
-        for pair in alignment.pairs:
-            if only is None or pair.candidate.path in only:
-                ours, theirs = pair.reference.path, pair.candidate.path
-                handles.append(
-                    raw.framework.hook_outputs(
-                        raw.live.layer(theirs), lambda args, output, a=ours, b=theirs: hook(a, b, args, output)
-                    )
-                )
+        for path in partners:
+            handles.append(side.framework.hook_outputs(side.live.layer(path), partial(hook, path)))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
+def _partners(alignment: Alignment) -> dict[str, str]:
+    return {pair.candidate.path: pair.reference.path for pair in alignment.pairs}
+
+
 def _values(base: Step, stage: str) -> _Values:
-    return {(r.layer, r.slot, r.call): r.value for r in base.records if r.stage == stage}
+    values: _Values = {}
+    for record in base.records:
+        if record.stage == stage:
+            values.setdefault((record.layer, record.call), {})[record.slot] = record.value
+    return values
+
+
+def _by_slot(of_base: Mapping[str, np.ndarray], output: Any, raw: Side) -> Mapping[str, np.ndarray]:
+    """The base's values under the raw layer's slots: those of one name, and by position where all names differ."""
+    slots = [slot for slot, _ in flatten(output, "output", raw.framework.is_tensor)]
+    if len(slots) == len(of_base) and not of_base.keys() & set(slots):
+        return dict(zip(slots, of_base.values()))
+    return of_base

@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 
 from padiff.align import Alignment
-from padiff.auto.arguments import Settings, Side
+from padiff.auto.settings import Settings, Side
 from padiff.records import ROOT, Diff, Report, is_functional
 from padiff.tree_text import tree_text
 
@@ -47,6 +47,11 @@ class Teller:
         self._say("Assign weight Failed !!!")
         print(f"\n{error}\n")
 
+    def wholes(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Which layers are compared by what goes in and comes out, not by what is inside of them."""
+        for ours, theirs in pairs:
+            self._say(f"Compared as a whole, not inside: `{ours}` and `{theirs}`")
+
     def step(self, number: int) -> None:
         self._say(f"=================Train Step {number}=================")
 
@@ -66,6 +71,11 @@ class Teller:
         after = [d for d in diffs if d.pair.stage == "weight" and d.pair.step == number + 1]
         if after and all(d.passed for d in after):
             self._say("weight after the optimizer compared.")
+
+    def dumped(self, folders: Sequence[str]) -> None:
+        """Where the two sides' dumps lie, if there are any."""
+        if folders:
+            self._say(f"Dumps of both models: {folders[0]} and {folders[1]}")
 
     def verdict(self, report: Report, alignment: Alignment, stacks: tuple[Stacks, Stacks]) -> None:
         if report.first_diff is None:

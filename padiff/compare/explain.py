@@ -127,7 +127,8 @@ def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos:
         if ratio is not None and _round(ratio):
             return f"the loss is {_times(ratio)}: another reduction (mean, sum), weighting or scaling"
         return (
-            "the model's outputs agree, so the loss function: its reduction, weights, label smoothing or ignored labels"
+            "the model's outputs agree, so the labels of this batch, or the loss function: its reduction, weights, "
+            "label smoothing or ignored labels"
         )
     if stage == "backward":
         if ratio is not None:
@@ -158,7 +159,10 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> str:
         return "the runs start from different weights: copy them over (or load one checkpoint) before training"
     if slot.startswith("running_"):
         return "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
-    return "the updates of the steps in between: optimizer, learning rate schedule, or gradients that were not recorded"
+    return (
+        "small differences of the updates before that added up (betas, weight decay, learning rate schedule, steps "
+        "that were not recorded), or rounding that this training amplifies: see how the diffs of the steps before grew"
+    )
 
 
 def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str) -> str:
@@ -202,7 +206,7 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> str:
             )
     if ratio is not None:
         return f"the gradient is {_times(ratio)}"
-    return "activation gradients agree up to here: clipping by value, accumulation, or a frozen or shared parameter"
+    return "activation gradients agree up to here: clipping, accumulation, a shared parameter, or amplified rounding"
 
 
 def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]) -> str:
@@ -226,7 +230,7 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
         norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
         if norm and abs(np.vdot(values.ravel(), rest)) > 0.99 * norm:
             return "the updates differ by a multiple of the weight: weight decay (its size, coupled or decoupled)"
-    return "the gradients agree, so the optimizer: its betas, epsilon, momentum, bias correction or state"
+    return "the gradients agree, so the optimizer: weight decay, betas, epsilon, momentum, bias correction, state"
 
 
 def _missing(pair: Pair) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from padiff.align import Alignment, align, pair_steps
 from padiff.compare.explain import first_diff, setting_notes
 from padiff.compare.measure import measure
-from padiff.compare.tolerance import NoisePolicy, Policy
+from padiff.compare.tolerance import NoisePolicy, Policy, drift
 from padiff.dump import SingleDump, open_run
 from padiff.equivalents import ONE_SIDED
 from padiff.errors import NothingToCompareError, UsageError
@@ -49,6 +49,7 @@ class RunComparison:
             raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
         self._alignment: Alignment | None = None
         self._called: tuple[set[str], set[str]] = (set(), set())
+        self._drift: dict[str, float] = {}
         align(reference.info, candidate.info, self._map)  # a map that does not fit is told before any step is there
 
     @property
@@ -90,7 +91,9 @@ class RunComparison:
         self._called[0].update(_called(reference))
         self._called[1].update(_called(candidate))
         pairs = [p for p in pair_steps(reference, candidate, self._alignment) if p.stage in self._stages]
-        return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs])
+        diffs = self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs], self._drift)
+        self._drift = drift(diffs)
+        return diffs
 
     def report(
         self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]] = ((), ())
@@ -181,6 +184,12 @@ def compare_runs(
         UsageError: the layer map does not fit the runs.
     """
     runs = [open_run(run) if isinstance(run, (str, Path)) else run for run in (reference, candidate)]
+    for side, run in zip(("reference", "candidate"), runs):
+        if not hasattr(run, "numbers"):
+            raise UsageError(
+                f"the {side} has to be the path of a run folder (or a run in memory, `rec.run`), got "
+                f"{type(run).__module__}.{type(run).__qualname__}. To compare two models, use padiff.auto_diff"
+            )
     comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages)
     numbers = (runs[0].numbers(), runs[1].numbers())
     common = comparison.common()
@@ -191,7 +200,12 @@ def compare_runs(
     elif not common:
         raise NothingToCompareError(
             f"the runs have no common step: {runs[0].name} has {_steps(numbers[0])}, {runs[1].name} has "
-            f"{_steps(numbers[1])}. Record both with the same every_n_steps"
+            f"{_steps(numbers[1])}. "
+            + (
+                "Record both with the same every_n_steps"
+                if all(numbers)
+                else "Did its training run, and is it the right folder?"
+            )
         )
     else:
         diffs = []

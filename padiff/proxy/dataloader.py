@@ -9,6 +9,7 @@ import numpy as np
 
 from padiff.check import tolerance_of
 from padiff.compare.measure import figures_of
+from padiff.errors import NothingToCompareError
 from padiff.frameworks import framework_of_tensor
 
 
@@ -22,6 +23,9 @@ def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapp
 
     Returns:
         Whether all batches agree, in number too.
+
+    Raises:
+        NothingToCompareError: neither loader gives a batch, or their batches hold no tensor.
     """
     tolerance = tolerance_of(cfg)
     first, second = iter(loader_0), iter(loader_1)
@@ -31,15 +35,21 @@ def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapp
         batches = (next(first, end), next(second, end))
         if batches[0] is end or batches[1] is end:
             if batches[0] is batches[1]:
+                if not index:
+                    raise NothingToCompareError("check_dataloader: no batch to compare, both data loaders are empty")
                 return True
             print(f"[AutoDiff] the {'first' if batches[0] is end else 'second'} data loader ends after {index} batches")
             return False
-        sides = [list(_arrays(batch, "batch")) for batch in batches]
+        sides = [dict(_arrays(batch, "batch")) for batch in batches]
+        if not sides[0] and not sides[1]:
+            raise NothingToCompareError(f"check_dataloader: batch {index} holds no tensor in either data loader")
         if len(sides[0]) != len(sides[1]):
             print(f"[AutoDiff] batch {index}: {len(sides[0])} against {len(sides[1])} tensors")
             return False
-        for (name, left), (other, right) in zip(*sides):
-            problem = _problem(left, right, tolerance)
+        # By name; where the two call them differently ("img", "image"), by position.
+        others = list(sides[0] if sides[0].keys() == sides[1].keys() else sides[1])
+        for name, other in zip(sides[0], others):
+            problem = _problem(sides[0][name], sides[1][other], tolerance)
             if problem:
                 print(f"[AutoDiff] batch {index}, {name} against {other}: {problem}")
                 return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from padiff.proxy.root import claim_name, get_dump_root_path
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, RunInfo, Step
 from padiff.selection import MODES, find_paths, select
-from padiff.tree import describe, walk
+from padiff.tree import describe, owning, walk
 from padiff.weights.special_init import ruled_kinds
 
 _REPORT = {stage: place for stage, place in FOLDERS.items() if place[0] == REPORT_FILE}
@@ -132,9 +133,12 @@ class ProxyModel:
         self._write(dir_path, self._parameters(), {"grad": ALONE["grad"]})
 
     def _parameters(self) -> Step:
-        return Capture(self.step, self._framework, self._nodes, self.padiff_chosen).parameters_now()
+        capture = Capture(self.step, self._framework, self._nodes, self.padiff_chosen, parameters=self.padiff_owning)
+        return capture.parameters_now()
 
-    def _write(self, dir_path: str | Path, step: Step, places: Mapping[str, tuple[str, str]]) -> None:
+    def _write(
+        self, dir_path: str | Path, step: Step, places: Mapping[str, tuple[str, str]], info: RunInfo | None = None
+    ) -> None:
         """Write aside, then put in place; other files of the folder are left alone."""
         folder = Path(dir_path)
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +147,7 @@ class ProxyModel:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
-            write_dump(aside, self._info, step, places)
+            write_dump(aside, info or self._info, step, places)
             # Tensors first: a JSON file never names a file that is not there yet.
             for name in sorted(names, key=lambda name: name.endswith(".json")):
                 target = folder / name
@@ -172,13 +176,11 @@ class ProxyModel:
             layers: layer objects, classes or path patterns of this model.
             mode: ``self`` the layers alone, ``sublayers`` those below them, ``all`` both (default).
         """
-        self._black += self._listed(layers, mode, "black list")
-        self._restart()
+        self._change(black=[*self._black, *self._listed(layers, mode, "black list")])
 
     def update_white_list(self, layers: Iterable[Any], mode: str = "all") -> None:
         """Record these layers only; else as `update_black_list`."""
-        self._white += self._listed(layers, mode, "white list")
-        self._restart()
+        self._change(white=[*self._white, *self._listed(layers, mode, "white list")])
 
     def update_black_list_with_class(self, layer_class: Any, mode: str = "all") -> None:
         """Leave out all layers of a class, or of a list of classes."""
@@ -195,8 +197,7 @@ class ProxyModel:
         found = list(layers)
         for layer in found:
             find_paths(self._nodes, layer, "set_layer_map")
-        self._layer_map = found
-        self._restart()
+        self._change(layer_map=found)
 
     def auto_layer_map(self, model_place: str) -> list[str]:
         """Set the layer map to the layers that a rule for carrying weights over is about, and print them.
@@ -229,13 +230,37 @@ class ProxyModel:
             raise UsageError(f"{where}: expected a list of layers, classes or path patterns, got {layers!r}")
         return [(layer, mode) for layer in layers]
 
-    def _restart(self) -> None:
-        chosen = self.padiff_chosen  # tells a wrong item at once
-        if not chosen:
+    def _change(
+        self,
+        white: list[tuple[Any, str]] | None = None,
+        black: list[tuple[Any, str]] | None = None,
+        layer_map: list[Any] | None = None,
+    ) -> None:
+        """Take new lists over, if they can be meant; what was recorded under the old ones is forgotten."""
+        white = self._white if white is None else white
+        black = self._black if black is None else black
+        layer_map = self._layer_map if layer_map is None else layer_map
+        select(self._nodes, None, black, layer_map)  # an item of a black list is told though a white list makes it void
+        if not select(self._nodes, white or None, black or None, layer_map):
             raise UsageError("the white and black lists leave no layer to record")
+        self._white, self._black, self._layer_map = white, black, layer_map
         self.clear_report()
 
     # -- for the other rooms -------------------------------------------------------------------------------
+
+    def padiff_dump(self, dir_path: str | Path, step: Step, layer_map: Sequence[str]) -> None:
+        """Write a step of this model, recorded elsewhere, with the paths that answer to another model's."""
+        self.padiff_forget(dir_path)
+        self._write(dir_path, step, {**_REPORT, **_PARAMS}, replace(self._info, layer_map=tuple(layer_map)))
+
+    def padiff_forget(self, dir_path: str | Path) -> None:
+        """Take a dump away; other files of the folder stay."""
+        for name in {name for place in (_REPORT | _PARAMS | ALONE).values() for name in place}:
+            target = Path(dir_path) / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
 
     @property
     def padiff_model(self) -> Any:
@@ -251,6 +276,11 @@ class ProxyModel:
     def padiff_chosen(self) -> frozenset[str]:
         """Paths of the layers that are recorded."""
         return select(self._nodes, self._white or None, self._black or None, self._layer_map)
+
+    @property
+    def padiff_owning(self) -> frozenset[str]:
+        """Paths of the layers whose parameters are recorded."""
+        return owning(self._nodes, self._framework, self.padiff_chosen, self._layer_map)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "model":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -63,7 +63,7 @@ class Capture:
         framework: the model's framework.
         nodes: all of the model's layers, the model itself first.
         chosen: paths of the layers whose tensors are recorded.
-        parameters: whether weights, gradients and updates are recorded too.
+        parameters: whether weights, gradients and updates are recorded too; or the layers whose are.
         stacks: whether to keep each call's Python stack, as `stacks`.
         switches: what the environment switched on. Default: as it stands now.
         empty: makes the arrays that tensors are copied into.
@@ -78,7 +78,7 @@ class Capture:
         chosen: frozenset[str],
         optimizers: Sequence[Any] = (),
         empty: Empty = np.empty,
-        parameters: bool = True,
+        parameters: bool | Collection[str] = True,
         stacks: bool = False,
         switches: Switches | None = None,
     ) -> None:
@@ -92,9 +92,8 @@ class Capture:
         #: functional call's by ``path/name()``.
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
         self._notes = Notes(framework, empty)
-        self._parameters = Parameters(
-            self._notes, framework, nodes, self._chosen if parameters else frozenset(), optimizers
-        )
+        owning = (self._chosen if parameters else ()) if isinstance(parameters, bool) else parameters
+        self._parameters = Parameters(self._notes, framework, nodes, owning, optimizers)
         self._handles: list[Handle] = []
         self._attached = False
         self._running: list[_Call] = []

@@ -22,7 +22,7 @@ from padiff.recorder.memory import MemoryRun
 from padiff.records import RunInfo, Step
 from padiff.schedule import Schedule
 from padiff.selection import find_paths, select
-from padiff.tree import describe, walk
+from padiff.tree import describe, owning, walk
 
 
 class Sink(Protocol):
@@ -77,6 +77,7 @@ class Recorder:
         self._nodes = walk(self._model, self._framework)
         map_items = list(layer_map or ())
         self._chosen = select(self._nodes, white_list, black_list, map_items)
+        self._owning = owning(self._nodes, self._framework, self._chosen, map_items)
         if not self._chosen:
             raise UsageError("the white and black lists leave no layer to record")
         detected = self._framework.distributed()
@@ -85,7 +86,7 @@ class Recorder:
             framework=self._framework.name,
             framework_version=self._framework.version,
             layers=describe(self._nodes, self._framework, self._chosen),
-            name=name or (Path(dir_path).name if dir_path else ""),
+            name=name,
             world_size=detected[1] if world_size is None else world_size,
             layer_map=tuple(path for item in map_items for path in find_paths(self._nodes, item, "layer_map")),
             recording={"every_n_steps": self._schedule.every, "layers": len(self._chosen)},
@@ -186,7 +187,9 @@ class Recorder:
         if self._capture is None:
             # In memory, arrays stay with the run; on their way to a folder, they come back when they are written.
             empty = np.empty if self.run is not None else self._buffers.empty
-            self._capture = Capture(self.step, self._framework, self._nodes, self._chosen, self._optimizers, empty)
+            self._capture = Capture(
+                self.step, self._framework, self._nodes, self._chosen, self._optimizers, empty, parameters=self._owning
+            )
         try:
             self._capture.attach()
         except BaseException:
@@ -211,6 +214,15 @@ class Recorder:
         if capture is None or self._sink is None:
             return False
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
+        if capture.empty:
+            warnings.warn(
+                f"padiff: no layer of the recorded model was called in step {self.step - 1}, so nothing is recorded of "
+                "it. Is it this model that the loop trains?",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            capture.detach()
+            return False
         step = capture.finish(self._rank, scale)
         return self._guard(lambda sink: sink.put(step))
 

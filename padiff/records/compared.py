@@ -215,8 +215,12 @@ class Report:
 
     @property
     def worst(self) -> Diff | None:
-        """The compared diff with the largest relative L2 error, or `None` where nothing has figures."""
-        measured = [d for d in self.diffs if d.figures is not None and np.isfinite(d.figures.rel_l2)]
+        """The compared diff with the largest relative L2 error, or `None` where nothing has figures.
+
+        What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
+        """
+        measured = [d for d in self.diffs if d.compared and d.figures is not None and np.isfinite(d.figures.rel_l2)]
+        measured = [d for d in measured if d.limit is None or d.limit <= 1 or not d.passed] or measured
         return max(measured, key=lambda d: d.figures.rel_l2 if d.figures else 0.0, default=None)
 
     def __bool__(self) -> bool:

@@ -14,7 +14,7 @@ from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import ROOT, Layer, inner_path
 from padiff.tree_text import tree_text
-from padiff.weights.live import LiveModel
+from padiff.weights.live import LiveModel, frameworks_name
 from padiff.weights.rules import NoRuleError, Own, Tensors, attention, same_slots
 from padiff.weights.special_init import ruled, special_init
 
@@ -64,7 +64,7 @@ def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None) -> Alignm
     pairs = LayerMap.resolve(layer_map, base.nodes, raw.nodes)
     rules = ruled(base.framework.name, raw.framework.name)
     alignment = align(base.info, raw.info, pairs, whole=rules)
-    plan = _planned(base, raw, alignment)
+    plan = _planned(base, raw, alignment, pairs)
     before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
     try:
         for tensor, array in plan.writes:
@@ -80,9 +80,10 @@ def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None) -> Alignm
     return alignment
 
 
-def _planned(base: LiveModel, raw: LiveModel, alignment: Alignment) -> _Plan:
+def _planned(base: LiveModel, raw: LiveModel, alignment: Alignment, pairs: LayerMap) -> _Plan:
     plan = _Plan([], [])
-    done: tuple[set[str], set[str]] = (set(), set())
+    # What the map says answers to nothing stays as it is.
+    done = {ours for ours, theirs in pairs if theirs is None}, {theirs for ours, theirs in pairs if ours is None}
     written: dict[int, np.ndarray] = {}
     for pair in alignment.pairs:
         if pair.reference.path in done[0] or pair.candidate.path in done[1]:
@@ -205,5 +206,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any,
     given |= kwargs
     if not old:
         return given["base_model"], given["raw_model"], None
-    # The first generation copies from the torch module to the paddle layer.
-    return given["module"], given["layer"], given.get("layer_map")
+    # The first generation copies from the torch module to the paddle layer, whichever stands first.
+    turned = [frameworks_name(given[name]) for name in names[:2]] == ["torch", "paddle"]
+    base, raw = ("layer", "module") if turned else ("module", "layer")
+    return given[base], given[raw], given.get("layer_map")

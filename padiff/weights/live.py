@@ -62,3 +62,8 @@ class LiveModel:
     def below(self, path: str) -> list[Layer]:
         """The layer at a path and all below it."""
         return [x for x in self.info.layers if x.path == path or path == ROOT or x.path.startswith(f"{path}.")]
+
+
+def frameworks_name(model: Any) -> str:
+    """``torch`` or ``paddle``, of a plain model or of what ``create_model`` made."""
+    return framework_of(getattr(model, "padiff_model", model)).name

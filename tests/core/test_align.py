@@ -93,7 +93,15 @@ def test_activations_are_paired_by_kind():
     ours = info(root(2), linear("a", 4, 8), plain("act", "silu"))
     theirs = info(root(2), linear("x", 4, 8), plain("f", "swish"))
     assert found(ours, theirs)["act"] == "f"
-    assert "act" not in found(ours, info(root(2), linear("x", 4, 8), plain("f", "relu")))
+    # A wrong activation is shown as one; something that does another job is no partner.
+    assert found(ours, info(root(2), linear("x", 4, 8), plain("f", "relu")))["act"] == "f"
+    assert "act" not in found(ours, info(root(2), linear("x", 4, 8), plain("f", "dropout")))
+
+
+def test_an_activation_of_the_same_kind_is_preferred_to_another():
+    ours = info(root(3), linear("a", 4, 8), plain("r", "relu"), plain("g", "gelu"))
+    theirs = info(root(3), linear("x", 4, 8), plain("h", "gelu"))
+    assert {path: partner for path, partner in found(ours, theirs).items() if path in "rg"} == {"g": "h"}
 
 
 def test_the_two_layouts_of_a_linear_layer_answer_to_each_other():

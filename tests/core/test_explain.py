@@ -52,7 +52,7 @@ def test_a_constant_factor_is_no_cause_where_it_is_none():
 
 
 def test_weights_that_part_later_are_the_optimizers():
-    assert "the updates of the steps in between" in cause_of("body.0/weight/weight", other, at=2)
+    assert "small differences of the updates before that added up" in cause_of("body.0/weight/weight", other, at=2)
 
 
 def run(layer, *records, number: int = 0):

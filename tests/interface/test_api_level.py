@@ -173,7 +173,10 @@ def test_the_path_log_names_layers_as_they_are_called(monkeypatch, capsys):
     monkeypatch.setenv("PADIFF_PATH_LOG", "ON")
     with padiff.record(model := TorchNet()):
         model(torch.tensor(X))
-    assert capsys.readouterr().out.splitlines() == ["[padiff] (root) (TorchNet), call 0", "[padiff] fc (Linear), call 0"]
+    assert capsys.readouterr().out.splitlines() == [
+        "[padiff] (root) (TorchNet), call 0",
+        "[padiff] fc (Linear), call 0",
+    ]
 
 
 @pytest.mark.parametrize("name", ["PADIFF_SKIP_WRAP_LAYER", "PADIFF_SIKP_WRAP_LAYER"])

@@ -1,0 +1,77 @@
+"""Whether the parts of an ``auto_diff`` call fit the models: told before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from padiff.auto.settings import Side
+from padiff.errors import UsageError
+from padiff.frameworks import framework_of_tensor
+from padiff.selection import nearest
+from padiff.weights.live import LiveModel
+
+
+def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: LiveModel) -> None:
+    """Whether a model's forward takes these inputs, and they are of its framework and on its device."""
+    signature = inspect.signature(live.model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        takes = ", ".join(str(parameter) for parameter in signature.parameters.values())
+        hint = ""
+        wrong = [key for key in kwargs if key not in signature.parameters]
+        if wrong:
+            hint = f" {wrong[0]!r} is none of them. {nearest(wrong[0], signature.parameters)}"
+        raise UsageError(f"inputs: the {name} model's forward takes ({takes}): {error}.{hint}") from None
+    framework = live.framework
+    devices = {framework.device(tensor) for _, tensor in live.tensors()}
+    for key, value in (*enumerate(args), *kwargs.items()):
+        other = framework_of_tensor(value)
+        if other is not None and other.name != framework.name:
+            raise UsageError(
+                f"inputs: the {name} model is of {framework.name}, its input {key!r} is a tensor of {other.name}"
+            )
+        if framework.is_tensor(value) and devices and framework.device(value) not in devices:
+            raise UsageError(
+                f"inputs: the {name} model is on {', '.join(sorted(devices))}, an input of it on "
+                f"{framework.device(value)}: bring them to one device"
+            )
+
+
+def check_loss(loss: Any, name: str, live: LiveModel) -> None:
+    """Whether a loss is a function of one argument."""
+    if not callable(loss):
+        raise UsageError(f"loss_fns: the {name} model's loss has to be a function of the output, got {loss!r}")
+    try:
+        # A layer's __call__ takes anything: what it takes is said by its forward.
+        inspect.signature(loss.forward if live.framework.is_model(loss) else loss).bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"loss_fns: the {name} model's loss has to take one argument, the model's output ({error}). "
+            "Bind the others, by name: functools.partial(loss, label=label)"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature
+
+
+def check_optimizer(optimizer: Any, name: str, live: LiveModel) -> None:
+    """Whether an optimizer is one of the model's framework, or a function that steps and clears."""
+    if optimizer is None or live.framework.is_optimizer(optimizer):
+        return
+    if callable(optimizer) and not hasattr(optimizer, "step"):
+        return  # a function without arguments that steps and clears the gradients
+    raise UsageError(
+        f"optimizers: the {name} model is of {live.framework.name}; expected an optimizer of {live.framework.name} or "
+        f"a function without arguments, got {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    )
+
+
+def drop_inside(side: Side) -> list[str]:
+    """Attentions and recurrent layers with a rate of their own, which draw their masks without a dropout layer."""
+    found = []
+    for node in side.live.nodes:
+        rate = getattr(node.layer, "dropout", 0.0)
+        if isinstance(rate, float) and rate > 0 and side.framework.training(node.layer):
+            found.append(node.path)
+    return found

@@ -1,0 +1,79 @@
+"""Dropout with the same masks on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from padiff.align import Alignment
+from padiff.auto.settings import Side
+from padiff.auto.synchronised import hooked
+
+#: What each dropout layer of the base multiplied its input with, by path and number of the call.
+Masks = dict[tuple[str, int], np.ndarray]
+
+
+@contextmanager
+def masks_drawn(base: Side, masks: Masks) -> Iterator[None]:
+    """Note which mask every dropout layer of the base draws. Has to be on before the recording hooks."""
+    paths = _dropouts(base)
+
+    def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
+        if not _fits(base, args, output):
+            return output
+        # An output of zero may come from an input of zero, so the mask can't be seen from it: one is drawn on ones.
+        mask = _on_ones(base, path, args[0])
+        masks.setdefault((path, call), base.framework.to_numpy(mask))
+        return args[0] * mask
+
+    with hooked(base, {path: path for path in paths}, replaced):
+        yield
+
+
+@contextmanager
+def masks_of_base(raw: Side, masks: Masks, alignment: Alignment) -> Iterator[None]:
+    """Let the raw model's dropout layers drop what the base's dropped. Has to be on before the recording hooks.
+
+    What is kept is scaled as the raw layer itself scales it, so that another rate is still seen.
+    """
+    drops = _dropouts(raw)
+    partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs if pair.candidate.path in drops}
+    theirs = {ours: path for path, ours in partners.items()}
+
+    def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
+        mask = masks.get((path, call))
+        if mask is None or not _fits(raw, args, output) or mask.shape != raw.framework.shape(output):
+            return output
+        own = raw.framework.to_numpy(_on_ones(raw, theirs[path], args[0])).astype(np.float64)
+        scale = own.max() if own.any() else float(mask.max())
+        return args[0] * raw.framework.tensor_like(output, np.where(mask != 0, scale, 0.0))
+
+    with hooked(raw, partners, replaced):
+        yield
+
+
+def _dropouts(side: Side) -> set[str]:
+    """Dropout layers that drop now; those that also shift what they keep (AlphaDropout) are no masks."""
+    return {
+        layer.path
+        for layer in side.live.info.layers
+        if "dropout" in layer.kind
+        and "alpha" not in layer.kind
+        and side.framework.training(side.live.layer(layer.path))
+    }
+
+
+def _fits(side: Side, args: tuple[Any, ...], output: Any) -> bool:
+    framework = side.framework
+    if not args or not framework.is_tensor(args[0]) or not framework.is_tensor(output):
+        return False
+    return bool(framework.shape(args[0]) == framework.shape(output))
+
+
+def _on_ones(side: Side, path: str, like: Any) -> Any:
+    ones = np.ones(side.framework.shape(like), np.float32)
+    with side.framework.without_grad():
+        return side.live.layer(path).forward(side.framework.tensor_like(like, ones))
