@@ -13,6 +13,9 @@ from padiff.records import STAGES, Diff, Report
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
 
+# A relative L2 error above which a clean verdict says that rounding was amplified.
+_AMPLIFIED = 0.1
+
 
 def verdict(report: Report) -> str:
     """The report in one sentence."""
@@ -31,6 +34,8 @@ def verdict(report: Report) -> str:
     left = _left_out(report)
     if left:
         text += f" Not compared: {left}."
+    if worst is not None and worst.figures is not None and worst.figures.rel_l2 > _AMPLIFIED:
+        text += " This training amplifies rounding: its earlier steps give the sharper answer."
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
         text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."

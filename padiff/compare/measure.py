@@ -13,6 +13,8 @@ from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair
 _CHUNK = 1 << 20
 # From how many elements on a few may be left out, and how few of them.
 _MANY, _FEW = 1000, 20_000
+# One sample in so many may be left out.
+_SAMPLES = 8
 
 
 def measure(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
@@ -34,27 +36,29 @@ def measure(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
         return Diff(pair, passed=False, problem=shapes)
     figures = figures_of(reference, candidate, elementwise, pair.scales)
     if pair.stage in ("backward", "update") and figures.size >= _MANY and figures.l2 > 1e-4 * figures.reference_l2:
-        figures = replace(figures, bulk_l2=_bulk_l2(reference, candidate, pair.scales))
+        figures = replace(figures, bulk_l2=_bulk_l2(reference, candidate, pair.scales, pair.stage == "backward"))
     problem = ""
     if figures.nonfinite:
         problem = f"{figures.nonfinite} of {figures.size} values are NaN or infinite on one side only"
     return Diff(pair, figures=figures, passed=not problem, problem=problem)
 
 
-def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, float]) -> float:
-    """``||c - r||`` without its largest elements: four, and one in `_FEW` of them.
+def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, float], by_sample: bool) -> float:
+    """``||c - r||`` without its largest elements (four, and one in `_FEW` of them), or without its worst samples.
 
     Where rounding moves a value across the kink of a ReLU, or to the other of two nearly equal maxima of a pool, single
     elements of the gradient are wholly different though both sides are right; and where an element of a gradient is
     rounding noise, an adaptive optimizer makes a full-size update of its sign.
     """
-    error = np.abs(_wide(candidate, scales[1]) - _wide(reference, scales[0])).ravel()
-    error = error[np.isfinite(error)]
+    error = np.nan_to_num(np.abs(_wide(candidate, scales[1]) - _wide(reference, scales[0])))
+    squares = np.square(error)
     left_out = 4 + error.size // _FEW
-    if error.size <= left_out:
-        return 0.0
-    rest = np.partition(error, error.size - left_out)[:-left_out]
-    return float(np.sqrt(np.dot(rest, rest)))
+    rest = [np.partition(squares.ravel(), error.size - left_out)[:-left_out].sum()]
+    if by_sample and error.shape[0] >= _SAMPLES:
+        # A normalisation's backward spreads one such element over its whole sample.
+        samples = np.sort(squares.reshape(error.shape[0], -1).sum(axis=1))
+        rest.append(samples[: -(error.shape[0] // _SAMPLES)].sum())
+    return float(np.sqrt(min(rest)))
 
 
 def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
