@@ -6,9 +6,9 @@ For a ResNet-18 in torch and in paddle, interleaved in one process, the median s
 * not due: inside ``padiff.record``, a step that is not due;
 * every step: inside ``padiff.record``, every step written to a run folder;
 * floor: the plain step, and then each tensor that padiff would record copied by numpy and saved by ``np.save``, one
-  after the other, in the loop.
+  after the other, into new files, in the loop.
 
-    python benchmarks/recording.py [--size 64] [--batch 8] [--rounds 7] [--frameworks torch paddle]
+    python benchmarks/recording.py [--size 64] [--batch 8] [--rounds 7] [--dir FOLDER] [--frameworks torch paddle]
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def seconds(call) -> float:
     return time.perf_counter() - start
 
 
-def measure(name: str, batch: int, size: int, rounds: int, steps: int) -> dict[str, float]:
+def measure(name: str, batch: int, size: int, rounds: int, steps: int, where: str | None) -> dict[str, float]:
     training = TRAININGS[name](batch, size)
     for _ in range(3):
         training.step()
@@ -82,14 +82,15 @@ def measure(name: str, batch: int, size: int, rounds: int, steps: int) -> dict[s
     # One copy of what a step records is what the floor copies and saves.
     tensors = [np.array(record.value) for record in rec.run.steps(0)[0].records]
     times: dict[str, list[float]] = {"plain": [], "not due": [], "every step": [], "floor": []}
-    folder = Path(tempfile.mkdtemp(prefix="padiff-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="padiff-bench-", dir=where))
     try:
         for turn in range(rounds):
             times["plain"].append(seconds(lambda: [training.step() for _ in range(steps)]) / steps)
             times["not due"].append(_recorded(training, None, steps, padiff.Schedule(steps=[10**9])))
             times["every step"].append(_recorded(training, folder / f"run{turn}", steps, padiff.Schedule()))
             times["floor"].append(seconds(lambda: [_floor(training, tensors, folder) for _ in range(steps)]) / steps)
-            shutil.rmtree(folder / f"run{turn}")
+            for made in folder.iterdir():
+                shutil.rmtree(made)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     medians = {key: statistics.median(values) for key, values in times.items()}
@@ -110,8 +111,8 @@ def _recorded(training, folder: Path | None, steps: int, schedule: padiff.Schedu
 
 def _floor(training, tensors: list[np.ndarray], folder: Path) -> None:
     training.step()
-    target = folder / "floor"
-    target.mkdir(exist_ok=True)
+    # New files for every step, as a run folder has them.
+    target = Path(tempfile.mkdtemp(prefix="floor", dir=folder))
     for index, tensor in enumerate(tensors):
         np.save(target / f"{index}.npy", tensor.copy())
 
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--dir", help="where to write; the file system matters (default: the temporary folder)")
     parser.add_argument("--frameworks", nargs="*", default=list(TRAININGS))
     args = parser.parse_args()
     print(
@@ -129,7 +131,7 @@ def main() -> None:
         f"medians of {args.rounds} rounds of {args.steps} steps"
     )
     for name in args.frameworks:
-        m = measure(name, args.batch, args.size, args.rounds, args.steps)
+        m = measure(name, args.batch, args.size, args.rounds, args.steps, args.dir)
         plain, cost = m["plain"], m["every step"] - m["plain"]
         floor = m["floor"] - plain
         print(

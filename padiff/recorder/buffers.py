@@ -19,6 +19,8 @@ from padiff.records import InMemory, Step
 
 # Smaller arrays come from the heap anyway, which keeps its pages.
 _SMALLEST = 1 << 16
+# Bytes of a piece that smaller buffers are cut from, and what their starts are multiples of.
+_PIECE, _ALIGNED = 32 << 20, 64
 
 
 class _Buffer(np.ndarray):
@@ -36,6 +38,8 @@ class Buffers:
     def __init__(self) -> None:
         self.keep = False
         self._free: dict[int, list[_Buffer]] = defaultdict(list)
+        self._piece: np.ndarray | None = None
+        self._used = 0
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -47,9 +51,18 @@ class Buffers:
         with self._lock:
             waiting = self._free.get(size)
             buffer = waiting.pop() if waiting else None
-        if buffer is None:
-            buffer = np.empty(size, np.uint8).view(_Buffer)
+            if buffer is None:
+                buffer = self._carved(size)
         return np.ndarray.reshape(buffer.view(np.ndarray).view(dtype), shape)
+
+    def _carved(self, size: int) -> _Buffer:
+        """New memory, cut from a large piece: numpy asks for huge pages for those, and few large pages come faster."""
+        if size > _PIECE // 4:
+            return np.empty(size, np.uint8).view(_Buffer)
+        if self._piece is None or self._used + size > _PIECE:
+            self._piece, self._used = np.empty(_PIECE, np.uint8), 0
+        start, self._used = self._used, self._used + -(-size // _ALIGNED) * _ALIGNED
+        return self._piece[start : start + size].view(_Buffer)
 
     def recycle(self, step: Step) -> None:
         """Take back the buffers of a step that is written and that nobody looks at any more."""
@@ -61,6 +74,7 @@ class Buffers:
             self._free = defaultdict(list, {size: free for size, free in self._free.items() if size in used})
             if not self.keep:
                 self._free.clear()
+                self._piece = None
                 return
             for buffer in returned:
                 self._free[buffer.nbytes].append(buffer)
@@ -69,6 +83,7 @@ class Buffers:
         """Let go of everything."""
         with self._lock:
             self._free.clear()
+            self._piece = None
 
 
 def _buffers(source: Any) -> Iterator[_Buffer]:
