@@ -11,6 +11,7 @@ from typing import Any
 
 from padiff.align import Alignment, align
 from padiff.auto.arguments import understand
+from padiff.auto.diff_log import write_diff_log
 from padiff.auto.dropout import Masks, masks_drawn, masks_of_base
 from padiff.auto.dumps import forget_dumps, leave_dumps
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
@@ -112,6 +113,8 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     teller.dumped(leave_dumps(settings, findings.compared))
     report = findings.comparison.report(findings.diffs, findings.steps)
     stacks = (findings.passes[0].stacks, findings.passes[1].stacks) if findings.passes is not None else ({}, {})
+    if settings.first_generation:
+        teller.logged(write_diff_log(report))
     teller.verdict(report, findings.comparison.alignment, stacks)
     return report
 

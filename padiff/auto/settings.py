@@ -66,6 +66,12 @@ class Settings:
     same_dropout: bool = False
     full_stacks: bool = False
     notices: tuple[str, ...] = ()
+
+    @property
+    def first_generation(self) -> bool:
+        """Whether the call was one of the first generation's, which is told by what it calls the models."""
+        return self.base.name == "module"
+
     #: Pairs of layers, by path, that a rule of the user's carries over as wholes.
     ruled: tuple[tuple[str, str], ...] = ()
 

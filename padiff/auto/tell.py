@@ -77,6 +77,10 @@ class Teller:
         if folders:
             self._say(f"Dumps of both models: {folders[0]} and {folders[1]}")
 
+    def logged(self, files: Sequence[Path]) -> None:
+        for file in files:
+            self._say(f"Differences in weight or grad !!! Check reports at `{file}`")
+
     def verdict(self, report: Report, alignment: Alignment, stacks: tuple[Stacks, Stacks]) -> None:
         if report.first_diff is None:
             left = (*report.coverage.reference_layers, *report.coverage.candidate_layers)
