@@ -228,15 +228,11 @@ def _missing_side(pairs: PairedRuns, args: argparse.Namespace) -> str:
 
 def _map(args: argparse.Namespace, console: Console) -> int:
     runs = (open_run(args.reference), open_run(args.candidate))
-    alignment = RunComparison(runs[0], runs[1], args.layer_map).alignment
-    numbers = [run.numbers() for run in runs]
-    common = sorted(set(numbers[0]) & set(numbers[1]))
-    if common:
+    comparison = RunComparison(runs[0], runs[1], args.layer_map)
+    for number in comparison.common()[:1]:
         # The first common step shows which layers are called; wrappers that never are get no partner.
-        comparison = RunComparison(runs[0], runs[1], args.layer_map)
-        comparison.diffs(common[0])
-        alignment = comparison.alignment
-    sys.stdout.write(map_to_yaml(alignment, runs[0].name, runs[1].name))
+        comparison.diffs(number)
+    sys.stdout.write(map_to_yaml(comparison.alignment, runs[0].name, runs[1].name))
     return MATCH
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from padiff.errors import UsageError
 from padiff.records import LOOP, Diff, Report, Step
-from padiff.report import diff_to_json, to_json
+from padiff.report import to_json
 
 DIFFS_FILE = "diffs.jsonl"
 SCHEMA_VERSION = 1
@@ -214,7 +214,7 @@ def line_of(report: Report) -> dict[str, Any]:
         "passed": report.passed,
         "first_diff": whole["first_diff"],
         "coverage": whole["coverage"]["share"],
-        "diffs": [diff_to_json(diff) for diff in report.diffs],
+        "diffs": [diff for step in whole["steps"] for diff in step["diffs"]],
     }
 
 

@@ -50,14 +50,16 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
     elements of the gradient are wholly different though both sides are right; and where an element of a gradient is
     rounding noise, an adaptive optimizer makes a full-size update of its sign.
     """
-    error = np.nan_to_num(np.abs(_wide(candidate, scales[1]) - _wide(reference, scales[0])))
-    squares = np.square(error)
-    left_out = 4 + error.size // _FEW
-    rest = [np.partition(squares.ravel(), error.size - left_out)[:-left_out].sum()]
-    if by_sample and error.shape[0] >= _SAMPLES:
+    with np.errstate(all="ignore"):
+        error = np.abs(_wide(candidate, scales[1]) - _wide(reference, scales[0]))
+        # As in the other figures, positions that are not finite are left out.
+        squares = np.where(np.isfinite(error), np.square(error), 0.0)
+    left_out = 4 + squares.size // _FEW
+    rest = [np.partition(squares.ravel(), squares.size - left_out)[:-left_out].sum()]
+    if by_sample and squares.shape[0] >= _SAMPLES:
         # A normalisation's backward spreads one such element over its whole sample.
-        samples = np.sort(squares.reshape(error.shape[0], -1).sum(axis=1))
-        rest.append(samples[: -(error.shape[0] // _SAMPLES)].sum())
+        samples = np.sort(squares.reshape(squares.shape[0], -1).sum(axis=1))
+        rest.append(samples[: -(squares.shape[0] // _SAMPLES)].sum())
     return float(np.sqrt(min(rest)))
 
 

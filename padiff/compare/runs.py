@@ -10,7 +10,8 @@ from typing import Any
 from padiff.align import Alignment, align, pair_steps
 from padiff.compare.explain import first_diff, setting_notes
 from padiff.compare.measure import measure
-from padiff.compare.tolerance import NoisePolicy, Policy, drift
+from padiff.compare.noise import NoisePolicy, drift
+from padiff.compare.tolerance import Policy
 from padiff.dump import SingleDump, open_run
 from padiff.equivalents import ONE_SIDED
 from padiff.errors import NothingToCompareError, UsageError
@@ -76,7 +77,9 @@ class RunComparison:
         found: list[Diff] = []
         for reference, candidate in zip_longest(references, candidates):
             empty = Step((reference or candidate).number, ())
-            found += self.step_diffs(reference or empty, candidate or empty)
+            found += self._judged(reference or empty, candidate or empty)
+        # Only now: every rank of a step is judged by the step before it, none by another rank.
+        self._drift = drift(found)
         return found
 
     def dump_diffs(self, ours: int, theirs: int) -> list[Diff]:
@@ -85,15 +88,16 @@ class RunComparison:
 
     def step_diffs(self, reference: Step, candidate: Step) -> list[Diff]:
         """The judged diffs of two given steps."""
+        return self._rank_diffs([reference], [candidate])
+
+    def _judged(self, reference: Step, candidate: Step) -> list[Diff]:
         if self._alignment is None:
             called = _called(reference), _called(candidate)
             self._alignment = align(self.reference.info, self.candidate.info, self._map, called)
         self._called[0].update(_called(reference))
         self._called[1].update(_called(candidate))
         pairs = [p for p in pair_steps(reference, candidate, self._alignment) if p.stage in self._stages]
-        diffs = self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs], self._drift)
-        self._drift = drift(diffs)
-        return diffs
+        return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs], self._drift)
 
     def report(
         self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]] = ((), ())
@@ -135,14 +139,14 @@ class RunComparison:
             candidate_parameters=_owned(alignment.candidate_only),
             reference_sites=tuple(sorted(sites[0])),
             candidate_sites=tuple(sorted(sites[1])),
-            uncalled=self._uncalled(diffs),
+            uncalled=self._uncalled(),
             steps=tuple(steps),
             reference_steps=tuple(only[0]),
             candidate_steps=tuple(only[1]),
             notes=setting_notes(alignment),
         )
 
-    def _uncalled(self, diffs: Sequence[Diff]) -> tuple[str, ...]:
+    def _uncalled(self) -> tuple[str, ...]:
         if not any(self._called):
             return ()
         sides = (("reference", self.reference, self._called[0]), ("candidate", self.candidate, self._called[1]))

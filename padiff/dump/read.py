@@ -87,12 +87,11 @@ class TensorFile:
         return TensorFileError(f"{self.folder / self.file} (the tensor of {self.site}) {what}: {remedy}")
 
 
-class FolderRun:
-    """A `Run` in a folder. Steps that come to be while it is open are seen."""
+class _OnDisk:
+    """What the runs on disk have in common: where they lie, and what holds for all of their steps."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._info = read_info(self.path / RUN_FILE)
+    path: Path
+    _info: RunInfo
 
     @property
     def name(self) -> str:
@@ -101,6 +100,14 @@ class FolderRun:
     @property
     def info(self) -> RunInfo:
         return self._info
+
+
+class FolderRun(_OnDisk):
+    """A `Run` in a folder. Steps that come to be while it is open are seen."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._info = read_info(self.path / RUN_FILE)
 
     def numbers(self) -> list[int]:
         steps = self.path / STEPS
@@ -123,21 +130,13 @@ class FolderRun:
         return (self.path / FINISHED_FILE).exists()
 
 
-class SingleDump:
+class SingleDump(_OnDisk):
     """A `Run` of one step: a step's folder or a dump folder, looked at alone."""
 
     def __init__(self, path: Path, ranks: list[Path], files: Sequence[str]) -> None:
         self.path = path
         self._read = [read_dump(rank, files) for rank in ranks]
         self._info = self._read[0][0]
-
-    @property
-    def name(self) -> str:
-        return self._info.name or self.path.name
-
-    @property
-    def info(self) -> RunInfo:
-        return self._info
 
     def numbers(self) -> list[int]:
         return [self._read[0][1].number]
@@ -149,7 +148,7 @@ class SingleDump:
         return True
 
 
-class DumpSeries:
+class DumpSeries(_OnDisk):
     """A `Run` of dump folders ``step_N/rank_R``, as a proxy model's ``try_dump`` writes them."""
 
     def __init__(self, path: Path, files: Sequence[str]) -> None:
@@ -157,14 +156,6 @@ class DumpSeries:
         self._files = files
         self._folders = {int(e.name[5:]): e for e in path.glob("step_*") if e.name[5:].isdecimal()}
         self._info = self.dump(min(self._folders)).info
-
-    @property
-    def name(self) -> str:
-        return self._info.name or self.path.name
-
-    @property
-    def info(self) -> RunInfo:
-        return self._info
 
     def numbers(self) -> list[int]:
         return sorted(self._folders)

@@ -28,6 +28,7 @@ from padiff.dump.format import (
     to_storable,
     tree_to_json,
 )
+from padiff.dump.read import read_info
 from padiff.errors import RunFolderError, UsageError, WriterError
 from padiff.records import LOOP, InMemory, Record, RunInfo, Step
 
@@ -161,8 +162,6 @@ class RunWriter:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _check_same_model(self, run_file: Path) -> None:
-        from padiff.dump.read import read_info
-
         before = read_info(run_file)
         if [layer.path for layer in before.layers] != [layer.path for layer in self._info.layers]:
             raise RunFolderError(

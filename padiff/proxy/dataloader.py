@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from padiff.check import tolerance_of
+from padiff.compare import Tolerance
 from padiff.compare.measure import figures_of
 from padiff.errors import NothingToCompareError
 from padiff.frameworks import framework_of_tensor
@@ -56,17 +57,13 @@ def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapp
         index += 1
 
 
-def _problem(left: np.ndarray, right: np.ndarray, tolerance: Any) -> str:
+def _problem(left: np.ndarray, right: np.ndarray, tolerance: Tolerance) -> str:
     if left.shape != right.shape:
         return f"shapes differ: {list(left.shape)} against {list(right.shape)}"
     figures = figures_of(left, right, tolerance.elementwise)
     if figures.nonfinite:
         return f"{figures.nonfinite} values are NaN or infinite on one side only"
-    if tolerance.mode == "mean":
-        passed = figures.mean_abs <= tolerance.atol + tolerance.rtol * figures.mean_reference
-    else:
-        passed = figures.beyond == 0
-    if passed:
+    if tolerance.passes(figures):
         return ""
     return f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g} ({tolerance.describe()})"
 

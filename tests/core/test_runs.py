@@ -9,6 +9,7 @@ from padiff import Tolerance, compare_runs, open_run
 from padiff.compare import RunComparison
 from padiff.dump import RunWriter
 from padiff.errors import NothingToCompareError, UsageError
+from padiff.recorder import MemoryRun
 
 from .making import (
     info,
@@ -230,3 +231,25 @@ def test_a_rank_that_one_run_has_alone_is_not_lost(tmp_path):
         assert report.passed and not report.coverage.complete
         assert (report.coverage.reference_records, report.coverage.candidate_records) == counts
         assert report.coverage.compared == 22
+
+
+def test_one_rank_does_not_loosen_what_is_asked_of_the_next():
+    # The first rank's output is within its limit; the second's, by three limits, is told.
+    def ranks(*errors):
+        values = [np.full(64, 1.0 + error) for error in errors]
+        return [step(0, [record("a", "forward", "output.0", v)], rank=rank) for rank, v in enumerate(values)]
+
+    class Ranks(MemoryRun):
+        def __init__(self, steps):
+            super().__init__(info(root(1), linear("a", 2, 2), world_size=2))
+            self._ranks = steps
+
+        def numbers(self):
+            return [0]
+
+        def steps(self, number):
+            return self._ranks
+
+    allowed = 1e-10  # float64, forward
+    report = compare_runs(Ranks(ranks(0.0, 0.0)), Ranks(ranks(allowed * 0.9, allowed * 3)))
+    assert [diff.passed for diff in report] == [True, False]
