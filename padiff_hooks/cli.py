@@ -130,6 +130,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         console.print(
             f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.", markup=False
         )
+    steps: list[Report] = []
     with console.status("comparing") as status:
         report = compare_runs(
             args.reference,
@@ -137,6 +138,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             layer_map=args.layer_map,
             policy=_policy(args),
             progress=lambda done, total: status.update(f"comparing: {done} of {total} steps"),
+            each=steps.append if args.logdir else None,
         )
     print_report(report, console, everything=args.all)
     if args.json:
@@ -146,19 +148,16 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     if args.markdown:
         _write(args.markdown, to_markdown(report))
     if args.logdir:
-        _stream_all(args)
+        _stream_all(args, steps)
         console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
     return MATCH if report.passed else DIFFER
 
 
-def _stream_all(args: argparse.Namespace) -> None:
+def _stream_all(args: argparse.Namespace, steps: Sequence[Report]) -> None:
     stream = DiffStream(args.logdir, _names(args))
     try:
-        runs = (open_run(args.reference), open_run(args.candidate))
-        comparison = RunComparison(runs[0], runs[1], args.layer_map, _policy(args))
-        for number in comparison.common():
-            if number not in stream.done:
-                stream.write(comparison.compare(number))
+        for report in steps:
+            stream.write(report)  # passes over what the log folder has already
     finally:
         stream.close()
 

@@ -167,6 +167,7 @@ def compare_runs(
     policy: Policy | None = None,
     stages: Collection[str] = STAGES,
     progress: Callable[[int, int], None] | None = None,
+    each: Callable[[Report], None] | None = None,
 ) -> Report:
     """Compare two runs: all of their common steps, in the order of their numbers.
 
@@ -178,6 +179,7 @@ def compare_runs(
         policy: when a diff passes. Default: `NoisePolicy`; `Tolerance` is a fixed one.
         stages: only these stages are compared.
         progress: called with ``(steps done, steps in all)``.
+        each: called with the report of each common step.
 
     Returns:
         The report: true in a condition if nothing parted, with ``first_diff`` and ``coverage``.
@@ -216,7 +218,10 @@ def compare_runs(
         for done, number in enumerate(common):
             if progress is not None:
                 progress(done, len(common))
-            diffs += comparison.diffs(number)
+            found = comparison.diffs(number)
+            diffs += found
+            if each is not None:
+                each(comparison.report(found, [number]))
         if progress is not None:
             progress(len(common), len(common))
     if not any(diff.compared for diff in diffs):
