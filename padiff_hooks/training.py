@@ -166,12 +166,12 @@ class TrainingRecorder:
         """
         if self._recorder is None:
             return False
-        was_due = self._recorder.end_step()
-        self.step = self._recorder.step
-        if was_due and self._pairs is not None and self._on_diff != "warn":
-            # To stop at the very step, its comparison has to be waited for.
-            self._recorder.flush()
         try:
+            was_due = self._recorder.end_step()
+            self.step = self._recorder.step
+            if was_due and self._pairs is not None and self._on_diff != "warn":
+                # To stop at the very step, its comparison has to be waited for.
+                self._recorder.flush()
             return self._tell()
         except PadiffError:
             # Not every host tells its callbacks of an exception.
