@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from padiff.compare import compare_runs as compare_runs
     from padiff.dump import open_run as open_run
     from padiff.errors import PadiffError as PadiffError
-    from padiff.layer_map import LayerMap as LayerMap
     from padiff.proxy import ProxyModel as ProxyModel
     from padiff.proxy import check_dataloader as check_dataloader
     from padiff.proxy import create_model as create_model
@@ -32,13 +31,14 @@ if TYPE_CHECKING:
     from padiff.schedule import Schedule as Schedule
     from padiff.weights import add_special_init as add_special_init
     from padiff.weights import assign_weight as assign_weight
+    from padiff.weights.found_map import LayerMap as LayerMap
 
 __version__ = "0.1.0"
 
 # Where each public name comes from; looked up when first asked for.
 _PUBLIC = {
     "Alignment": "padiff.align",
-    "LayerMap": "padiff.layer_map",
+    "LayerMap": "padiff.weights.found_map",
     "NoisePolicy": "padiff.compare",
     "PadiffError": "padiff.errors",
     "ProxyModel": "padiff.proxy",

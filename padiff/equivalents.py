@@ -19,11 +19,20 @@ _KINDS = {
     "conv3dtranspose": "convtranspose3d",
     "rnn": "simplernn",
     "rnncell": "simplernncell",
+    "columnparallellinear": "linear",
+    "rowparallellinear": "linear",
+    "columnsequenceparallellinear": "linear",
+    "rowsequenceparallellinear": "linear",
+    "vocabparallelembedding": "embedding",
 }
 
 _SLOTS = {
     "_mean": "running_mean",
     "_variance": "running_var",
+    "moving_mean": "running_mean",
+    "moving_var": "running_var",
+    "moving_variance": "running_var",
+    "running_variance": "running_var",
     "gamma": "weight",
     "beta": "bias",
     "_weight": "weight",  # paddle's PReLU
@@ -60,6 +69,14 @@ def same_family(one: str, other: str) -> bool:
     return any(one in family and other in family for family in _FAMILIES)
 
 
+_GROUPS = ("norm", "conv", "linear", "dense", "embedding", "lstm", "gru", "rnn", "attention")
+
+
+def group_of_kinds(name: str) -> str:
+    """What a kind is at heart, by its name: ``norm`` for every normalisation, also those of the user's; or empty."""
+    return next((group for group in _GROUPS if group in name), "")
+
+
 def is_composite(name: str) -> bool:
     """Whether layers of this kind are carried over as a whole."""
     return common_kind(name) in COMPOSITE | {"lstm", "gru", "simplernn"}
@@ -78,6 +95,28 @@ def slot(name: str) -> str:
 def stands_for_none(layer: Layer, parameter: Parameter) -> bool:
     """Whether a parameter that is zeros says that the layer has none of this name."""
     return not parameter.trainable and parameter.slot in _FROZEN_ZEROS.get(kind(layer), ())
+
+
+# Kinds whose matrices lie the same way in both frameworks, and those that are linear layers of the one or the other.
+_ROWS_FIRST = frozenset(
+    {"lstm", "gru", "simplernn", "lstmcell", "grucell", "simplernncell", "multiheadattention", "bilinear"}
+)
+_PLAIN = frozenset({"embedding", "embeddingbag", "prelu", "layernorm", "rmsnorm"})
+_PARALLEL_LINEAR = frozenset(
+    f"{what}{how}linear" for what in ("column", "row") for how in ("parallel", "sequenceparallel")
+)
+
+
+def layout(layer: Layer, parameter: Parameter) -> str:
+    """How a matrix lies: ``out_in``, ``in_out``, empty if that is no question, ``?`` where its class does not say."""
+    if parameter.layout or len(parameter.shape) != 2:
+        return parameter.layout
+    name = kind(layer)
+    if layer.kind in _PARALLEL_LINEAR:
+        return "in_out"
+    if name in _ROWS_FIRST:
+        return "out_in"
+    return "" if name in _PLAIN else "?"
 
 
 def shape(parameter: Parameter) -> tuple[int, ...]:

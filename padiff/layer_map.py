@@ -8,19 +8,22 @@ from typing import Any
 
 import yaml
 
-from padiff import equivalents
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
-from padiff.records import ROOT
 from padiff.selection import Node
 from padiff.tree import walk
+
+#: One side of a pair: a path or a layer, several of them for the parts of one, or `None`.
+Side = Any
 
 
 class LayerMap:
     """Pairs of layers that answer to each other, the reference's (base's) first.
 
     Layers are given by path or, where both models are at hand, as objects; of objects it does not matter which side
-    comes first. A pair whose one side is `None` says that the layer answers to nothing, so that no partner is sought.
+    comes first. A list on one side names the layers that are the parts of the other, in their order:
+    ``("attn.qkv", ["attn.q", "attn.k", "attn.v"])``. A pair whose one side is `None` says that the layer answers to
+    nothing, so that no partner is sought.
 
     Example:
         ``LayerMap({"encoder.attn": "enc.attention"})``, or ``layer_map.map = {layer.attn: module.attn}``.
@@ -29,6 +32,10 @@ class LayerMap:
     def __init__(self, pairs: Mapping[Any, Any] | Iterable[Any] = ()) -> None:
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
         self.pairs: tuple[tuple[Any, Any], ...] = tuple(_pair(item) for item in items)
+
+    def named(self) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The pairs with either side as a tuple: of one, of several parts, or empty."""
+        return [(_several(first), _several(second)) for first, second in self.pairs]
 
     @property
     def map(self) -> dict[Any, Any]:
@@ -52,28 +59,6 @@ class LayerMap:
         found = walk(layer, framework_of(layer))
         self.pairs += tuple((node.layer, None) for node in found if isinstance(node.layer, layer_class))
 
-    def auto(self, first: Any, second: Any) -> LayerMap:
-        """Find the layers of two models whose insides the frameworks lay out differently, pair them, print the pairs.
-
-        These are multi-head attentions and recurrent layers; other layers are paired without a map. Returns the map.
-
-        Raises:
-            UsageError: the models have different ones, or another number of them.
-        """
-        sides = [_composites(model) for model in (first, second)]
-        kinds = [[kind for _, _, kind in side] for side in sides]
-        if kinds[0] != kinds[1]:
-            told = " against ".join(", ".join(f"{path} ({kind})" for path, _, kind in side) or "none" for side in sides)
-            raise UsageError(
-                f"LayerMap.auto: the models do not have the same layers to map: {told}; set the map by hand"
-            )
-        for (path, layer, kind), (other_path, other, _) in zip(*sides):
-            print(f"[AutoDiff] LayerMap.auto: `{path}` answers to `{other_path}` ({kind})")
-            self.pairs += ((layer, other),)
-        if not kinds[0]:
-            print("[AutoDiff] LayerMap.auto: no layer of these models needs a map")
-        return self
-
     @classmethod
     def resolve(cls, value: Any, base: Sequence[Node], raw: Sequence[Node]) -> LayerMap:
         """The map of two live models with every object replaced by its path, base first.
@@ -83,7 +68,7 @@ class LayerMap:
         """
         pairs = []
         for pair in cls.of(value):
-            first, second = (_side(layer, base, raw) for layer in pair)
+            first, second = (_sides(side, base, raw) for side in pair)
             if first[0] == second[0] is not None:
                 raise UsageError(f"layer map: {first[1]} and {second[1]} are both layers of the {first[0]} model")
             turned = first[0] == "raw" or second[0] == "base"
@@ -145,34 +130,49 @@ class LayerMap:
         return len(self.pairs)
 
 
-def _composites(model: Any) -> list[tuple[str, Any, str]]:
-    """Path, layer and kind of the layers that are carried over as a whole; none inside of another."""
-    model = getattr(model, "padiff_model", model)
-    framework = framework_of(model)
-    found: list[tuple[str, Any, str]] = []
-    for node in walk(model, framework):
-        inside = any(path == ROOT or node.path.startswith(f"{path}.") for path, _, _ in found)
-        kind = framework.kind(node.layer)
-        if not inside and equivalents.is_composite(kind):
-            found.append((node.path, node.layer, equivalents.common_kind(kind)))
-    return found
+def _several(side: Any) -> tuple[Any, ...]:
+    if side is None:
+        return ()
+    return side if isinstance(side, tuple) else (side,)
 
 
 def _pair(item: Any) -> tuple[Any, Any]:
     if isinstance(item, Mapping) and {"reference", "candidate"} <= set(item):
         item = (item["reference"], item["candidate"])
-    plain = (bool, int, float, bytes, list, tuple, dict)
+    plain = (bool, int, float, bytes, dict)
+    sides = [_side_of(side) for side in item] if isinstance(item, (list, tuple)) and len(item) == 2 else []
+    several = [isinstance(side, tuple) for side in sides]
     if (
-        not isinstance(item, (list, tuple))
-        or len(item) != 2
-        or any(isinstance(side, plain) for side in item)
-        or item[0] is item[1] is None
+        not sides
+        or any(isinstance(part, plain) for side in sides for part in _several(side))
+        or all(several)
+        or any(isinstance(side, tuple) and len(side) < 2 for side in sides)
+        or (any(several) and None in sides)
+        or sides[0] is sides[1] is None
     ):
         raise UsageError(
             f"layer map: expected a pair of layer paths (reference, candidate), got {item!r}; "
             "`padiff map REFERENCE CANDIDATE` writes a map to start from"
         )
-    return item[0], item[1]
+    return sides[0], sides[1]
+
+
+def _side_of(side: Any) -> Any:
+    """A list of the parts of one layer as a tuple; a list of one is that one."""
+    if not isinstance(side, (list, tuple)) or not side:
+        return side
+    return tuple(side) if len(side) > 1 else side[0]
+
+
+def _sides(side: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, Any]:
+    """Which model a side of a pair is of (`None` where a path can't tell), and its path or paths."""
+    if not isinstance(side, tuple):
+        return _side(side, base, raw)
+    found = [_side(layer, base, raw) for layer in side]
+    models = {model for model, _ in found if model is not None}
+    if len(models) > 1:
+        raise UsageError(f"layer map: {', '.join(str(path) for _, path in found)} are layers of both models")
+    return next(iter(models), None), tuple(path for _, path in found)
 
 
 def _side(layer: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, str | None]:

@@ -15,11 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 
 from padiff import __version__
-from padiff.align import Alignment
 from padiff.compare import NoisePolicy, Policy, RunComparison, Tolerance, compare_runs
 from padiff.distribution import warn_of_older
 from padiff.dump import open_run
@@ -27,6 +25,7 @@ from padiff.dump.format import RUN_FILE
 from padiff.errors import PadiffError, UsageError
 from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
+from padiff_hooks.map_text import map_to_yaml
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.stream import DIFFS_FILE, DiffStream
@@ -233,25 +232,6 @@ def _map(args: argparse.Namespace, console: Console) -> int:
         comparison.diffs(number)
     sys.stdout.write(map_to_yaml(comparison.alignment, runs[0].name, runs[1].name))
     return MATCH
-
-
-def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
-    """The layer map as YAML with comments, as `padiff.layer_map.LayerMap.read` reads it."""
-    lines = [
-        f"# Which layer of {reference} (reference) answers to which of {candidate} (candidate).",
-        "# Edit, and give it back with --layer-map; pairs that you delete are found anew, `candidate: null`",
-        "# says that a layer answers to nothing.",
-        "pairs:" if alignment.pairs else "pairs: []",
-    ]
-    for pair in alignment.pairs:
-        entry = {"reference": pair.reference.path, "candidate": pair.candidate.path}
-        text = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()
-        lines.append(f"  - {text}  # {pair.reference.type} / {pair.candidate.type}, by {pair.reason}")
-    for side, layers in (("reference", alignment.reference_only), ("candidate", alignment.candidate_only)):
-        if layers:
-            lines.append(f"# {side} layers without a partner:")
-            lines += [f"#   {layer.path}  ({layer.type})" for layer in layers]
-    return "\n".join(lines) + "\n"
 
 
 def _policy(args: argparse.Namespace) -> Policy:

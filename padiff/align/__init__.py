@@ -1,6 +1,7 @@
-"""Which layer, and which record, answers to which."""
+"""Which layer, which parameter and which record answers to which."""
 
-from padiff.align.layers import Alignment, LayerPair, align
+from padiff.align.found import Alignment, Doubt, LayerPair, ParameterPair, Part, Seen, SplitPair
+from padiff.align.layers import align
 from padiff.align.pairs import pair_steps
 
-__all__ = ["Alignment", "LayerPair", "align", "pair_steps"]
+__all__ = ["Alignment", "Doubt", "LayerPair", "ParameterPair", "Part", "Seen", "SplitPair", "align", "pair_steps"]

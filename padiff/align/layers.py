@@ -1,363 +1,270 @@
-"""Pairing the layers of two trees: by a given map, by path, by order of definition."""
+"""Which layer of one model answers to which of another: all the evidence put together."""
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from padiff import equivalents
+from padiff.align.around import Matched, Tree, pair_containers, pair_plain
+from padiff.align.forest import forest
+from padiff.align.found import Alignment, LayerPair, ParameterPair, Seen, SplitPair
+from padiff.align.given import Entry, entries, regions
+from padiff.align.parameters import Parameters, with_packed_biases, with_summed_biases
+from padiff.align.regions import Match, Regions, Side
+from padiff.align.units import Unit, containers_of, settled, units_of
+from padiff.equivalents import ONE_SIDED, stands_for_none
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import ROOT, Layer, RunInfo, inner_path
-from padiff.selection import nearest
+from padiff.records import Layer, RunInfo
 
-# Above this many cells the table of the best common order is not worked out; the longest common runs are used.
-_MOST_CELLS = 4_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPair:
-    """Two layers that answer to each other, and why: ``given``, ``path``, ``order`` or ``contents``."""
-
-    reference: Layer
-    candidate: Layer
-    reason: str
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """The layer pairs of two runs, in the reference's order of definition, and what has no partner."""
-
-    pairs: tuple[LayerPair, ...]
-    reference_only: tuple[Layer, ...] = ()
-    candidate_only: tuple[Layer, ...] = ()
+_NOTHING = Seen()
 
 
 def align(
     reference: RunInfo,
     candidate: RunInfo,
     layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
-    called: tuple[Collection[str], Collection[str]] = ((), ()),
+    seen: tuple[Seen, Seen] = (_NOTHING, _NOTHING),
     whole: Collection[tuple[str, str]] = (),
+    choices: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> Alignment:
-    """Pair the layers of two runs.
+    """Pair the layers and parameters of two models.
 
-    A given map wins; the rest is found around it. Layers that own parameters, and leaves of the tree, are paired in
-    order of definition where kind and shapes allow it, so that layers may be named and nested differently; the layers
-    above them follow from what they contain. Where the paths of the two trees are the same, they decide.
+    A given map wins; the rest is found around it, from the names, kinds, shapes, nesting, order of definition and,
+    where the models were run, their order of execution, output shapes and starting weights. What is ambiguous is told
+    with its alternatives, what can't be told is left unpaired.
 
     Args:
         layer_map: what `LayerMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
             in order.
-        called: paths of the layers that were called in each run. A wrapper that was never called (a
-            LightningModule) is then not paired in place of the model inside it.
+        seen: what running the two models showed.
         whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
             hold: those that a rule of the user's is about.
+        choices: answers to the `Doubt`s of an earlier alignment, by what they are about.
+        without: kinds of evidence to leave out (`padiff.align.evidence.KINDS_OF_EVIDENCE`), to see what they are worth.
 
     Raises:
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
     """
-    given = _given(reference, candidate, LayerMap.of(layer_map))
-    matched: dict[str, tuple[Layer, str]] = {}
-    by_path = {layer.path: layer for layer in candidate.layers}
-    taken = {theirs for _, theirs in given if theirs is not None}
-    excluded = {ours for ours, _ in given if ours is not None}
-    for ours, theirs in given:
-        if ours is not None and theirs is not None:
-            matched[ours] = (by_path[theirs], "given")
-    both = [(ours, theirs) for ours, theirs in given if ours is not None and theirs is not None]
-    left = _by_given(reference.layers, [ours for ours, _ in both], excluded)
-    right = _by_given(candidate.layers, [theirs for _, theirs in both], taken)
-    # What is inside of a given pair is paired with what is inside of its partner, the rest with the rest.
-    for group in sorted(left.keys() & right.keys()):
-        around = (both[group][0], both[group][1]) if group >= 0 else None
-        if around is not None and _is_composite(around, reference, candidate):
-            ends = (_by_path(reference.layers, around[0]), _by_path(candidate.layers, around[1]))
-            contents = _pair_inside(*ends, left[group], right[group])
-        else:
-            contents = _pair_contents(left[group], right[group], whole)
-        for ours_layer, theirs_layer, reason in contents:
-            matched[ours_layer.path] = (theirs_layer, reason)
-    _pair_containers(reference.layers, candidate.layers, excluded, taken, matched, called)
-    pairs = tuple(LayerPair(layer, *matched[layer.path]) for layer in reference.layers if layer.path in matched)
-    partners = {pair.candidate.path for pair in pairs}
-    return Alignment(
-        pairs=pairs,
-        reference_only=tuple(layer for layer in reference.layers if layer.path not in matched),
-        candidate_only=tuple(layer for layer in candidate.layers if layer.path not in partners),
-    )
+    return _Aligning(reference, candidate, LayerMap.of(layer_map), seen, whole, choices or {}, without).result()
 
 
-def _is_composite(pair: tuple[str, str], reference: RunInfo, candidate: RunInfo) -> bool:
-    ends = _by_path(reference.layers, pair[0]), _by_path(candidate.layers, pair[1])
-    return all(equivalents.kind(layer) in equivalents.COMPOSITE for layer in ends)
-
-
-def _by_path(layers: Sequence[Layer], path: str) -> Layer:
-    return next(layer for layer in layers if layer.path == path)
-
-
-def _given(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[tuple[str | None, str | None]]:
-    lists = (reference.layer_map, candidate.layer_map)
-    if len(lists[0]) != len(lists[1]):
-        raise UsageError(
-            f"the layer maps that the two runs were recorded with answer to each other in order, but the "
-            f"reference's has {len(lists[0])} layers and the candidate's {len(lists[1])}"
+class _Aligning:
+    def __init__(
+        self,
+        reference: RunInfo,
+        candidate: RunInfo,
+        layer_map: LayerMap,
+        seen: tuple[Seen, Seen],
+        whole: Collection[tuple[str, str]],
+        choices: Mapping[str, str],
+        without: Collection[str],
+    ) -> None:
+        self._infos = (reference, candidate)
+        self._given = entries(reference, candidate, layer_map)
+        self._both = [entry for entry in self._given if entry.one_to_one]
+        rules = [
+            {mine: f"{mine}/{other}" for mine, other in whole},
+            {other: f"{mine}/{other}" for mine, other in whole},
+        ]
+        units = [units_of(info.layers, rule) for info, rule in zip(self._infos, rules)]
+        self._units = settled(units[0], units[1])
+        self._sides = tuple(Side(side, show) for side, show in zip(self._units, seen))
+        self._skipped = (
+            {path for entry in self._given for path in entry.reference},
+            {path for entry in self._given for path in entry.candidate},
         )
-    given = _named(layer_map, reference, candidate)
-    recorded = _named(zip(*lists, strict=True), reference, candidate)
-    ours, theirs = ({pair[index] for pair in given} for index in (0, 1))
-    return given + [pair for pair in recorded if pair[0] not in ours and pair[1] not in theirs]
+        self._trees = tuple(
+            Tree(info.layers, skipped, show, regions(info.layers, [_path(entry, k) for entry in self._both]))
+            for k, (info, skipped, show) in enumerate(zip(self._infos, self._skipped, seen))
+        )
+        self._without = without
+        self._parameters = Parameters(self._infos, choices)
+
+    def result(self) -> Alignment:
+        matches = self._matches()
+        by_path = [{layer.path: layer for layer in info.layers} for info in self._infos]
+        matched: Matched = {e.reference[0]: (by_path[1][e.candidate[0]], "given") for e in self._both}
+        best = _owner_pairs(matches, self._units)
+        for (mine, other), match in best.items():
+            if mine not in matched and mine not in self._skipped[0] and other not in self._skipped[1]:
+                matched[mine] = (by_path[1][other], match.reason)
+        pair_plain(self._trees[0], self._trees[1], matched)
+        pair_containers(self._trees[0], self._trees[1], _held(matches), matched)
+        pairs = tuple(
+            self._pair(layer, *matched[layer.path], best) for layer in self._infos[0].layers if layer.path in matched
+        )
+        splits = tuple(_splits(matches, by_path, matched))
+        parameters = [pair for match in matches for pair in self._parameters.of(match)]
+        parameters = with_packed_biases(matches, with_summed_biases(matches, parameters))
+        done = self._done(pairs, splits)
+        left = self._left(parameters)
+        return Alignment(
+            pairs=pairs,
+            reference_only=tuple(layer for layer in self._infos[0].layers if layer.path not in done[0]),
+            candidate_only=tuple(layer for layer in self._infos[1].layers if layer.path not in done[1]),
+            splits=splits,
+            parameters=tuple(parameters),
+            reference_parameters=left[0],
+            candidate_parameters=left[1],
+            doubts=tuple(self._parameters.doubts.values()),
+        )
+
+    def _matches(self) -> list[Match]:
+        """The units that answer to each other, region by region of the given map."""
+        found: list[Match] = []
+        for entry in self._given:
+            if not entry.one_to_one:
+                found += _given_parts(entry, self._units)
+        for number in range(-1, len(self._both)):
+            forests, own = [], []
+            for k, (tree, units, skipped) in enumerate(zip(self._trees, self._units, self._skipped)):
+                layers = [layer for layer in tree.layers if tree.region[layer.path] == number]
+                free = [u for u in units if tree.region[u.path] == number and u.path not in skipped]
+                forests.append(forest(layers, free))
+                # What a given layer owns itself may, on the other side, stand in layers below its partner.
+                own.append([u for u in units if number >= 0 and u.path == _path(self._both[number], k)])
+            if len(own[0]) == len(own[1]) == 1 and not any(
+                unit for side in forests for node in side for unit in node.below()
+            ):
+                a, b = own[0][0], own[1][0]
+                found.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
+            elif all(forests) or all(own) or (any(own) and any(forests)):
+                region = Regions(self._sides[0], self._sides[1], self._without)
+                region.run(forests[0], forests[1], (own[0], own[1]))
+                found += region.matches
+        return found
+
+    def _pair(self, layer: Layer, partner: Layer, reason: str, best: Mapping[tuple[str, str], Match]) -> LayerPair:
+        match = best.get((layer.path, partner.path))
+        if reason == "given":
+            return LayerPair(layer, partner, reason)
+        if match is None:
+            confidence = {"contents": 0.9, "execution": 0.85}.get(reason, 0.75)
+            return LayerPair(layer, partner, reason, confidence)
+        if reason != "kind" and layer.path == partner.path:
+            reason = "path"
+        alternatives = tuple(dict.fromkeys(unit.path for unit in match.rivals if unit.path != partner.path))
+        return LayerPair(layer, partner, reason, match.confidence, match.evidence, alternatives)
+
+    def _done(self, pairs: Sequence[LayerPair], splits: Sequence[SplitPair]) -> tuple[set[str], set[str]]:
+        done = {pair.reference.path for pair in pairs}, {pair.candidate.path for pair in pairs}
+        for split in splits:
+            done[0].update(layer.path for layer in split.reference)
+            done[1].update(layer.path for layer in split.candidate)
+        return done
+
+    def _left(self, parameters: Sequence[ParameterPair]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Parameters that answer to none, or not with all of their rows."""
+        left = []
+        for k, info in enumerate(self._infos):
+            covered: dict[tuple[str, str], int] = defaultdict(int)
+            for pair in parameters:
+                for part in pair.candidate if k else pair.reference:
+                    rows = part.size[0] if part.size else 1
+                    covered[part.layer, part.slot] += rows
+            left.append(
+                tuple(
+                    f"{layer.path}/{p.slot}"
+                    for layer in info.layers
+                    for p in layer.parameters
+                    if p.role == "parameter" and not p.tied_to and p.slot not in ONE_SIDED
+                    if not stands_for_none(layer, p)
+                    if not covered[layer.path, p.slot]
+                )
+            )
+        return left[0], left[1]
 
 
-def _named(
-    pairs: Iterable[tuple[str | None, str | None]], reference: RunInfo, candidate: RunInfo
-) -> list[tuple[str | None, str | None]]:
-    """The pairs with every alias replaced by the layer's own path."""
-    found = list(pairs)
-    sides: list[tuple[str, tuple[Layer, ...], int]] = [
-        ("reference", reference.layers, 0),
-        ("candidate", candidate.layers, 1),
+def _path(entry: Entry, side: int) -> str:
+    return (entry.candidate if side else entry.reference)[0]
+
+
+def _given_parts(entry: Entry, units: tuple[Sequence[Unit], Sequence[Unit]]) -> list[Match]:
+    """The matches of a layer that a map gives to several, its parts in the order in which they are given.
+
+    Raises:
+        UsageError: what the parts own does not make up what the one owns.
+    """
+    owned = [
+        [u for path in paths for u in side if u.path == path]
+        for side, paths in zip(units, (entry.reference, entry.candidate))
     ]
-    for side, layers, index in sides:
-        names = {path: layer.path for layer in layers for path in (layer.path, *layer.aliases)}
-        seen: set[str] = set()
-        for position, pair in enumerate(found):
-            path = pair[index]
-            if path is None:
-                continue
-            if not isinstance(path, str):
-                raise UsageError(f"layer map: {path!r} is no path: recorded runs know their layers by path")
-            if path not in names:
-                raise UsageError(f"layer map: the {side} has no layer {path!r}. {nearest(path, names)}")
-            if names[path] in seen:
-                raise UsageError(f"layer map: the {side}'s layer {path!r} is given twice; a layer has one partner")
-            seen.add(names[path])
-            fixed = list(pair)
-            fixed[index] = names[path]
-            found[position] = (fixed[0], fixed[1])
-    return found
+    if not all(owned):
+        return []
+    if len(owned[0]) == len(owned[1]):  # the layers of a stacked recurrent layer, say
+        return [Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature) for a, b in zip(*owned)]
+    rows = [sum(u.matrix[0] if u.matrix else 0 for u in side) for side in owned]
+    if 1 not in map(len, owned) or rows[0] != rows[1]:
+        told = [f"{' + '.join(paths)} with {n} rows" for paths, n in zip((entry.reference, entry.candidate), rows)]
+        raise UsageError(f"layer map: the parts do not make up the whole: {told[0]} against {told[1]}")
+    return [Match(tuple(owned[0]), tuple(owned[1]), 1.0, "given", ("rows add up",))]
 
 
-def _by_given(layers: Sequence[Layer], given: Sequence[str], skipped: set[str]) -> dict[int, list[Layer]]:
-    """Layers by the innermost given layer that they are inside of (its position), -1 for the rest."""
-    groups: dict[int, list[Layer]] = {}
-    above: list[tuple[Layer, int]] = []
-    positions = {path: position for position, path in enumerate(given)}
-    for layer in layers:
-        while above and not _contains(above[-1][0], layer):
-            above.pop()
-        if layer.path not in skipped:
-            groups.setdefault(above[-1][1] if above else -1, []).append(layer)
-        if layer.path in positions:
-            above.append((layer, positions[layer.path]))
-    return groups
+def _owner_pairs(
+    matches: Sequence[Match], units: tuple[Sequence[Unit], Sequence[Unit]]
+) -> dict[tuple[str, str], Match]:
+    """Layers that hold nothing but what they own themselves, and whose units all answer to each other's."""
+    pure = [_pure({unit.path for unit in side if not unit.optional or unit.tied or _buffers(unit)}) for side in units]
+    partners: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
+    best: dict[tuple[str, str], Match] = {}
+    for match in matches:
+        for a in match.ours:
+            for b in match.theirs:
+                partners[0][a.path].add(b.path)
+                partners[1][b.path].add(a.path)
+                known = best.get((a.path, b.path))
+                if known is None or match.confidence < known.confidence:
+                    best[a.path, b.path] = match
+    return {
+        (a, b): match
+        for (a, b), match in best.items()
+        if partners[0][a] == {b} and partners[1][b] == {a} and a in pure[0] and b in pure[1]
+    }
 
 
-# -- layers that own parameters, and leaves ---------------------------------------------------------------------
+def _buffers(unit: Unit) -> bool:
+    """A layer of nothing but buffers that work like parameters: a frozen normalisation."""
+    return len(unit.parameters) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """A layer that is paired by what it is: it owns parameters, is a leaf, or is composite."""
-
-    layer: Layer
-    kind: str
-    signature: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @property
-    def name(self) -> str:
-        return self.layer.path.rsplit(".", 1)[-1]
+def _pure(paths: Collection[str]) -> set[str]:
+    """Of the paths of owning layers, those with no other below them."""
+    return set(paths) - {above for path in paths for above in containers_of(path)}
 
 
-def _units(layers: Sequence[Layer], ruled: Mapping[str, str]) -> list[_Unit]:
-    units: list[_Unit] = []
-    composite: Layer | None = None  # the one that we are inside of
-    for layer in layers:
-        if composite is not None and _contains(composite, layer):
-            continue
-        composite = None
-        kind = equivalents.kind(layer)
-        if layer.type in ruled:
-            composite = layer
-            # Any two of these go together, whatever they own.
-            units.append(_Unit(layer, ruled[layer.type], ((ruled[layer.type], ()),)))
-        elif kind in equivalents.COMPOSITE:
-            composite = layer
-            inside = (x for x in layers if x is layer or _contains(layer, x))
-            elements = sum(math.prod(p.shape) for x in inside for p in x.parameters)
-            units.append(_Unit(layer, kind, (("elements", (elements,)),)))
-        elif layer.parameters or not layer.children:
-            units.append(_Unit(layer, kind, equivalents.signature(layer)))
-    return units
+def _held(matches: Sequence[Match]) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
+    """What each layer owns, as numbers that both sides share; a part of a whole has one of its own."""
+    held: tuple[dict[str, set[int]], dict[str, set[int]]] = (defaultdict(set), defaultdict(set))
+    number = 0
+    for match in matches:
+        parts = max(len(match.ours), len(match.theirs))
+        for k, side in enumerate((match.ours, match.theirs)):
+            for place, unit in enumerate(side):
+                held[k][unit.path].update(range(number, number + parts) if len(side) == 1 else [number + place])
+        number += parts
+    return held
 
 
-def _alike(ours: _Unit, theirs: _Unit) -> int:
-    """How well two layers go together; 0 means not at all."""
-    same_kind = ours.kind == theirs.kind
-    if not ours.signature and not theirs.signature:
-        if same_kind:
-            return 4
-        # Two activations at one place, of which one is wrong, are to be shown there.
-        return 2 if ours.name == theirs.name or equivalents.same_family(ours.kind, theirs.kind) else 0
-    shapes_agree = sorted(shape for _, shape in ours.signature) == sorted(shape for _, shape in theirs.signature)
-    if shapes_agree and (same_kind or ours.signature == theirs.signature):
-        return 20
-    # The same kind with other shapes is the place where the models differ: paired, so that it is shown there.
-    return 6 if same_kind and ours.signature and theirs.signature else 0
-
-
-def _pair_contents(
-    left: Sequence[Layer], right: Sequence[Layer], whole: Collection[tuple[str, str]] = ()
-) -> list[tuple[Layer, Layer, str]]:
-    ours = _units(left, {mine: f"{mine}/{other}" for mine, other in whole})
-    theirs = _units(right, {other: f"{mine}/{other}" for mine, other in whole})
-    found: list[tuple[_Unit, _Unit, str]] = []
-    by_path = {unit.layer.path: unit for unit in theirs}
-    if {u.layer.path for u in ours if u.signature} == {u.layer.path for u in theirs if u.signature}:
-        found = [(unit, by_path[unit.layer.path], "path") for unit in ours if unit.layer.path in by_path]
-        found = found if all(_alike(a, b) for a, b, _ in found) else []
-    if found:
-        done = {a.layer.path for a, _, _ in found}
-        rest = _in_order([x for x in ours if x.layer.path not in done], [x for x in theirs if x.layer.path not in done])
-        found += [(a, b, "order") for a, b in rest if not a.signature]
-    else:
-        found = [(a, b, "order") for a, b in _in_order(ours, theirs)]
-        found += [(a, b, "order") for a, b in _out_of_order(ours, theirs, found)]
-    pairs = [(a.layer, b.layer, reason) for a, b, reason in found]
-    for a, b, _ in found:
-        if a.kind in equivalents.COMPOSITE:
-            pairs += _pair_inside(a.layer, b.layer, left, right)
-    return pairs
-
-
-def _out_of_order(
-    ours: Sequence[_Unit], theirs: Sequence[_Unit], found: Sequence[tuple[_Unit, _Unit, str]]
-) -> list[tuple[_Unit, _Unit]]:
-    """What is left because it is defined elsewhere: paired among itself, where either side has as many of its make."""
-    done = {id(a) for a, _, _ in found} | {id(b) for _, b, _ in found}
-    left = [[unit for unit in side if id(unit) not in done and unit.signature] for side in (ours, theirs)]
-    counts = [Counter((unit.kind, unit.signature) for unit in side) for side in left]
-    kept = [[u for u in side if counts[0][u.kind, u.signature] == counts[1][u.kind, u.signature]] for side in left]
-    return [(a, b) for a, b in _in_order(kept[0], kept[1]) if _sure(a, b)]
-
-
-def _pair_inside(
-    ours: Layer, theirs: Layer, left: Sequence[Layer], right: Sequence[Layer]
-) -> list[tuple[Layer, Layer, str]]:
-    """Layers of the same name and make inside two composite layers; the order inside means nothing."""
-    inside = {inner_path(layer.path, theirs.path): layer for layer in right if _contains(theirs, layer)}
-    pairs = []
-    for layer in left:
-        partner = inside.get(inner_path(layer.path, ours.path)) if _contains(ours, layer) else None
-        if partner is not None and equivalents.signature(layer) == equivalents.signature(partner):
-            pairs.append((layer, partner, "path"))
-    return pairs
-
-
-def _in_order(ours: Sequence[_Unit], theirs: Sequence[_Unit]) -> list[tuple[_Unit, _Unit]]:
-    """The best pairing that keeps both orders of definition: equal ends first, a table for what is between."""
-    pairs: list[tuple[_Unit, _Unit]] = []
-    start = 0
-    while start < min(len(ours), len(theirs)) and _sure(ours[start], theirs[start]):
-        pairs.append((ours[start], theirs[start]))
-        start += 1
-    end = 0
-    while end < min(len(ours), len(theirs)) - start and _sure(ours[-1 - end], theirs[-1 - end]):
-        end += 1
-    tail = [(ours[len(ours) - k], theirs[len(theirs) - k]) for k in range(end, 0, -1)]
-    middle = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
-    if len(middle[0]) * len(middle[1]) > _MOST_CELLS:
-        return pairs + _common_runs(*middle) + tail
-    return pairs + _table(*middle) + tail
-
-
-def _sure(ours: _Unit, theirs: _Unit) -> bool:
-    return _alike(ours, theirs) in (4, 20)
-
-
-def _table(ours: Sequence[_Unit], theirs: Sequence[_Unit]) -> list[tuple[_Unit, _Unit]]:
-    """Needleman and Wunsch's global alignment, with no cost for a gap."""
-    rows, columns = len(ours), len(theirs)
-    best = [[0] * (columns + 1) for _ in range(rows + 1)]
-    alike = [[_score(a, b) for b in theirs] for a in ours]
-    for i in range(rows - 1, -1, -1):
-        for j in range(columns - 1, -1, -1):
-            take = alike[i][j] + best[i + 1][j + 1] if alike[i][j] else 0
-            best[i][j] = max(take, best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [], 0, 0
-    while i < rows and j < columns:
-        if alike[i][j] and best[i][j] == alike[i][j] + best[i + 1][j + 1]:
-            pairs.append((ours[i], theirs[j]))
-            i, j = i + 1, j + 1
-        elif best[i][j] == best[i + 1][j]:
-            i += 1
-        else:
-            j += 1
-    return pairs
-
-
-def _score(ours: _Unit, theirs: _Unit) -> int:
-    alike = _alike(ours, theirs)
-    return alike + (1 if alike and ours.name == theirs.name else 0)
-
-
-def _common_runs(ours: Sequence[_Unit], theirs: Sequence[_Unit]) -> list[tuple[_Unit, _Unit]]:
-    keys = [[(unit.kind, unit.signature) for unit in side] for side in (ours, theirs)]
-    blocks = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
-    return [(ours[a + k], theirs[b + k]) for a, b, size in blocks for k in range(size)]
-
-
-# -- the layers above them --------------------------------------------------------------------------------------
-
-
-def _pair_containers(
-    ours: Sequence[Layer],
-    theirs: Sequence[Layer],
-    excluded: set[str],
-    taken: set[str],
-    matched: dict[str, tuple[Layer, str]],
-    called: tuple[Collection[str], Collection[str]],
-) -> None:
-    """Pair layers that contain the same pairs. Wrappers around the same contents are paired from the outside in."""
+def _splits(matches: Sequence[Match], by_path: Sequence[Mapping[str, Layer]], matched: Matched) -> Iterable[SplitPair]:
+    """Layers that answer to several, each with them in the order of its parts."""
+    sides: tuple[dict[str, dict[str, Match]], dict[str, dict[str, Match]]] = (defaultdict(dict), defaultdict(dict))
+    for match in matches:
+        for a in match.ours:
+            for b in match.theirs:
+                sides[0][a.path].setdefault(b.path, match)
+                sides[1][b.path].setdefault(a.path, match)
     partner_of = {path: layer.path for path, (layer, _) in matched.items()}
-    mine = _by_contents(ours, partner_of, excluded)
-    other = _by_contents(theirs, {path: path for path in partner_of.values()}, taken)
-    for contents, chain in mine.items():
-        counterpart = other.get(contents, [])
-        for a, b in zip(_prefer(chain, called[0]), _prefer(counterpart, called[1]), strict=False):
-            matched[a.path] = (b, "contents")
-
-
-def _prefer(chain: list[Layer], called: Collection[str]) -> list[Layer]:
-    return [layer for layer in chain if layer.path in called] or chain
-
-
-def _by_contents(
-    layers: Sequence[Layer],
-    images: Mapping[str, str],
-    skipped: set[str],
-) -> dict[frozenset[str], list[Layer]]:
-    """Unpaired layers by what is paired inside of them (as the candidate's paths), outer layers first."""
-    inside: dict[str, set[str]] = {}
-    above: list[Layer] = []
-    for layer in layers:
-        while above and not _contains(above[-1], layer):
-            above.pop()
-        if layer.path in images:
-            for container in above:
-                inside.setdefault(container.path, set()).add(images[layer.path])
-        above.append(layer)
-    grouped: dict[frozenset[str], list[Layer]] = {}
-    for layer in layers:
-        if layer.path not in images and layer.path not in skipped and inside.get(layer.path):
-            grouped.setdefault(frozenset(inside[layer.path]), []).append(layer)
-    return grouped
-
-
-def _contains(above: Layer, layer: Layer) -> bool:
-    return layer.path != ROOT and (above.path == ROOT or layer.path.startswith(f"{above.path}."))
+    for k, side in enumerate(sides):
+        for path, others in side.items():
+            several = list(others)
+            if len(several) < 2 or any(len(sides[1 - k][other]) > 1 for other in several):
+                continue
+            if any((partner_of.get(path if k == 0 else o) == (o if k == 0 else path)) for o in several):
+                continue
+            match = others[several[0]]
+            single, parts = (by_path[k][path],), tuple(by_path[1 - k][other] for other in several)
+            ours, theirs = (parts, single) if k else (single, parts)
+            yield SplitPair(ours, theirs, match.reason, match.confidence, match.evidence)

@@ -7,64 +7,112 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from padiff import equivalents
-from padiff.align.layers import Alignment, LayerPair
-from padiff.align.packed import take_apart
-from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Layer, Pair, Record, Step, is_functional
-
-_Index = dict[tuple[str, str], list[Record]]
+from padiff.align.found import Alignment, LayerPair
+from padiff.align.rows import Found, Index, pair_parameters, pair_split_outputs
+from padiff.align.views import square_view, view_between
+from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Pair, Record, Step, is_functional
 
 
 def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
-    """Pair two steps' records: every record of either side ends in exactly one pair, in causal order.
+    """Pair two steps' records: every record of either side ends in at least one pair, in causal order.
 
-    Within two layers that answer to each other, records of one stage and call are paired by slot, and what is then
-    left by position where the shapes agree (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``).
+    Parameters are paired as the alignment says, by rows where one side holds several in one. Within two layers that
+    answer to each other, other records of one stage and call are paired by slot, and what is then left by position
+    where the shapes agree (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another
+    layout gets the view that brings it into the reference's.
     """
     left, right = _index(reference.records), _index(candidate.records)
+    pairs = pair_parameters(left, right, alignment)
+    for split in alignment.splits:
+        pairs += pair_split_outputs(split, alignment.parameters, left, right)
     for layers in alignment.pairs:
-        take_apart(layers, left, right)
-    whole = (dict(left), dict(right))
-    pairs: list[tuple[Record | None, Record | None, str]] = []
-    for layers in alignment.pairs:
-        pairs += _pair_layer(layers, left, right, whole)
+        paths = layers.reference.path, layers.candidate.path
+        pairs += _pair_layer(layers, left, right, paths not in alignment.cut_elsewhere)
     for stage in STAGES:
         ours, theirs = left.pop((LOOP, stage), []), right.pop((LOOP, stage), [])
         pairs += [(a, b, "") for a, b in _match(ours, theirs)]
     pairs += _pair_inputs(left, right)
     pairs += [(record, None, "") for records in left.values() for record in records]
     pairs += [(None, record, "") for records in right.values() for record in records]
-    made = [Pair(reference.number, a, b, transform) for a, b, transform in pairs]
+    optional = _buffers(alignment)
+    made = [Pair(reference.number, a, b, view, optional=_lone(a, b) in optional) for a, b, view in _viewed(pairs)]
     scales = (reference.loss_scale, candidate.loss_scale)
     # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
     made = [replace(pair, scales=scales) if pair.stage == "backward" else pair for pair in made]
     return sorted(made, key=_causal_order(reference, candidate))
 
 
-def _index(records: Iterable[Record]) -> _Index:
-    index: _Index = defaultdict(list)
+def _index(records: Iterable[Record]) -> Index:
+    index: Index = defaultdict(list)
     for record in records:
         index[record.layer, record.stage].append(record)
     return index
 
 
-def _pair_layer(
-    layers: LayerPair, left: _Index, right: _Index, whole: tuple[_Index, _Index]
-) -> list[tuple[Record | None, Record | None, str]]:
-    pairs: list[tuple[Record | None, Record | None, str]] = []
+def _pair_layer(layers: LayerPair, left: Index, right: Index, outputs: bool) -> Found:
+    """Pair what the two layers themselves recorded; without ``outputs`` they end at other places, and stand alone."""
+    pairs: Found = []
     for stage in STAGES:
         ours = left.pop((layers.reference.path, stage), [])
         theirs = right.pop((layers.candidate.path, stage), [])
         if stage in PARAMETER_STAGES:
-            for a, b in _match(ours, theirs, equivalents.slot):
-                a, b = _tied(a, b, layers, whole)
-                pairs.append((a, b, _transform(layers, a, b)))
-        else:
-            doubtful = _doubtful_calls(ours, theirs)
-            pairs += [(record, None, "") for record in ours if _call_name(record) in doubtful]
-            pairs += [(None, record, "") for record in theirs if _call_name(record) in doubtful]
-            sure = [[r for r in side if _call_name(r) not in doubtful] for side in (ours, theirs)]
-            pairs += [(a, b, "") for a, b in _match(sure[0], sure[1])]
+            # What the trees declare is paired by the alignment; a record of anything else, by its slot.
+            declared = [{p.slot for p in layer.parameters} for layer in (layers.reference, layers.candidate)]
+            rest = [[r for r in side if r.slot not in known] for side, known in zip((ours, theirs), declared)]
+            pairs += [(a, b, "") for a, b in _match(rest[0], rest[1], equivalents.slot)]
+            ours = [r for r in ours if r.slot in declared[0]]
+            theirs = [r for r in theirs if r.slot in declared[1]]
+        if stage in PARAMETER_STAGES or not outputs:
+            pairs += [(record, None, "") for record in ours] + [(None, record, "") for record in theirs]
+            continue
+        doubtful = _doubtful_calls(ours, theirs)
+        pairs += [(record, None, "") for record in ours if _call_name(record) in doubtful]
+        pairs += [(None, record, "") for record in theirs if _call_name(record) in doubtful]
+        sure = [[r for r in side if _call_name(r) not in doubtful] for side in (ours, theirs)]
+        pairs += [(a, b, "") for a, b in _match(sure[0], sure[1])]
     return pairs
+
+
+def _viewed(pairs: Found) -> Found:
+    """The pairs, each with the view that brings the candidate's tensor into the reference's layout."""
+    found: Found = []
+    for a, b, view in pairs:
+        if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
+            view = view_between(a.shape, b.shape)
+        found.append((a, b, view))
+    # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
+    usual: dict[int, set[str]] = defaultdict(set)
+    for a, b, view in found:
+        if a is None or b is None or a.stage != "forward" or len(a.shape) != len(b.shape):
+            continue
+        if view or len(set(a.shape)) == len(a.shape):
+            usual[len(a.shape)].add(view)
+    for k, (a, b, view) in enumerate(found):
+        if a is not None and b is not None and not view and a.stage not in PARAMETER_STAGES and a.shape == b.shape:
+            views = usual[len(a.shape)]
+            if len(views) == 1 and views != {""}:
+                found[k] = (a, b, square_view(a.shape, views))
+    return found
+
+
+def _buffers(alignment: Alignment) -> set[tuple[int, str, str]]:
+    """Side, layer and slot of all buffers: what only one model keeps may be missing on the other."""
+    return {
+        (k, layer.path, p.slot)
+        for k in (0, 1)
+        for layer in alignment.layers(k)
+        for p in layer.parameters
+        if p.role == "buffer"
+    }
+
+
+def _lone(a: Record | None, b: Record | None) -> tuple[int, str, str] | None:
+    """The one record of a pair with a missing side, as `_buffers` names it."""
+    if a is not None and b is not None:
+        return None
+    record = a if a is not None else b
+    assert record is not None
+    return (0 if a is not None else 1, record.layer, record.slot)
 
 
 def _doubtful_calls(ours: list[Record], theirs: list[Record]) -> set[str]:
@@ -110,40 +158,7 @@ def _match(
     return pairs + [(None, record) for record in theirs if id(record) not in used]
 
 
-def _tied(
-    a: Record | None, b: Record | None, layers: LayerPair, whole: tuple[_Index, _Index]
-) -> tuple[Record | None, Record | None]:
-    """A parameter that is tied on one side only is compared with the tensor that it is tied to."""
-    if a is None and b is not None:
-        a = _tied_record(layers.reference, b, whole[0])
-    elif b is None and a is not None:
-        b = _tied_record(layers.candidate, a, whole[1])
-    return a, b
-
-
-def _tied_record(layer: Layer, record: Record, index: _Index) -> Record | None:
-    for parameter in layer.parameters:
-        if parameter.tied_to and equivalents.slot(parameter.slot) == equivalents.slot(record.slot):
-            path, slot = parameter.tied_to.rsplit("/", 1)
-            # Only looked at, not taken: its own pair still stands.
-            for other in index.get((path, record.stage), []):
-                if other.slot == slot and other.call == record.call:
-                    return other
-    return None
-
-
-def _transform(layers: LayerPair, a: Record | None, b: Record | None) -> str:
-    if a is None or b is None:
-        return ""
-    layouts = [_layout(layer, record) for layer, record in ((layers.reference, a), (layers.candidate, b))]
-    return "transpose" if all(layouts) and layouts[0] != layouts[1] else ""
-
-
-def _layout(layer: Layer, record: Record) -> str:
-    return next((p.layout for p in layer.parameters if equivalents.slot(p.slot) == equivalents.slot(record.slot)), "")
-
-
-def _pair_inputs(left: _Index, right: _Index) -> list[tuple[Record | None, Record | None, str]]:
+def _pair_inputs(left: Index, right: Index) -> Found:
     """Inputs of a step whose outermost layers answer to none: by position, where number and shapes agree."""
     ours = [record for (_, stage), records in left.items() if stage == "input" for record in records]
     theirs = [record for (_, stage), records in right.items() if stage == "input" for record in records]

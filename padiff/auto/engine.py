@@ -23,6 +23,7 @@ from padiff.distribution import warn_of_older
 from padiff.recorder import MemoryRun
 from padiff.records import PARAMETER_STAGES, Coverage, Diff, FirstDiff, Layer, Report, Step
 from padiff.weights.assign import AssignError, carry_over
+from padiff.weights.trial import Inputs
 
 _FORWARD = ("input", "forward", "loss")
 _BACKWARD = ("backward", "grad")
@@ -89,7 +90,7 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     teller.begin()
     if settings.auto_init:
         try:
-            carry_over(settings.base.model, settings.raw.model, settings.layer_map)
+            _carry_over(settings)
         except AssignError as error:
             teller.weights_failed(error)
             forget_dumps(settings)
@@ -119,9 +120,17 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     return report
 
 
+def _carry_over(settings: Settings) -> None:
+    """Carry the weights over; where names, shapes and order leave a doubt, what the inputs show decides it."""
+    inputs = tuple(Inputs(side.args, side.kwargs) for side in (settings.base, settings.raw))
+    carry_over(settings.base.model, settings.raw.model, settings.layer_map, inputs, prove=False)
+
+
 def _compared_models(settings: Settings) -> _Findings:
     runs = [MemoryRun(_info(side)) for side in (settings.base, settings.raw)]
-    comparison = RunComparison(runs[0], runs[1], settings.whole_map(), settings.tolerance)
+    comparison = RunComparison(
+        runs[0], runs[1], settings.whole_map(), settings.tolerance, cuts=not settings.single_step
+    )
     wholes = [pair for pair in zip(settings.base.mapped, settings.raw.mapped) if _differs(settings, pair)]
     return _Findings(comparison, wholes=(frozenset(a for a, _ in wholes), frozenset(b for _, b in wholes)))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from padiff import equivalents
-from padiff.align import Alignment, LayerPair
+from padiff.align import Alignment, LayerPair, views
 from padiff.errors import RunFolderError
 from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo, is_functional
 
@@ -263,7 +263,7 @@ def _values(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
         np.asarray(record.value).astype(np.float64 if record.dtype[:7] != "complex" else np.complex128) / scale
         for record, scale in zip((pair.reference, pair.candidate), pair.scales, strict=True)
     ]
-    candidate = wide[1].T if pair.transform == "transpose" else wide[1]
+    candidate = views.apply(pair.transform, wide[1], wide[0].shape)
     return wide[0], candidate.reshape(wide[0].shape) if candidate.size == wide[0].size else candidate
 
 

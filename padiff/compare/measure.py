@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from padiff import equivalents
+from padiff.align import views
 from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair
 
 # Elements that are held in float64 at a time.
@@ -66,8 +67,7 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
 def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     assert pair.reference is not None and pair.candidate is not None
     reference, candidate = pair.reference.value, pair.candidate.value
-    if pair.transform == "transpose":
-        candidate = candidate.T
+    candidate = views.apply(pair.transform, candidate, reference.shape)
     if reference.size == candidate.size == 1:
         # A scalar loss is () in one framework and (1,) in the other.
         candidate = candidate.reshape(reference.shape)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from padiff.align import Alignment, align, pair_steps
+from padiff.align import Alignment, Seen, align, pair_steps
+from padiff.compare.cuts import cut_elsewhere
 from padiff.compare.explain import first_diff, setting_notes
 from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy, drift
@@ -28,6 +30,8 @@ class RunComparison:
         layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
         policy: when a diff passes. Default: `NoisePolicy`.
         stages: only these stages are compared.
+        cuts: whether to look for layers that end at other places of the computation (`padiff.compare.cuts`); not where
+            one side's layers run on the other's values.
 
     Raises:
         UsageError: the layer map does not fit the runs.
@@ -40,6 +44,7 @@ class RunComparison:
         layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
         stages: Collection[str] = STAGES,
+        cuts: bool = True,
     ) -> None:
         self.reference, self.candidate = reference, candidate
         self._map = LayerMap.of(layer_map)
@@ -48,6 +53,7 @@ class RunComparison:
         unknown = sorted(self._stages - set(STAGES))
         if unknown:
             raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
+        self._cuts = cuts
         self._alignment: Alignment | None = None
         self._called: tuple[set[str], set[str]] = (set(), set())
         self._drift: dict[str, float] = {}
@@ -91,12 +97,23 @@ class RunComparison:
         return self._rank_diffs([reference], [candidate])
 
     def _judged(self, reference: Step, candidate: Step) -> list[Diff]:
+        first = self._alignment is None
         if self._alignment is None:
-            called = _called(reference), _called(candidate)
-            self._alignment = align(self.reference.info, self.candidate.info, self._map, called)
+            # The first step shows what is called, in which order, and whether both start from the same weights.
+            seen = Seen.of(reference), Seen.of(candidate)
+            self._alignment = align(self.reference.info, self.candidate.info, self._map, seen)
         self._called[0].update(_called(reference))
         self._called[1].update(_called(candidate))
-        pairs = [p for p in pair_steps(reference, candidate, self._alignment) if p.stage in self._stages]
+        diffs = self._measured(reference, candidate, self._alignment)
+        if first and self._cuts:
+            cut = cut_elsewhere(diffs, self._alignment)
+            if cut:
+                self._alignment = replace(self._alignment, cut_elsewhere=cut)
+                diffs = self._measured(reference, candidate, self._alignment)
+        return diffs
+
+    def _measured(self, reference: Step, candidate: Step, alignment: Alignment) -> list[Diff]:
+        pairs = [p for p in pair_steps(reference, candidate, alignment) if p.stage in self._stages]
         return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs], self._drift)
 
     def report(

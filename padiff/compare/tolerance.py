@@ -109,6 +109,7 @@ def missing_fail(diffs: list[Diff]) -> list[Diff]:
         known = paired if side == "candidate" else paired_candidates
         if (
             not diff.compared
+            and not diff.pair.optional
             and record.stage in PARAMETER_STAGES
             and record.layer in known
             and record.layer != LOOP

@@ -151,5 +151,8 @@ class Framework(Protocol):
 
     def without_grad(self) -> AbstractContextManager[Any]: ...
 
+    def on_trial(self, layers: Iterable[Any]) -> AbstractContextManager[None]:
+        """For the length of a trial run: eval mode, no graph; modes and random state are as before afterwards."""
+
     def distributed(self) -> tuple[int, int]:
         """``(rank, world size)``; ``(0, 1)`` where nothing is distributed."""

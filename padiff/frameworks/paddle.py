@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -227,6 +227,20 @@ class Paddle:
                 return True
             frame = frame.f_back  # type: ignore[assignment]
         return False
+
+    @contextmanager
+    def on_trial(self, layers: Iterable[Any]) -> Iterator[None]:
+        modes = [(layer, layer.training) for layer in layers]
+        state = paddle.get_rng_state()
+        try:
+            for layer, _ in modes:
+                layer.training = False
+            with paddle.no_grad():
+                yield
+        finally:
+            for layer, mode in modes:
+                layer.training = mode
+            paddle.set_rng_state(state)
 
     def without_grad(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = paddle.no_grad()

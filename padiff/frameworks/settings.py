@@ -19,7 +19,7 @@ _COMMON = {
 # Only settings that change what is computed, and that both frameworks can state, are worth comparing.
 _KEPT = frozenset(
     {"eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope"}
-    | {"ceil_mode", "num_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta"}
+    | {"ceil_mode", "num_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta", "act"}
 )
 
 

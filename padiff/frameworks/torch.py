@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -195,6 +195,19 @@ class Torch:
         # The number of the running backward, -1 outside of one. torch.utils.checkpoint itself asks this way.
         return bool(torch._C._current_graph_task_id() != -1)
 
+    @contextmanager
+    def on_trial(self, layers: Iterable[Any]) -> Iterator[None]:
+        modes = [(layer, layer.training) for layer in layers]
+        try:
+            # Not eval(): people override it. The fused paths that torch takes in eval mode call no layers inside.
+            for layer, _ in modes:
+                layer.training = False
+            with torch.random.fork_rng(), torch.no_grad(), _unfused():
+                yield
+        finally:
+            for layer, mode in modes:
+                layer.training = mode
+
     def without_grad(self) -> AbstractContextManager[Any]:
         return torch.no_grad()
 
@@ -206,6 +219,17 @@ class Torch:
 
 def _raising() -> bool:
     return sys.exc_info()[0] is not None
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Without the fused paths of attention, which call none of the layers inside."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
 
 
 FRAMEWORK = Torch()

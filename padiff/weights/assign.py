@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from padiff import equivalents
-from padiff.align import Alignment, LayerPair, align
+from padiff.align import Alignment, Seen, align
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import ROOT, Layer, inner_path
+from padiff.records import Step
 from padiff.tree_text import tree_text
 from padiff.weights.live import LiveModel, frameworks_name
-from padiff.weights.rules import NoRuleError, Own, Tensors, attention, same_slots
-from padiff.weights.special_init import ruled, special_init
+from padiff.weights.plan import NoPlanError, planned
+from padiff.weights.special_init import ruled
+from padiff.weights.trial import Inputs, Proof, prove, run_once
 
 
 class AssignError(UsageError):
     """The weights of one model can't be carried to the other; the text shows both trees and the place."""
 
 
-@dataclass
-class _Plan:
-    """What will be written where, and the user's rules to call."""
+@dataclass(frozen=True)
+class Carried:
+    """Weights that were carried over.
 
-    writes: list[tuple[Any, np.ndarray]]
-    calls: list[Callable[[], None]]
+    Attributes:
+        alignment: which layers and parameters answered to each other.
+        proof: both models' outputs, where there were inputs to run them on.
+        choices: what the outputs decided where names and shapes did not tell.
+    """
+
+    alignment: Alignment
+    proof: Proof | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def proved(self) -> bool:
+        return self.proof is not None and self.proof.holds
+
+
+#: What not to trust, one try after another: names mislead, or layers run in another order, where outputs say so.
+_TRUST: tuple[tuple[str, ...], ...] = ((), ("names",), ("execution",), ("names", "order", "neighbours"))
 
 
 def assign_weight(*args: Any, **kwargs: Any) -> bool:
     """Copy the weights of one model into another: ``assign_weight(base_model, raw_model)``.
 
-    The first generation's form is ``assign_weight(layer, module, layer_map=LayerMap())``: a paddle layer and a torch
-    module, and torch's weights go to paddle. Parameters and buffers are carried over, dtype and device stay, tied
-    parameters are written once, no memory is shared. Either all of it happens or nothing.
+    Which parameter answers to which is found: from names, shapes, nesting and order. Fused matrices are taken apart or
+    put together, matrices transposed. The first generation's form is ``assign_weight(layer, module,
+    layer_map=LayerMap())``: a paddle layer and a torch module, and torch's weights go to paddle. Parameters and buffers
+    are carried over, dtype and device stay, tied parameters are written once, no memory is shared. Either all of it
+    happens or nothing.
+
+    Args:
+        layer_map: layers that answer to each other, as objects or paths; the rest is found around them.
+        inputs: a pair of inputs as `auto_diff` takes them. With it, both models are run (in eval mode, leaving no
+            trace): the order in which layers run helps to pair them, what no name tells (the order of rows in a fused
+            matrix) is decided by the outputs, and the largest output diff of each layer is printed as a proof.
 
     Returns:
         True; or False, after printing where it failed in both trees, why, and what to try.
@@ -44,18 +66,31 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     Raises:
         UsageError: a model is of neither framework, or the arguments are of neither form.
     """
-    base, raw, layer_map = _arguments(args, kwargs)
+    base, raw, layer_map, inputs = _arguments(args, kwargs)
     try:
-        carry_over(base, raw, layer_map)
+        carried = carry_over(base, raw, layer_map, inputs)
     except AssignError as error:
         print(f"[AutoDiff] Assign weight Failed !!!\n\n{error}")
         return False
+    for doubt in carried.alignment.doubts:
+        if carried.proof is None or doubt.about in carried.choices:
+            how = (
+                "found by running both models" if doubt.about in carried.choices else "assumed; give inputs to prove it"
+            )
+            print(f"[AutoDiff] {doubt.about}: {carried.choices.get(doubt.about, doubt.options[0])} ({how})")
+    if carried.proof is not None:
+        print(f"[AutoDiff] Largest output diff of each layer, both models run once:\n{carried.proof.table()}")
     print("[AutoDiff] Assign weight success !!!")
     return True
 
 
-def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None) -> Alignment:
-    """As `assign_weight`, without printing; returns which layers answered to which.
+def carry_over(
+    base_model: Any, raw_model: Any, layer_map: Any = None, inputs: Any = None, prove: bool = True
+) -> Carried:
+    """As `assign_weight`, without printing.
+
+    Args:
+        prove: run both models on the inputs in any case; else only where names, shapes and order leave a doubt.
 
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
@@ -63,124 +98,100 @@ def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None) -> Alignm
     base, raw = LiveModel.of(base_model), LiveModel.of(raw_model)
     pairs = LayerMap.resolve(layer_map, base.nodes, raw.nodes)
     rules = ruled(base.framework.name, raw.framework.name)
-    alignment = align(base.info, raw.info, pairs, whole=rules)
-    plan = _planned(base, raw, alignment, pairs)
+    given = Inputs.pair(inputs) if inputs is not None else None
     before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
+    transfer = _Transfer(base, raw, pairs, partial(align, base.info, raw.info, pairs, whole=rules), given)
     try:
-        for tensor, array in plan.writes:
-            raw.framework.write(tensor, array)
-        for call in plan.calls:
-            call()
+        return transfer.run(prove)
     except BaseException as error:
         for tensor, array in before:
             raw.framework.write(tensor, array)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, UsageError):
             raise AssignError(f"a rule failed, and the raw model is as it was: {error!r}") from error
         raise
-    return alignment
 
 
-def _planned(base: LiveModel, raw: LiveModel, alignment: Alignment, pairs: LayerMap) -> _Plan:
-    plan = _Plan([], [])
-    # What the map says answers to nothing stays as it is.
-    done = {ours for ours, theirs in pairs if theirs is None}, {theirs for ours, theirs in pairs if ours is None}
-    written: dict[int, np.ndarray] = {}
-    for pair in alignment.pairs:
-        if pair.reference.path in done[0] or pair.candidate.path in done[1]:
-            continue
-        rule = special_init(
-            base.framework.name, base.layer(pair.reference.path), raw.framework.name, raw.layer(pair.candidate.path)
-        )
-        if rule is not None:
-            layers = base.layer(pair.reference.path), raw.layer(pair.candidate.path)
-            plan.calls.append(lambda rule=rule, layers=layers: rule(*layers))  # type: ignore[misc]
-            _note_all(pair, base, raw, done)
-            continue
+class _Transfer:
+    """Carries weights over; with inputs at hand, what is doubtful is decided by running both models."""
+
+    def __init__(
+        self,
+        base: LiveModel,
+        raw: LiveModel,
+        layer_map: LayerMap,
+        aligned: Callable[..., Alignment],
+        inputs: tuple[Inputs, Inputs] | None,
+    ) -> None:
+        self._base, self._raw, self._map = base, raw, layer_map
+        self._align, self._inputs = aligned, inputs
+        self._seen = (Seen(), Seen())
+        self._base_step: Step | None = None
+
+    def run(self, prove: bool) -> Carried:
+        alignment = self._align()
+        if self._inputs is None or (alignment.sure and not prove):
+            self._write(alignment)
+            return Carried(alignment)
+        # What runs when tells more than any definition; outputs then prove the whole.
+        self._base_step = run_once(self._base, self._inputs[0])
+        self._seen = Seen.of(self._base_step), Seen.of(run_once(self._raw, self._inputs[1]))
+        best: Carried | None = None
+        for without in _TRUST:
+            best = self._better(best, without, {})
+            for doubt in best.alignment.doubts if best is not None else ():
+                for option in doubt.options[1:]:
+                    if best is not None and not best.proved:
+                        best = self._better(best, without, {**best.choices, doubt.about: option})
+            if best is not None and best.proved:
+                break
+        if best is None:
+            # No way fits: told for the best guess.
+            self._write(self._align(seen=self._seen))
+            raise AssertionError("a plan that failed before has succeeded")
+        self._write(best.alignment)
+        return best
+
+    def _better(self, best: Carried | None, without: tuple[str, ...], choices: Mapping[str, str]) -> Carried | None:
+        """The better one of what was found so far and of another try, by how many outputs agree."""
+        alignment = self._align(seen=self._seen, choices=choices, without=without)
         try:
-            values = _values(pair, base, raw, done)
-        except NoRuleError as error:
-            raise AssignError(_explain(str(error), pair.reference, pair.candidate, base, raw)) from None
-        for (path, slot), value in values.items():
-            tensor = raw.tensor(path, slot)
-            if id(tensor) not in written:
-                written[id(tensor)] = value
-                plan.writes.append((tensor, value))
-            elif not np.array_equal(written[id(tensor)], value):
-                what = f"the raw model ties `{path}/{slot}` to another parameter, the base model has two different ones"
-                raise AssignError(_explain(what, pair.reference, pair.candidate, base, raw))
-    _check_nothing_left(base, raw, done)
-    return plan
+            self._write(alignment)
+        except AssignError:
+            return best
+        assert self._inputs is not None and self._base_step is not None
+        proof = prove(self._base_step, run_once(self._raw, self._inputs[1]), alignment)
+        if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
+            return best
+        return Carried(alignment, proof, choices)
+
+    def _write(self, alignment: Alignment) -> None:
+        try:
+            plan = planned(self._base, self._raw, alignment, self._map)
+        except NoPlanError as error:
+            raise AssignError(_explain(error, alignment, self._base, self._raw)) from None
+        for tensor, array in plan.writes:
+            self._raw.framework.write(tensor, array)
+        for call in plan.calls:
+            call()
 
 
-def _values(
-    pair: LayerPair, base: LiveModel, raw: LiveModel, done: tuple[set[str], set[str]]
-) -> dict[tuple[str, str], np.ndarray]:
-    """What to write for a pair, by the raw model's path and slot; notes the layers that it covers."""
-    ours, theirs = pair.reference, pair.candidate
-    if equivalents.kind(ours) in equivalents.COMPOSITE and _inside(base, ours) != _inside(raw, theirs):
-        tensors: Tensors = {key: base.value(_join(ours.path, key[0]), key[1]) for key in _inside(base, ours)}
-        layouts = {"base": _layout(base), "raw": _layout(raw)}
-        found = attention(tensors, layouts, dict.fromkeys(_inside(raw, theirs), ""))
-        _note_all(pair, base, raw, done)
-        return {(_join(theirs.path, path), slot): value for (path, slot), value in found.items()}
-    done[0].add(ours.path)
-    done[1].add(theirs.path)
-    own = Own(ours, {p.slot: base.value(ours.path, p.slot) for p in ours.parameters})
-    return {(theirs.path, slot): value for slot, value in same_slots(own, theirs).items()}
-
-
-def _inside(model: LiveModel, layer: Layer) -> list[tuple[str, str]]:
-    return [(inner_path(x.path, layer.path), p.slot) for x in model.below(layer.path) for p in x.parameters]
-
-
-def _join(path: str, inner: str) -> str:
-    if not inner:
-        return path
-    return inner if path == ROOT else f"{path}.{inner}"
-
-
-def _layout(model: LiveModel) -> str:
-    return "in_out" if model.framework.name == "paddle" else "out_in"
-
-
-def _note_all(pair: LayerPair, base: LiveModel, raw: LiveModel, done: tuple[set[str], set[str]]) -> None:
-    done[0].update(layer.path for layer in base.below(pair.reference.path))
-    done[1].update(layer.path for layer in raw.below(pair.candidate.path))
-
-
-def _check_nothing_left(base: LiveModel, raw: LiveModel, done: tuple[set[str], set[str]]) -> None:
-    """Weights are never skipped silently: every parameter of either side has to be covered."""
-    left = [_uncovered(model.info.layers, covered) for model, covered in ((base, done[0]), (raw, done[1]))]
-    if any(left):
-        sides = [
-            f"the {name} model's {', '.join(f'{x.path}/{p.slot} {list(p.shape)}' for x, p in rest[:6])}"
-            for name, rest in zip(("base", "raw"), left)
-            if rest
-        ]
-        places = [rest[0][0] if rest else None for rest in left]
-        raise AssignError(_explain(f"no partner for {' and for '.join(sides)}", places[0], places[1], base, raw))
-
-
-def _uncovered(layers: Sequence[Layer], covered: set[str]) -> list[tuple[Layer, Any]]:
-    return [
-        (layer, p)
-        for layer in layers
-        if layer.path not in covered
-        for p in layer.parameters
-        if p.role == "parameter" and not p.tied_to
-    ]
-
-
-def _explain(what: str, ours: Layer | None, theirs: Layer | None, base: LiveModel, raw: LiveModel) -> str:
+def _explain(error: NoPlanError, alignment: Alignment, base: LiveModel, raw: LiveModel) -> str:
+    what = str(error)
+    sides = (("base", base, error.base), ("raw ", raw, error.raw))
     places = [
-        f"    {name} ({model.framework.name}): `{layer.type}` at `{layer.path}`"
-        for name, model, layer in (("base", base, ours), ("raw ", raw, theirs))
-        if layer is not None
+        f"    {name} ({model.framework.name}): `{type(model.layer(path)).__name__}` at `{path}`"
+        for name, model, path in sides
+        if path is not None
     ]
     trees = [
-        f"{name} model ({model.framework.name})\n=========================\n"
-        + tree_text(model.info.layers, layer.path if layer is not None else None)
-        for name, model, layer in (("Base", base, ours), ("Raw", raw, theirs))
+        f"{name.strip().capitalize()} model ({model.framework.name})\n=========================\n"
+        + tree_text(model.info.layers, path)
+        for name, model, path in sides
+    ]
+    doubtful = [
+        f"    `{pair.reference.path}` was paired with `{pair.candidate.path}`, but {', '.join(pair.alternatives)} "
+        "would fit nearly as well"
+        for pair in alignment.ambiguous[:8]
     ]
     hints = [
         "Hint:",
@@ -188,25 +199,32 @@ def _explain(what: str, ours: Layer | None, theirs: Layer | None, base: LiveMode
         "    2. or say which layers answer to each other (set_layer_map, LayerMap),",
         "    3. or register how such a layer is carried over (add_special_init).",
     ]
-    return "\n".join(["Error occurred between:", *places, "", f"{what[:1].upper()}{what[1:]}.", "", *trees, "", *hints])
+    return "\n".join(
+        ["Error occurred between:", *places, "", f"{what[:1].upper()}{what[1:]}.", "", *trees, ""]
+        + (["Ambiguous:", *doubtful, ""] if doubtful else [])
+        + hints
+    )
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    names: tuple[str, ...] = ("base_model", "raw_model")
-    old = bool(kwargs.keys() & {"layer", "module", "layer_map"}) or len(args) > 2
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    names: tuple[str, ...] = ("base_model", "raw_model", "layer_map", "inputs")
+    # A layer map went with the first generation's form alone.
+    mapped = len(args) > 2 or "layer_map" in kwargs
+    old = bool(kwargs.keys() & {"layer", "module"}) or (mapped and not kwargs.keys() & {*names[:2], "inputs"})
     if old:
         names = ("layer", "module", "layer_map")
     unknown = [name for name in kwargs if name not in names]
     given = dict(zip(names, args))
     if unknown or len(args) > len(names) or given.keys() & kwargs.keys() or not {*names[:2]} <= {*given, *kwargs}:
         raise UsageError(
-            "assign_weight takes (base_model, raw_model), or (layer, module, layer_map) as in the first generation; "
-            f"got {len(args)} positional arguments" + (f" and {', '.join(kwargs)}" if kwargs else "")
+            "assign_weight takes (base_model, raw_model), or (layer, module, layer_map) as in the first generation, "
+            f"and layer_map, inputs by name; got {len(args)} positional arguments"
+            + (f" and {', '.join(kwargs)}" if kwargs else "")
         )
     given |= kwargs
     if not old:
-        return given["base_model"], given["raw_model"], None
+        return given["base_model"], given["raw_model"], given.get("layer_map"), given.get("inputs")
     # The first generation copies from the torch module to the paddle layer, whichever stands first.
     turned = [frameworks_name(given[name]) for name in names[:2]] == ["torch", "paddle"]
     base, raw = ("layer", "module") if turned else ("module", "layer")
-    return given[base], given[raw], given.get("layer_map")
+    return given[base], given[raw], given.get("layer_map"), None

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from padiff import LayerMap
-from padiff.align import align
+from padiff.align import Seen, align
 from padiff.errors import UsageError
 from padiff.records import ROOT, Layer, RunInfo
 
@@ -13,7 +13,8 @@ from .making import info, linear, norm, parameter, plain, root
 
 
 def found(reference: RunInfo, candidate: RunInfo, layer_map=None, called=((), ())) -> dict[str, str]:
-    pairs = align(reference, candidate, layer_map, called).pairs
+    seen = [Seen(order={path: k for k, path in enumerate(paths)}) for paths in called]
+    pairs = align(reference, candidate, layer_map, (seen[0], seen[1])).pairs
     return {p.reference.path: p.candidate.path for p in pairs}
 
 

@@ -100,7 +100,7 @@ def test_the_printed_map_given_back_gives_the_same_verdict(runs, request, tmp_pa
     first = json.loads(capsys.readouterr().out)
     assert main(["map", *paths]) == 0
     text = capsys.readouterr().out
-    assert "- {reference: fc2, candidate: head}  # Linear / Linear, by order" in text
+    assert "- {reference: fc2, candidate: head, confidence: 0.99}  # Linear / Linear, by only one fits: shapes" in text
     assert "#   body  (Sequential)" in text
     (tmp_path / "map.yaml").write_text(text)
     assert main(["compare", *paths, "--layer-map", str(tmp_path / "map.yaml"), "--json", "-"]) == (runs == "bad")

@@ -126,7 +126,7 @@ def test_case_2_of_the_readme_a_mapping_of_objects_in_either_order(turned, name)
     report = auto_diff(layer, module, inp, auto_weights=True, options={"atol": 1e-4}, **{name: mapping})
     assert report
     compared = {d.pair.anchor.site for d in report if d.compared and d.pair.stage == "weight"}
-    assert compared >= {f"attn/weight/{x}_proj.{kind}" for x in "qkv" for kind in ("weight", "bias")}
+    assert compared >= {f"attn/weight/in_proj_{kind}[{x}_proj]" for x in "qkv" for kind in ("weight", "bias")}
 
 
 def test_case_2_sees_an_attention_whose_key_is_off():
@@ -139,7 +139,7 @@ def test_case_2_sees_an_attention_whose_key_is_off():
     report = auto_diff(layer, module, inp, auto_weights=False, layer_map={layer.attn: module.attn}, options=OPTIONS)
     assert not report
     weights = [d.pair.anchor.site for d in report.failed if d.pair.stage == "weight"]
-    assert weights == ["attn/weight/k_proj.weight"]
+    assert weights == ["attn/weight/in_proj_weight[k_proj]"]
 
 
 def test_case_3_of_the_readme_loss_functions():

@@ -1,0 +1,1 @@
+"""Pairs of models that different people wrote, from libraries that can be installed."""

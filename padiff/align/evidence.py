@@ -1,0 +1,238 @@
+"""The evidence for two things answering to each other, weighed together into a matrix of scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from padiff import equivalents
+from padiff.align import names
+from padiff.align.units import Signature
+
+#: Kinds of evidence; each can be switched off, to see what it is worth.
+KINDS_OF_EVIDENCE = ("names", "kinds", "order", "execution", "neighbours", "values", "containers")
+
+# What each is worth. The figures were chosen by the pairs of the benchmark (benchmarks/alignment.py): a role that
+# contradicts outweighs any order, running outweighs definition, and words alone never outweigh an order.
+_SAME_PATH, _ROLE, _CONTRADICTION, _WORDS = 3.0, 3.0, -8.0, 3.0
+_KIND, _RELATED_KIND, _OTHER_KIND = 1.5, 0.5, -2.0
+_RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
+_NEIGHBOUR, _OUTPUT = 0.25, 0.5
+_VALUES, _OTHER_VALUES = 5.0, -1.5
+_CONTENTS = 4.0
+
+
+@dataclass(eq=False)
+class Item:
+    """Something that is to be paired: a unit, several units that are parts of one, or a container.
+
+    Attributes:
+        path: its full path, as names are read from it.
+        defined: position in the order of definition.
+        ran: position in the order of execution, `None` if not known.
+        kind: the layer's kind; empty if that says nothing (a container).
+        bag: signatures of what is inside, for a container.
+        neighbours: signatures of the units before and after it.
+        output: shape of its first output, as a multiset of extents.
+        fingerprint: what its values are, whatever their order; `None` if not known or constant.
+    """
+
+    path: str
+    defined: int
+    ran: int | None = None
+    kind: str = ""
+    bag: Counter[Signature] | None = None
+    neighbours: tuple[Hashable, Hashable] = (None, None)
+    output: tuple[int, ...] | None = None
+    fingerprint: tuple[float, ...] | None = None
+
+
+@dataclass
+class Scores:
+    """The scores of two groups of items, and what each kind of evidence gave to them."""
+
+    total: np.ndarray
+    parts: dict[str, np.ndarray]
+
+    def reasons(self, i: int, j: int) -> tuple[str, ...]:
+        """In words, what speaks for a pair and against it."""
+        words = []
+        for what, matrix in self.parts.items():
+            value = float(matrix[i, j])
+            if abs(value) >= 0.5:
+                words.append(what if value > 0 else f"but not by {what}")
+        return tuple(words)
+
+
+def scores(
+    ours: Sequence[Item],
+    theirs: Sequence[Item],
+    inner: tuple[str, str] = ("", ""),
+    without: Collection[str] = (),
+    equal_start: bool = False,
+) -> Scores:
+    """How well each of ours and each of theirs go together, shapes being equal already.
+
+    Args:
+        inner: prefix (with its dot) of each side that the paths have in common; the words after it count.
+        without: kinds of evidence to leave out.
+        equal_start: whether both models start from the same weights, so that other values speak against a pair.
+    """
+    parts: dict[str, np.ndarray] = {}
+    if "names" not in without:
+        parts["names"] = _by_names(ours, theirs, inner)
+    if "kinds" not in without:
+        parts["kind"] = _by_class([item.kind for item in ours], [item.kind for item in theirs], _same_kind)
+        if ours[0].bag is not None:
+            parts["contents"] = _by_contents(ours, theirs)
+    if "order" not in without:
+        told = [None, None] if "names" in without else [_told_order(x, p) for x, p in zip((ours, theirs), inner)]
+        if any(told):
+            sides = [t or [x.defined for x in side] for t, side in zip(told, (ours, theirs))]
+            # Numbers on one side alone are set against the other's order of definition.
+            parts["numbers in the names"] = (_NUMBERED if all(told) else 2 * _DEFINED) * _near(sides[0], sides[1])
+        parts["order of definition"] = _DEFINED * _near([x.defined for x in ours], [x.defined for x in theirs])
+    ran = [[x.ran for x in side] for side in (ours, theirs)]
+    if "execution" not in without:
+        if all(r is not None for side in ran for r in side):
+            parts["order of execution"] = _RAN * _near(*ran)  # type: ignore[arg-type]
+        parts["output shape"] = _by_class([x.output for x in ours], [x.output for x in theirs], _same_output)
+    if "neighbours" not in without:
+        for k in (0, 1):
+            mine, other = ([x.neighbours[k] for x in side] for side in (ours, theirs))
+            same = _by_class(mine, other, lambda a, b: _NEIGHBOUR if a == b and a is not None else 0.0)
+            parts["neighbours"] = parts.get("neighbours", 0.0) + same
+    if "values" not in without and equal_start:
+        parts["values"] = _by_values(ours, theirs)
+    total = sum(parts.values(), np.zeros((len(ours), len(theirs))))
+    return Scores(total, parts)
+
+
+def _by_names(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, str]) -> np.ndarray:
+    read = [[names.read(x.path, x.path[len(p) :]) for x in side] for side, p in zip((ours, theirs), inner)]
+    # Numbers are no matter here, so that a thousand blocks are read as one.
+    # Words that all of a side have in common tell nothing apart.
+    common = [frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset() for side in read]
+    keys = [[(name.roles, name.words - c or name.words) for name in side] for side, c in zip(read, common)]
+    matrix = _by_class(keys[0], keys[1], _same_names)
+    tails = [[x.path[len(p) :] for x in side] for side, p in zip((ours, theirs), inner)]
+    place = {tail: j for j, tail in enumerate(tails[1])}
+    for i, tail in enumerate(tails[0]):
+        if tail in place:
+            matrix[i, place[tail]] += _SAME_PATH
+    return matrix
+
+
+def _same_names(ours: names.Said, theirs: names.Said) -> float:
+    agree, contradict, common = names.agreement(ours, theirs)
+    if contradict:
+        return _CONTRADICTION
+    return _ROLE * min(agree, 2) + _WORDS * common
+
+
+def _same_kind(ours: str, theirs: str) -> float:
+    if not ours or not theirs:
+        return 0.0
+    if ours == theirs:
+        return _KIND
+    group = equivalents.group_of_kinds(ours), equivalents.group_of_kinds(theirs)
+    if group[0] and group[1]:
+        return _RELATED_KIND if group[0] == group[1] else _OTHER_KIND
+    return 0.0
+
+
+def _same_output(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None) -> float:
+    if ours is None or theirs is None:
+        return 0.0
+    return _OUTPUT if ours == theirs else -_OUTPUT
+
+
+def _by_contents(ours: Sequence[Item], theirs: Sequence[Item]) -> np.ndarray:
+    def overlap(
+        a: tuple[frozenset[tuple[Signature, int]], int], b: tuple[frozenset[tuple[Signature, int]], int]
+    ) -> float:
+        mine, other = dict(a[0]), dict(b[0])
+        shared = sum(min(count, other.get(signature, 0)) for signature, count in mine.items())
+        return _CONTENTS * 2 * shared / max(a[1] + b[1], 1)
+
+    keys = [[_frozen(x.bag or Counter()) for x in side] for side in (ours, theirs)]
+    return _by_class(keys[0], keys[1], overlap)
+
+
+def _frozen(bag: Counter[Signature]) -> tuple[frozenset[tuple[Signature, int]], int]:
+    return frozenset(bag.items()), bag.total()
+
+
+def _by_values(ours: Sequence[Item], theirs: Sequence[Item]) -> np.ndarray:
+    matrix = np.zeros((len(ours), len(theirs)))
+    known = [[k for k, x in enumerate(side) if x.fingerprint is not None] for side in (ours, theirs)]
+    if known[0] and known[1]:
+        mine, other = (np.array([side[k].fingerprint for k in where]) for side, where in zip((ours, theirs), known))
+        same = fingerprints_equal(mine[:, None], other[None])
+        matrix[np.ix_(known[0], known[1])] = np.where(same, _VALUES, _OTHER_VALUES)
+    return matrix
+
+
+def fingerprint(values: np.ndarray | None) -> tuple[float, ...] | None:
+    """Sum, sum of squares, least and largest: whatever the order of the values. `None` for constants and no numbers."""
+    if values is None or values.size < 2 or values.dtype.kind not in "fV":
+        return None
+    wide = values.astype(np.float64)
+    least, largest = float(wide.min()), float(wide.max())
+    if not np.isfinite(least) or not np.isfinite(largest) or least == largest:
+        return None
+    return float(wide.sum()), float(np.square(wide).sum()), least, largest
+
+
+def fingerprints_equal(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Whether fingerprints are those of the same values, up to rounding; over the last axis."""
+    root = np.sqrt(np.maximum(ours[..., 1:2], 1e-30))
+    # The sum of values that nearly cancel is only known relative to their size.
+    scale = np.concatenate([root, ours[..., 1:2], np.abs(ours[..., 2:])], axis=-1)
+    found: np.ndarray = (np.abs(ours - theirs) <= 1e-4 * np.abs(scale) + 1e-12).all(axis=-1)
+    return found
+
+
+def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:
+    """The places that the numbers in the names tell; `None` where not all names differ by numbers alone."""
+    read = [names.read(x.path, x.path[len(prefix) :]) for x in side]
+    if len(read) < 2:
+        return None
+    if all(name.norm for name in read):
+        keys = [(*name.numbers, name.norm) for name in read]
+    elif len({name.skeleton for name in read}) == 1:
+        keys = [name.numbers for name in read]
+    else:
+        return None
+    if len(set(keys)) < len(keys):
+        return None
+    place = {key: rank for rank, key in enumerate(sorted(keys))}
+    return [place[key] for key in keys]
+
+
+def _near(ours: Sequence[int], theirs: Sequence[int]) -> np.ndarray:
+    """1 for things at the same place in two orders, less the farther apart; counted from the nearer end."""
+    ranks = [np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable") for side in (ours, theirs)]
+    ahead = np.abs(ranks[0][:, None] - ranks[1][None])
+    if len(ours) == len(theirs):
+        return np.asarray(1.0 / (1.0 + ahead))
+    behind = np.abs((len(ours) - ranks[0])[:, None] - (len(theirs) - ranks[1])[None])
+    # Where one has more, what is left over is rather at the end.
+    return np.asarray(np.maximum(1.0 / (1.0 + ahead), 0.9 / (1.0 + behind)))
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _by_class(ours: Sequence[K], theirs: Sequence[K], alike: Callable[[K, K], float]) -> np.ndarray:
+    """A matrix of a function of two keys, worked out once for each pair of distinct keys."""
+    distinct = [list(dict.fromkeys(side)) for side in (ours, theirs)]
+    table = np.array([[alike(a, b) for b in distinct[1]] for a in distinct[0]], dtype=float)
+    where = [{key: k for k, key in enumerate(keys)} for keys in distinct]
+    rows = np.array([where[0][key] for key in ours])
+    columns = np.array([where[1][key] for key in theirs])
+    return np.asarray(table[np.ix_(rows, columns)])

@@ -1,0 +1,222 @@
+"""What the names of layers say: the roles that they tell, whatever library they are spelt by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+# Where a name may begin, and wrappers that may follow the telling word.
+_START = r"(?:^|[._])"
+_END = r"(?:[._](?:linear|proj|dense|conv|fc|layer|weight|0))?$"
+_ATTENTION = r"(?:attn|attention|attentions|self_attn|cross_attn|mha|msa|selfattention|encdecattention|att)\w*"
+
+# Family -> value -> how it is spelt. The first value that fits is taken.
+_ROLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "attention part": (
+        ("qkv", r"(?:qkv\w*|c_attn|query_key_value|w_?qkv|in_proj\w*|to_qkv|proj_qkv|linear_qkv|fused_qkv)"),
+        ("kv", r"(?:kv|to_kv|kv_proj|key_value|w_?kv|kv_linear|proj_kv|kv_b_proj)"),
+        ("q", r"(?:q|query|queries|w_?q|to_q|(?:linear|lin|fc|proj|dense|w)_?q|q_?(?:proj|lin|linear|fc|dense|layer)|"
+              r"query_(?:proj|layer|projection|linear|dense)|q_proj_weight)"),
+        ("k", r"(?:k|key|keys|w_?k|to_k|(?:linear|lin|fc|proj|dense|w)_?k|k_?(?:proj|lin|linear|fc|dense|layer)|"
+              r"key_(?:proj|layer|projection|linear|dense)|k_proj_weight)"),
+        ("v", r"(?:v|value|values|w_?v|to_v|(?:linear|lin|fc|proj|dense|w)_?v|v_?(?:proj|lin|linear|fc|dense|layer)|"
+              r"value_(?:proj|layer|projection|linear|dense)|v_proj_weight)"),
+        ("o", rf"(?:(?:out|o)_?(?:proj|lin|linear|fc|dense)|to_out|w_?o|linear_out|proj_out|fc_o|linear_o|proj_o|"
+              rf"dense_o|(?:{_ATTENTION})[._](?:\w+[._])*?(?:output[._]dense|c_proj|dense|proj|out|output|o|linear|"
+              rf"projection|fc|fc_out|merge))"),
+    ),
+    "mlp part": (
+        ("gate_up", r"(?:gate_up\w*|gate_and_up\w*|up_gate\w*|w13|w12|wi_fused|fused_gate\w*)"),
+        ("gate", r"(?:gate|gate_?proj|w1|wi_0|linear_gate|w_gate|gate_linear)"),
+        ("up", r"(?:up|up_?proj|w3|wi_1|linear_up|w_up|up_linear)"),
+        ("out", r"(?:down|down_?proj|w2|w_down|fc_?2|linear_?2|lin_?2|dense_?2|dense_4h_to_h|ffn_output|fc_out|"
+                r"linear_down|w_out|mlp[._]c_proj|\w*ffn[._](?:2|3|4|output)|mlp[._](?:2|3|4|output)|"
+                r"(?:output|ffn|mlp|feed_forward)[._](?:dense|wo))"),
+        ("in", r"(?:fc_?1|linear_?1|lin_?1|dense_?1|intermediate[._]dense|intermediate|c_fc|dense_h_to_4h|fc_in|wi|"
+               r"w_in|ffn|\w*ffn[._]0|mlp[._]0)"),
+    ),
+    "embedding": (
+        ("position", r"\w*pos(?:ition)?(?:al)?\w*|wpe"),
+        ("segment", r"\w*(?:token_type|segment|task_type)\w*"),
+        ("word", r"wte|\w*(?:word_emb|tok_emb|token_emb|embed_tok|word_embed)\w*|shared|tokens"),
+        ("class", r"(?:cls|class)_(?:token|emb\w*)"),
+        ("distillation", r"dist\w*_token"),
+    ),
+    "recurrent part": (
+        ("ih", r"(?:\w+[._])?(?:(?:weight|bias|w|b)_?)?(?:ih|i2h|x2h|xh)(?:_l\d+)?(?:_reverse)?"),
+        ("hh", r"(?:\w+[._])?(?:(?:weight|bias|w|b)_?)?(?:hh|h2h)(?:_l\d+)?(?:_reverse)?"),
+    ),
+    "gate": (
+        ("input gate", r"(?:input_gate|gate_i|w_?i|i_gate|in_gate|[xhwu]_?i|w_?[xhi]i|(?:ih|hh|x2h|h2h)_i)"),
+        ("forget gate", r"(?:forget_gate|gate_f|w_?f|f_gate|forget|[xhwu]_?f|w_?[xhi]f|(?:ih|hh|x2h|h2h)_f)"),
+        ("cell gate", r"(?:cell_gate|gate_g|gate_c|w_?g|w_?c|g_gate|c_gate|cell|candidate|[xhwu]_?[gc]|w_?[xhi][gc]|"
+                      r"(?:ih|hh|x2h|h2h)_[gc])"),
+        ("output gate", r"(?:output_gate|gate_o|w_?o|o_gate|out_gate|[xhwu]_?o|w_?[xhi]o|(?:ih|hh|x2h|h2h)_o)"),
+        ("reset gate", r"(?:reset_gate|gate_r|w_?r|r_gate|reset|[xhwu]_?r|w_?[xhi]r|(?:ih|hh|x2h|h2h)_r)"),
+        ("update gate", r"(?:update_gate|gate_z|w_?z|z_gate|update|[xhwu]_?z|w_?[xhi]z|(?:ih|hh|x2h|h2h)_z)"),
+        ("new gate", r"(?:new_gate|gate_n|w_?n|n_gate|new|[xhwu]_?n|w_?[xhi]n|(?:ih|hh|x2h|h2h)_n)"),
+    ),
+}  # fmt: skip
+
+# Words that tell anywhere in a path.
+_PLACES: dict[str, tuple[tuple[str, str], ...]] = {
+    "tower": (
+        ("decoder", r"(?:^|[._])(?:\w*decoder|dec)(?:[._]|\d|$)"),
+        ("encoder", r"(?:^|[._])(?:\w*encoder|enc)(?:[._]|\d|$)"),
+    ),
+    "modality": (
+        ("vision", r"(?:^|[._])(?:vision|visual|image)\w*"),
+        ("text", r"(?:^|[._])(?:text|language)\w*"),
+        ("audio", r"(?:^|[._])(?:audio|speech)\w*"),
+    ),
+    "attention of": (
+        ("another", r"cross_?att|encoder_attn|encdec|enc_dec_att|multihead_attn|inter_?att|src_att"),
+        ("itself", r"self_?att|attention\.self|selfattention"),
+    ),
+    "direction": (("backward", r"_reverse|(?:^|[._])(?:bw|backward|cell_bw)(?:[._]|\d|$)"),
+                  ("forward", r"(?:^|[._])(?:fw|cell_fw)(?:[._]|\d|$)")),
+    "branch": (("shortcut", r"(?:^|[._])(?:downsample|shortcut|short|identity|skip|residual_conv|proj_shortcut|sc)"
+                            r"(?:[._]|\d|$)"),),
+    "sampling": (("down", r"(?:^|[._])(?:down(?!_?sampl)|contract)\w*"),
+                 ("up", r"(?:^|[._])(?:up(?!_?sampl)|expan)\w*")),
+    "tower of two": (("left", r"(?:^|[._])(?:left|query_encoder|student|online|actor|generator|gen|policy|source|src)"
+                              r"(?:[._]|\d|$)"),
+                     ("right", r"(?:^|[._])(?:right|passage_encoder|teacher|target|critic|discriminator|disc|tgt)"
+                               r"(?:[._]|\d|$)")),
+}  # fmt: skip
+
+# Which normalisation of a block it is, by what it belongs to; the number is its place among the block's.
+_NORMS = (
+    ("the end", 9, r"(?:ln_f|norm_f|final_norm|ln_post|post_layernorm|norm_final)$"),
+    ("another", 2, r"(?:encoder_attn_layer_norm|cross_attn\w*norm|encoder_attn_norm|norm_cross|ln_cross)$"),
+    ("mlp", 3, r"(?:ffn_norm|ffn_layer_norm|mlp_norm|post_attention_layernorm|post_attention_norm|layernorm_after|"
+               r"output_layer_norm|full_layer_layer_norm|ff_norm|norm_ffn|norm_mlp|ln_mlp|ln_ffn|norm_ff|"
+               r"(?<!attention\.)output\.layernorm)$"),
+    ("", 3, r"final_layer_norm$"),
+    ("attention", 1, r"(?:attention\.output\.layernorm|self_attn_layer_norm|sa_layer_norm|attention_norm|attn_norm|"
+                     r"input_layernorm|layernorm_before|attn_layer_norm|norm_attn|ln_attn|pre_attention_norm|"
+                     r"attention\.layernorm|sa_norm|attn_ln|norm_mha)$"),
+)  # fmt: skip
+
+_SAME_WORD = {
+    "attention": "attn", "attentions": "attn", "att": "attn", "mha": "attn", "msa": "attn",
+    "ln": "norm", "layernorm": "norm", "batchnorm": "norm", "bn": "norm", "gn": "norm", "rmsnorm": "norm",
+    "linear": "fc", "dense": "fc", "lin": "fc", "projection": "proj", "conv2d": "conv", "embeddings": "embed",
+    "embedding": "embed", "emb": "embed", "embed": "embed", "tok": "token", "tokens": "token", "word": "token",
+    "pos": "position", "positional": "position", "positions": "position", "ffn": "mlp", "feedforward": "mlp",
+    "ff": "mlp",
+    "blocks": "block", "layers": "block", "layer": "block", "h": "block", "stages": "stage", "heads": "head",
+    "classifier": "head", "cls": "class", "downsample": "shortcut", "short": "shortcut", "skip": "shortcut",
+    "gamma": "weight", "scale": "weight", "beta": "bias", "offset": "bias", "se": "squeeze", "reduction": "reduce",
+    "depthwise": "dw", "pointwise": "pw", "enc": "encoder", "dec": "decoder", "out": "output", "in": "input",
+    "transition": "trans", "denseblock": "block", "features": "feature",
+}  # fmt: skip
+_WORD = re.compile(r"[a-z]+|\d+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+_TELLING = {
+    family: tuple((value, re.compile(f"{_START}(?:{spelt}){_END}")) for value, spelt in values)
+    for family, values in _ROLES.items()
+}
+_TELLING_PLACES = {
+    family: tuple((value, re.compile(spelt)) for value, spelt in values) for family, values in _PLACES.items()
+}
+_TELLING_NORMS = tuple((of, number, re.compile(spelt)) for of, number, spelt in _NORMS)
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a path says.
+
+    Attributes:
+        roles: values by family, as pairs.
+        words: the words of it, under one spelling.
+        numbers: the numbers in it.
+        skeleton: the path without its numbers.
+        norm: which normalisation of its block, 0 if it does not say.
+    """
+
+    roles: frozenset[tuple[str, str]]
+    words: frozenset[str]
+    numbers: tuple[int, ...]
+    skeleton: str
+    norm: int
+
+
+@lru_cache(maxsize=1 << 16)
+def read(path: str, inner: str) -> Name:
+    """Read a path: roles from the whole of it, words and numbers from ``inner``, its end from the common container."""
+    whole = path.lower()
+    roles = {
+        (family, value)
+        for table in (_TELLING, _TELLING_PLACES)
+        for family, values in table.items()
+        for value in _first(values, whole)
+    }
+    norm = next(((of, number) for of, number, spelt in _TELLING_NORMS if spelt.search(whole)), ("", 0))
+    if norm[0]:
+        roles.add(("norm of", norm[0]))
+    words, numbers = [], []
+    for word in _WORD.findall(_HUMP.sub("_", inner).lower()):
+        if word.isdigit():
+            numbers.append(int(word))
+        else:
+            words.append(_SAME_WORD.get(word, word))
+    return Name(
+        roles=frozenset(roles),
+        words=frozenset(words),
+        numbers=tuple(numbers),
+        skeleton=re.sub(r"\d+", "#", inner),
+        norm=norm[1],
+    )
+
+
+def _first(values: Iterable[tuple[str, re.Pattern[str]]], path: str) -> list[str]:
+    for value, spelt in values:
+        if spelt.search(path):
+            return [value]
+    return []
+
+
+def role(path: str, family: str) -> str:
+    """The role of one family that a path tells, or an empty string."""
+    return next(iter(_first(_TELLING[family], path.lower())), "")
+
+
+_RECURRENT_PART = re.compile(r"(?:ih|hh|i2h|h2h|x2h|xh)")
+
+
+def without_recurrent_part(path: str) -> str:
+    """A path without what says whether it is the input's or the state's: the same for both parts of a cell."""
+    return _RECURRENT_PART.sub("", path.lower())
+
+
+#: Roles of a family that may still be one and the same thing.
+_COMPATIBLE = (frozenset({"in", "gate"}), frozenset({"in", "up"}), frozenset({"in", "gate_up"}))
+
+
+#: What two paths are compared by: roles and words.
+Said = tuple[frozenset[tuple[str, str]], frozenset[str]]
+
+
+def agreement(ours: Said, theirs: Said) -> tuple[int, int, float]:
+    """How many roles agree, how many contradict each other, and the share of common words, 0 to 1."""
+    mine, other = dict(ours[0]), dict(theirs[0])
+    agree = contradict = 0
+    for family in mine.keys() & other.keys():
+        if mine[family] == other[family]:
+            agree += 1
+        elif frozenset((mine[family], other[family])) not in _COMPATIBLE:
+            contradict += 1
+    total = len(ours[1]) + len(theirs[1])
+    shared = len(ours[1] & theirs[1])
+    rest = [ours[1] - theirs[1], theirs[1] - ours[1]]
+    # doc and document, step and steps
+    shared += sum(any(_begins(word, other) for other in rest[1]) for word in rest[0])
+    return agree, contradict, 2 * shared / total if total else 0.0
+
+
+def _begins(word: str, other: str) -> bool:
+    return min(len(word), len(other)) >= 3 and (word.startswith(other) or other.startswith(word))

@@ -1,0 +1,104 @@
+"""The best assignment as a whole, and how much better it is than the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from padiff.align.evidence import Item, Scores
+
+# Above so many on a side, the assignment is solved piece by piece along the order of definition: its cost grows with
+# the third power.
+_PIECE = 512
+
+#: A pair that another assignment would beat but for so little is told as ambiguous.
+CLOSE = 1.0
+#: Below that it is no pair.
+TOO_CLOSE = 0.15
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A pair of the best assignment.
+
+    Attributes:
+        ours, theirs: positions in the two groups.
+        margin: by how much the score of the whole falls if this pair is not allowed; infinite without another way.
+        rivals: positions of theirs that come closest.
+        score: the pair's own.
+        reasons: what spoke for it.
+    """
+
+    ours: int
+    theirs: int
+    margin: float
+    rivals: tuple[int, ...]
+    score: float
+    reasons: tuple[str, ...]
+
+    @property
+    def confidence(self) -> float:
+        return 0.5 + 0.5 * (1 - math.exp(-min(self.margin, 20.0) / 2.0))
+
+
+def assign(
+    ours: Sequence[Item],
+    theirs: Sequence[Item],
+    score: Callable[[Sequence[Item], Sequence[Item]], Scores],
+) -> list[Choice]:
+    """Pair two groups of like things so that the sum of the scores is largest.
+
+    Solved by scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016). Very large groups
+    are cut along their order of definition first.
+    """
+    if not ours or not theirs:
+        return []
+    largest = max(len(ours), len(theirs))
+    if largest <= 2 * _PIECE:
+        return _assign(range(len(ours)), range(len(theirs)), ours, theirs, score)
+    pieces = math.ceil(largest / _PIECE)
+    found: list[Choice] = []
+    orders = [np.argsort([item.defined for item in side], kind="stable").tolist() for side in (ours, theirs)]
+    if len(ours) == len(theirs):
+        cuts = [[len(order) * k // pieces for k in range(pieces + 1)] for order in orders]
+    else:
+        step = math.ceil(largest / pieces)
+        cuts = [[min(step * k, len(order)) for k in range(pieces + 1)] for order in orders]
+    for k in range(pieces):
+        mine, other = (order[cut[k] : cut[k + 1]] for order, cut in zip(orders, cuts))
+        if mine and other:
+            found += _assign(mine, other, ours, theirs, score)
+    return found
+
+
+def _assign(
+    mine: Sequence[int],
+    other: Sequence[int],
+    ours: Sequence[Item],
+    theirs: Sequence[Item],
+    score: Callable[[Sequence[Item], Sequence[Item]], Scores],
+) -> list[Choice]:
+    found = score([ours[i] for i in mine], [theirs[j] for j in other])
+    total = found.total
+    rows, columns = linear_sum_assignment(total, maximize=True)
+    swapped = total[np.ix_(rows, columns)]
+    own = np.diag(swapped)
+    loss = own[:, None] + own[None, :] - swapped - swapped.T
+    np.fill_diagonal(loss, np.inf)
+    choices = []
+    free = [sorted(set(range(n)) - set(taken)) for n, taken in zip(total.shape, (rows.tolist(), columns.tolist()))]
+    for k, (i, j) in enumerate(zip(rows.tolist(), columns.tolist())):
+        margin = float(loss[k].min()) if len(rows) > 1 else math.inf
+        rivals = [other[columns[r]] for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
+        if free[1]:
+            spare = own[k] - total[i, free[1]]
+            margin = min(margin, float(spare.min()))
+            rivals += [other[free[1][r]] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
+        if free[0]:
+            margin = min(margin, float((own[k] - total[free[0], j]).min()))
+        choices.append(Choice(mine[i], other[j], margin, tuple(rivals), float(own[k]), found.reasons(i, j)))
+    return choices

@@ -1,0 +1,86 @@
+"""A found layer map as YAML, for a person to read, edit and give back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from padiff.align import Alignment, LayerPair, SplitPair
+from padiff.records import Layer
+
+
+def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
+    """The layer map as YAML with comments, as `padiff.layer_map.LayerMap.read` reads it.
+
+    Each pair comes with its confidence (0 to 1) and why it was found; close choices are followed by what else would
+    have fitted. What was assumed, and what has no partner, stands at the end.
+    """
+    lines = [
+        f"# Which layer of {reference} (reference) answers to which of {candidate} (candidate).",
+        "# Edit, and give it back with --layer-map: a pair that stands here always wins, the rest is found around it.",
+        "# Pairs that you delete are found anew, `candidate: null` says that a layer answers to nothing, and a list",
+        "# names the parts of one layer in their order.",
+    ]
+    entries = [*(_pair(pair) for pair in alignment.pairs), *_splits(alignment)]
+    lines.append("pairs:" if entries else "pairs: []")
+    lines += [line for entry in entries for line in entry]
+    if alignment.doubts:
+        lines.append("# assumed, since neither names nor shapes tell:")
+        for doubt in alignment.doubts:
+            lines.append(f"#   {doubt.about}: {doubt.options[0]} (or {', '.join(doubt.options[1:])})")
+    for side, layers, parameters in (
+        ("reference", alignment.reference_only, alignment.reference_parameters),
+        ("candidate", alignment.candidate_only, alignment.candidate_parameters),
+    ):
+        lines += _left(f"{len(layers)} {side} layers without a partner", [_named(layer) for layer in layers])
+        lines += _left(f"{len(parameters)} {side} parameters without a partner", parameters)
+    return "\n".join(lines) + "\n"
+
+
+def _pair(pair: LayerPair) -> list[str]:
+    entry = {
+        "reference": pair.reference.path,
+        "candidate": pair.candidate.path,
+        "confidence": round(pair.confidence, 2),
+    }
+    why = f"{pair.reference.type} / {pair.candidate.type}, by {pair.reason}"
+    lines = [_line(entry, f"{why}: {', '.join(pair.evidence)}" if pair.evidence else why)]
+    if pair.ambiguous:
+        lines.append(f"    # ambiguous: {', '.join(pair.alternatives)} would fit nearly as well")
+    return lines
+
+
+def _splits(alignment: Alignment) -> Iterator[list[str]]:
+    paired = {pair.reference.path for pair in alignment.pairs}, {pair.candidate.path for pair in alignment.pairs}
+    for split in alignment.splits:
+        # What a pair's own insides hold is found again from the pair.
+        if not any(
+            layer.path in paired[k] for k, side in enumerate((split.reference, split.candidate)) for layer in side
+        ):
+            yield [_line(_entry(split), f"{_types(split)}, by {split.reason}: {', '.join(split.evidence)}")]
+
+
+def _entry(split: SplitPair) -> dict[str, Any]:
+    sides = [[layer.path for layer in side] for side in (split.reference, split.candidate)]
+    paths = [side[0] if len(side) == 1 else side for side in sides]
+    return {"reference": paths[0], "candidate": paths[1], "confidence": round(split.confidence, 2)}
+
+
+def _types(split: SplitPair) -> str:
+    sides = [" + ".join(layer.type for layer in side) for side in (split.reference, split.candidate)]
+    return " / ".join(sides)
+
+
+def _line(entry: Mapping[str, Any], comment: str) -> str:
+    text = yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=10_000).strip()
+    return f"  - {text}  # {comment}"
+
+
+def _left(title: str, names: Sequence[str]) -> list[str]:
+    return [f"# {title}:", *(f"#   {name}" for name in names)] if names else []
+
+
+def _named(layer: Layer) -> str:
+    return f"{layer.path}  ({layer.type})"

@@ -1,0 +1,179 @@
+"""Pairs of the other files the other way round, where going back is another matter: packing, fusing, leaving zero."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from .beits import TIMM_TO_BEIT, beit
+from .copying import dense, fuse, put, same, split, value
+from .decoders import BODY, FUSED, IDS, TIED_CALL, gpt, gpt2
+from .encoders import (
+    PACKED_TO_BERT,
+    SENTENCES,
+    TORCH_TO_PADDLE,
+    VECTORS,
+    bert,
+    flat_bert,
+    paddle_encoder,
+    torch_encoder,
+)
+from .kit import PADDLE, TORCH
+from .llamas import BODY as LLAMA_BODY
+from .llamas import DOWN, llama, with_fused
+from .llamas import FUSED as LLAMA_FUSED
+from .llamas import IDS as LLAMA_IDS
+from .pair import links, pair, straight
+from .recurrent import NAMES, SERIES, by_gates, one_bias, single, stacked, two_lstms
+from .vits import FUSED_TO_NESTED, PICTURES, nested, timm
+
+BACK = (PADDLE, TORCH)
+
+
+def flip(layers):
+    return tuple((theirs, ours) for ours, theirs in layers)
+
+
+def pack(ref, ours, cand, theirs):
+    """Linear layers for query, key and value as torch's packed attention."""
+    matrices, biases = zip(*(dense(ref, path) for path in ours))
+    put(cand, theirs, "in_proj_weight", np.concatenate(matrices))
+    put(cand, theirs, "in_proj_bias", np.concatenate(biases))
+
+
+def carry_bert(ref, cand):
+    for ours, theirs in flip(PACKED_TO_BERT):
+        if theirs != "(root)" and not theirs.endswith(".attn"):
+            same(ref, ours, cand, theirs)
+    put(cand, "(root)", "pos", value(ref, "embeddings.position_embeddings", "weight")[None])
+    for index in (0, 1):
+        inside = f"encoder.layer.{index}.attention.self."
+        pack(ref, [inside + name for name in ("query", "key", "value")], cand, f"blocks.{index}.attn")
+
+
+def carry_encoder(ref, cand):
+    for ours, theirs in flip(TORCH_TO_PADDLE):
+        if not theirs.endswith("self_attn"):
+            same(ref, ours, cand, theirs)
+    for index in (0, 1):
+        parts = [f"body.layers.{index}.self_attn.{name}_proj" for name in "qkv"]
+        pack(ref, parts, cand, f"encoder.layers.{index}.self_attn")
+
+
+def carry_vit(ref, cand):
+    for ours, theirs in flip(FUSED_TO_NESTED):
+        if theirs != "(root)" and not theirs.endswith("qkv"):
+            same(ref, ours, cand, theirs)
+    for index in (0, 1):
+        inside = f"vit.encoder.layer.{index}.attention.attention."
+        fuse(ref, [inside + name for name in ("query", "key", "value")], cand, f"blocks.{index}.attn.qkv")
+    put(cand, "(root)", "cls_token", value(ref, "vit.embeddings", "cls_token"))
+    put(cand, "(root)", "pos_embed", value(ref, "vit.embeddings", "position_embeddings"))
+
+
+def carry_beit(ref, cand):
+    kept = [(ours, theirs) for ours, theirs in flip(TIMM_TO_BEIT) if theirs != "(root)" and ".ls" not in theirs]
+    straight(kept)(ref, cand)
+    for index in (0, 1):
+        put(cand, f"blocks.{index}.ls1", "weight", value(ref, f"model.layer{index}", "gamma_1"))
+        put(cand, f"blocks.{index}.ls2", "weight", value(ref, f"model.layer{index}", "gamma_2"))
+    put(cand, "(root)", "cls_token", value(ref, "model", "token"))
+    put(cand, "(root)", "pos_embed", value(ref, "model", "position"))
+
+
+def carry_llama(ref, cand):
+    straight(flip(links(LLAMA_BODY + DOWN)))(ref, cand)
+    for index in (0, 1):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        key_and_value = [theirs + "self_attn.k_proj", theirs + "self_attn.v_proj"]
+        split(ref, ours + "attention.wkv", cand, key_and_value)
+        gate_and_up = [theirs + "mlp.gate_proj", theirs + "mlp.up_proj"]
+        split(ref, ours + "feed_forward.gate_up_proj", cand, gate_and_up)
+
+
+def carry_stack(ref, cand):
+    same(ref, "head", cand, "fc")
+    for layer, path in ((0, "rnn_1"), (1, "rnn_2")):
+        for name in NAMES:
+            for end in ("", "_reverse"):
+                put(cand, "lstm", f"{name}_l{layer}{end}", value(ref, path, f"{name}_l0{end}"))
+
+
+def _put_lstm(cand, w_ih, w_hh, bias):
+    # One bias has what the other lacks.
+    for name, array in zip(NAMES, (w_ih, w_hh, bias, np.zeros_like(bias))):
+        put(cand, "lstm", f"{name}_l0", array)
+
+
+def carry_one_bias(ref, cand):
+    same(ref, "out", cand, "fc")
+    _put_lstm(cand, dense(ref, "cell.x2h")[0], dense(ref, "cell.h2h")[0], dense(ref, "cell.x2h")[1])
+
+
+def carry_gates(ref, cand):
+    same(ref, "out", cand, "fc")
+    names = ("input_gate", "forget_gate", "candidate", "output_gate")
+    matrices, biases = zip(*(dense(ref, f"cell.{name}") for name in names))
+    both = np.concatenate(matrices)
+    width = both.shape[1] // 2
+    _put_lstm(cand, both[:, :width], both[:, width:], np.concatenate(biases))
+
+
+STACK = links("rnn_1 lstm\n rnn_2 lstm\n head fc")
+GATES = links("\n".join(f"cell.{name} lstm" for name in ("input_gate", "forget_gate", "candidate", "output_gate")))
+
+PAIRS = (
+    # Three projections into torch's packed attention; a position embedding into a parameter of the root.
+    pair(
+        "bert_to_packed",
+        bert,
+        partial(flat_bert, packed=True),
+        SENTENCES,
+        flip(PACKED_TO_BERT),
+        carry_bert,
+        BACK,
+    ),
+    # paddle's encoder layers into torch's.
+    pair("encoder_paddle_to_torch", paddle_encoder, torch_encoder, VECTORS, flip(TORCH_TO_PADDLE), carry_encoder, BACK),
+    # Three layers into one qkv, an embeddings layer's parameters into the root's; in torch.
+    pair("vit_nested_to_fused", nested, timm, PICTURES, flip(FUSED_TO_NESTED), carry_vit, (TORCH, TORCH)),
+    # The block's own layer scale into layers; the reference has the wrapper, and the head without a partner.
+    pair(
+        "vit_layer_scale_to_layers",
+        beit,
+        partial(timm, scaled=True),
+        PICTURES,
+        flip(TIMM_TO_BEIT),
+        carry_beit,
+        BACK,
+        extra=(("model.aux_head",), ()),
+    ),
+    # Linear into Conv1D; the reference's head is the embedding used again, the candidate's a tied layer.
+    pair(
+        "gpt2_to_conv1d",
+        gpt,
+        gpt2,
+        IDS,
+        flip(links(BODY + FUSED + TIED_CALL)),
+        straight(flip(links(BODY + FUSED))),
+        BACK,
+    ),
+    # Fused key and value, fused gate and up, taken apart.
+    pair("llama_taken_apart", with_fused, llama, LLAMA_IDS, flip(links(LLAMA_BODY + LLAMA_FUSED + DOWN)), carry_llama),
+    # Two bidirectional LSTMs of one layer into one of two.
+    pair(
+        "lstm_two_to_stack", two_lstms, stacked, SERIES, links("rnn_1 lstm\n rnn_2 lstm\n head fc"), carry_stack, BACK
+    ),
+    # Four gates with one bias each into an LSTM with two biases.
+    pair("lstm_from_gates", by_gates, single, SERIES, (*GATES, ("out", "fc")), carry_gates),
+    # Two Linear layers with one bias between them into paddle's LSTM.
+    pair(
+        "lstm_from_one_bias",
+        one_bias,
+        single,
+        SERIES,
+        links("cell.x2h lstm\n cell.h2h lstm\n out fc"),
+        carry_one_bias,
+    ),
+)
