@@ -65,6 +65,10 @@ def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
         ("steps of the candidate only", map(str, coverage.candidate_steps)),
         ("never called", coverage.uncalled),
         ("layers that are set differently", coverage.notes),
+        ("close choices of a partner (`padiff map` shows them)", coverage.ambiguous),
+        ("assumed, since neither names nor shapes tell", coverage.assumed),
+        ("compared in the reference's layout", coverage.views),
+        ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
     ]
     for title, names in named:
         found = list(names)
@@ -125,6 +129,10 @@ def to_json(report: Report) -> dict[str, Any]:
             "unmatched_steps": _sides(coverage.reference_steps, coverage.candidate_steps),
             "uncalled": list(coverage.uncalled),
             "settings": list(coverage.notes),
+            "ambiguous": list(coverage.ambiguous),
+            "assumed": list(coverage.assumed),
+            "views": list(coverage.views),
+            "cut_elsewhere": list(coverage.cut_elsewhere),
         },
         "steps": [
             {
@@ -146,6 +154,8 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
         "candidate": pair.candidate.site if pair.candidate else None,
         "passed": diff.passed,
     }
+    if pair.transform:
+        out["view"] = pair.transform
     if diff.problem:
         out["problem"] = diff.problem
     if figures is not None:
@@ -223,6 +233,12 @@ def to_junit(report: Report) -> str:
     }
     for name, count in counts.items():
         suite.set(name, str(count))
+    if report.first_diff is not None and not report.failed:
+        # A hyper-parameter that differs where no tensor does.
+        suite.set("tests", str(len(report.diffs) + 1))
+        suite.set("failures", "1")
+        case = ElementTree.SubElement(suite, "testcase", classname="settings", name=str(report.first_diff.reference))
+        ElementTree.SubElement(case, "failure", message=report.first_diff.message)
     for diff in report.diffs:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"step {diff.pair.step}.{diff.pair.stage}", name=diff.pair.anchor.site

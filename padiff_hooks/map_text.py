@@ -26,10 +26,11 @@ def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
     entries = [*(_pair(pair) for pair in alignment.pairs), *_splits(alignment)]
     lines.append("pairs:" if entries else "pairs: []")
     lines += [line for entry in entries for line in entry]
-    if alignment.doubts:
-        lines.append("# assumed, since neither names nor shapes tell:")
-        for doubt in alignment.doubts:
-            lines.append(f"#   {doubt.about}: {doubt.options[0]} (or {', '.join(doubt.options[1:])})")
+    lines += _left(
+        "assumed, since neither names nor shapes tell",
+        [f"{x.about}: {x.options[0]} (or {', '.join(x.options[1:])})" for x in alignment.doubts if not x.answer],
+    )
+    lines += _left("shown by the values", [f"{x.about}: {x.answer}" for x in alignment.doubts if x.answer])
     for side, layers, parameters in (
         ("reference", alignment.reference_only, alignment.reference_parameters),
         ("candidate", alignment.candidate_only, alignment.candidate_parameters),

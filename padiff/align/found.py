@@ -179,11 +179,13 @@ class Doubt:
 
     Attributes:
         about: what it is about, e.g. ``order of rows in GPTAttention.qkv_proj of the candidate``.
-        options: the possible answers; the first one was taken unless a choice was given.
+        options: the possible answers; the first one was taken unless there is an answer.
+        answer: the one that values or outputs gave.
     """
 
     about: str
     options: tuple[str, ...]
+    answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,8 @@ class Alignment:
     @property
     def sure(self) -> bool:
         """Whether all parameters have partners, and nothing had to be assumed or was a close choice."""
-        left = (*self.reference_parameters, *self.candidate_parameters, *self.doubts, *self.ambiguous)
+        open_doubts = (doubt for doubt in self.doubts if not doubt.answer)
+        left = (*self.reference_parameters, *self.candidate_parameters, *open_doubts, *self.ambiguous)
         found = [pair.confidence for pair in self.pairs if pair.reference.parameters]
         found += [split.confidence for split in self.splits]
         return not left and min(found, default=1.0) >= _SURE

@@ -167,9 +167,10 @@ class Parameters:
             path = path.rpartition(".")[0]
 
     def _decided(self, about: str, options: tuple[str, ...]) -> str:
-        self.doubts[about] = Doubt(about, options)
-        chosen = self._choices.get(about, options[0])
-        return chosen if chosen in options else options[0]
+        chosen = self._choices.get(about, "")
+        answer = chosen if chosen in options else ""
+        self.doubts[about] = Doubt(about, options, answer)
+        return answer or options[0]
 
 
 def _part(unit: Unit, parameter: Parameter, layout: str) -> Part:

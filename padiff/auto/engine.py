@@ -112,7 +112,7 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
         for side in (settings.base, settings.raw):
             side.framework.clear_gradients(side.live.model)
     teller.dumped(leave_dumps(settings, findings.compared))
-    report = findings.comparison.report(findings.diffs, findings.steps)
+    report = findings.comparison.report(findings.diffs, findings.steps, settings=True)
     stacks = (findings.passes[0].stacks, findings.passes[1].stacks) if findings.passes is not None else ({}, {})
     if settings.first_generation:
         teller.logged(write_diff_log(report))

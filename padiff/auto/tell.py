@@ -88,7 +88,12 @@ class Teller:
                 self._say(f"Not compared, no partner: {', '.join(left)}")
             self._say("SUCCESS !!!")
             return
-        first, diff = report.first_diff, report.failed[0]
+        first = report.first_diff
+        if not report.failed:
+            self._say("FAILED !!!")
+            print(f"\n{first.message}\n")
+            return
+        diff = report.failed[0]
         name = _STAGE_NAMES[first.stage]
         optimizer = " (after the optimizer's step)" if first.stage == "weight" and first.step > 0 else ""
         self._say("FAILED !!!")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -72,6 +72,38 @@ def setting_notes(alignment: Alignment) -> tuple[str, ...]:
         if differing:
             notes.append(f"{pair.reference.path} / {pair.candidate.path}: {', '.join(differing)}")
     return tuple(notes)
+
+
+# Settings that change what is computed, though it may be less than rounding shows; dropout's rate, say, is none.
+_TELLING = frozenset(
+    {"eps", "momentum", "approximate", "slope", "alpha", "padding_mode", "num_heads", "num_groups", "groups"}
+)
+
+
+def setting_diff(alignment: Alignment, called: tuple[Collection[str], Collection[str]], step: int) -> FirstDiff | None:
+    """A hyper-parameter that differs between layers that ran, told as where the models part; `None` if none does."""
+    found = []
+    for pair in alignment.pairs:
+        differing = [text for name, text in _differing(pair) if name in _TELLING]
+        if differing and pair.reference.path in called[0] and pair.candidate.path in called[1]:
+            found.append((pair, ", ".join(differing)))
+    if not found:
+        return None
+    pair, text = found[0]
+    more = f", and {len(found) - 1} more layers are" if len(found) > 1 else ""
+    sides = f"layer {pair.reference.path} ({pair.reference.type}) against {pair.candidate.path} ({pair.candidate.type})"
+    return FirstDiff(
+        step=step,
+        stage="forward",
+        reference=pair.reference.path,
+        candidate=pair.candidate.path,
+        slot="",
+        max_abs=math.nan,
+        max_rel=math.nan,
+        message=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models do "
+        "not compute the same; other inputs, or more steps, will show it.",
+        cause=f"the layers are set differently: {text}",
+    )
 
 
 def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]) -> str:
@@ -243,9 +275,13 @@ def _missing(pair: Pair) -> str:
 
 
 def _differing_settings(pair: LayerPair) -> list[str]:
+    return [text for _, text in _differing(pair)]
+
+
+def _differing(pair: LayerPair) -> list[tuple[str, str]]:
     ours, theirs = pair.reference.settings, pair.candidate.settings
     return [
-        f"{name} {ours[name]} against {theirs[name]}"
+        (name, f"{name} {ours[name]} against {theirs[name]}")
         for name in ours
         if name in theirs and not _equal(ours[name], theirs[name])
     ]

@@ -8,17 +8,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from padiff.align import Alignment, Seen, align, pair_steps
+from padiff.align import Alignment, LayerPair, Seen, align, pair_steps, settled, views
 from padiff.compare.cuts import cut_elsewhere
-from padiff.compare.explain import first_diff, setting_notes
+from padiff.compare.explain import first_diff, setting_diff, setting_notes
 from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy, drift
 from padiff.compare.tolerance import Policy
 from padiff.dump import SingleDump, open_run
-from padiff.equivalents import ONE_SIDED
+from padiff.equivalents import ONE_SIDED, stands_for_none
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import LOOP, STAGES, Coverage, Diff, Layer, Report, Run, Step, is_functional
+from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Coverage, Diff, Layer, Report, Run, Step, is_functional
 from padiff.selection import nearest
 
 
@@ -49,8 +49,8 @@ class RunComparison:
         self.reference, self.candidate = reference, candidate
         self._map = LayerMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
-        self._stages = frozenset(stages)
-        unknown = sorted(self._stages - set(STAGES))
+        self.stages = frozenset(stages)
+        unknown = sorted(self.stages - set(STAGES))
         if unknown:
             raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
         self._cuts = cuts
@@ -101,7 +101,8 @@ class RunComparison:
         if self._alignment is None:
             # The first step shows what is called, in which order, and whether both start from the same weights.
             seen = Seen.of(reference), Seen.of(candidate)
-            self._alignment = align(self.reference.info, self.candidate.info, self._map, seen)
+            infos = self.reference.info, self.candidate.info
+            self._alignment = settled(lambda choices: align(*infos, self._map, seen, choices=choices), seen)
         self._called[0].update(_called(reference))
         self._called[1].update(_called(candidate))
         diffs = self._measured(reference, candidate, self._alignment)
@@ -113,17 +114,29 @@ class RunComparison:
         return diffs
 
     def _measured(self, reference: Step, candidate: Step, alignment: Alignment) -> list[Diff]:
-        pairs = [p for p in pair_steps(reference, candidate, alignment) if p.stage in self._stages]
+        pairs = [p for p in pair_steps(reference, candidate, alignment) if p.stage in self.stages]
         return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs], self._drift)
 
     def report(
-        self, diffs: Sequence[Diff], steps: Sequence[int], only: tuple[Sequence[int], Sequence[int]] = ((), ())
+        self,
+        diffs: Sequence[Diff],
+        steps: Sequence[int],
+        only: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        settings: bool = False,
     ) -> Report:
-        """Put diffs of several steps together."""
+        """Put diffs of several steps together.
+
+        Args:
+            only: steps that only one run has.
+            settings: whether hyper-parameters that differ between layers that ran are a diff, too, where no tensor is.
+        """
+        first = first_diff(diffs, self.alignment, (self.reference.info, self.candidate.info))
+        if first is None and settings and steps:
+            first = setting_diff(self.alignment, self._called, steps[0])
         return Report(
             diffs=tuple(diffs),
             coverage=self._coverage(diffs, steps, only),
-            first_diff=first_diff(diffs, self.alignment, (self.reference.info, self.candidate.info)),
+            first_diff=first,
             tolerance=self._policy.describe(),
             reference=self.reference.name,
             candidate=self.candidate.name,
@@ -152,8 +165,8 @@ class RunComparison:
             candidate_layers=_paths(alignment.candidate_only, containers=False),
             reference_containers=_paths(alignment.reference_only, containers=True),
             candidate_containers=_paths(alignment.candidate_only, containers=True),
-            reference_parameters=_owned(alignment.reference_only),
-            candidate_parameters=_owned(alignment.candidate_only),
+            reference_parameters=_uncovered(alignment, 0),
+            candidate_parameters=_uncovered(alignment, 1),
             reference_sites=tuple(sorted(sites[0])),
             candidate_sites=tuple(sorted(sites[1])),
             uncalled=self._uncalled(),
@@ -161,6 +174,10 @@ class RunComparison:
             reference_steps=tuple(only[0]),
             candidate_steps=tuple(only[1]),
             notes=setting_notes(alignment),
+            ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
+            assumed=tuple(f"{doubt.about}: {doubt.options[0]}" for doubt in alignment.doubts if not doubt.answer),
+            views=_views(diffs),
+            cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
         )
 
     def _uncalled(self) -> tuple[str, ...]:
@@ -248,7 +265,8 @@ def compare_runs(
         )
     shared = set(common)
     only = ([n for n in numbers[0] if n not in shared], [n for n in numbers[1] if n not in shared])
-    return comparison.report(diffs, common, only)
+    # A tolerance that was given says itself what counts as equal.
+    return comparison.report(diffs, common, only, settings=policy is None and "forward" in comparison.stages)
 
 
 def _optional(slot: str) -> bool:
@@ -270,14 +288,36 @@ def _only_holds(layer: Layer) -> bool:
     return layer.children > 0
 
 
-def _owned(layers: Iterable[Layer]) -> tuple[str, ...]:
+def _uncovered(alignment: Alignment, side: int) -> tuple[str, ...]:
+    """Parameters that answer to none, and the buffers of layers that do."""
+    covered = {
+        (part.layer, part.slot)
+        for pair in alignment.parameters
+        for part in (pair.candidate if side else pair.reference)
+    }
+    alone = {layer.path for layer in (alignment.candidate_only if side else alignment.reference_only)}
     return tuple(
         f"{layer.path}/{p.slot}"
-        for layer in layers
+        for layer in alignment.layers(side)
         if layer.recorded
         for p in layer.parameters
-        if p.slot not in ONE_SIDED and not p.tied_to
+        if p.slot not in ONE_SIDED and not p.tied_to and not stands_for_none(layer, p)
+        if (layer.path, p.slot) not in covered and (p.role == "parameter" or layer.path in alone)
     )
+
+
+def _ambiguous(pair: LayerPair) -> str:
+    return f"{pair.reference.path} / {pair.candidate.path} (or {', '.join(pair.alternatives)})"
+
+
+def _views(diffs: Iterable[Diff]) -> tuple[str, ...]:
+    """Layers whose tensors were brought into another layout to be compared, once each."""
+    found: dict[str, str] = {}
+    for diff in diffs:
+        pair = diff.pair
+        if pair.transform and pair.complete and pair.stage not in PARAMETER_STAGES:
+            found.setdefault(pair.anchor.layer, f"{pair.anchor.layer} ({views.told(pair.transform)})")
+    return tuple(found.values())
 
 
 def _steps(numbers: Sequence[int]) -> str:

@@ -156,6 +156,11 @@ class Coverage:
         steps: numbers of the compared steps.
         reference_steps, candidate_steps: steps that only one run has.
         notes: further sentences (settings that differ, calls that were left out, ...).
+        ambiguous: pairs that another partner would fit nearly as well, with it.
+        assumed: how something is stored that neither names nor shapes tell.
+        views: layers whose tensors lie in another layout, and which.
+        cut_elsewhere: pairs of layers that end at other places of the computation: what is inside of them is compared,
+            their own outputs are not.
     """
 
     compared: int = 0
@@ -174,6 +179,10 @@ class Coverage:
     reference_steps: tuple[int, ...] = ()
     candidate_steps: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    ambiguous: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+    cut_elsewhere: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
