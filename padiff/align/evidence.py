@@ -24,6 +24,8 @@ _RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
 _NEIGHBOUR, _OUTPUT = 0.25, 0.5
 _VALUES, _OTHER_VALUES = 5.0, -1.5
 _CONTENTS = 4.0
+# So much of two large groups has to have the same name, or the same values, for that to line them up.
+_MOST = 0.8
 
 
 @dataclass(eq=False)
@@ -38,7 +40,7 @@ class Item:
         bag: signatures of what is inside, for a container.
         neighbours: signatures of the units before and after it.
         output: shape of its first output, as a multiset of extents.
-        fingerprint: what its values are, whatever their order; `None` if not known or constant.
+        values: numbers that stand for the values inside, the same on both sides where the values are the same.
     """
 
     path: str
@@ -48,7 +50,7 @@ class Item:
     bag: Counter[Signature] | None = None
     neighbours: tuple[Hashable, Hashable] = (None, None)
     output: tuple[int, ...] | None = None
-    fingerprint: tuple[float, ...] | None = None
+    values: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -73,14 +75,12 @@ def scores(
     theirs: Sequence[Item],
     inner: tuple[str, str] = ("", ""),
     without: Collection[str] = (),
-    equal_start: bool = False,
 ) -> Scores:
     """How well each of ours and each of theirs go together, shapes being equal already.
 
     Args:
         inner: prefix (with its dot) of each side that the paths have in common; the words after it count.
         without: kinds of evidence to leave out.
-        equal_start: whether both models start from the same weights, so that other values speak against a pair.
     """
     parts: dict[str, np.ndarray] = {}
     if "names" not in without:
@@ -106,7 +106,7 @@ def scores(
             mine, other = ([x.neighbours[k] for x in side] for side in (ours, theirs))
             same = _by_class(mine, other, lambda a, b: _NEIGHBOUR if a == b and a is not None else 0.0)
             parts["neighbours"] = parts.get("neighbours", 0.0) + same
-    if "values" not in without and equal_start:
+    if "values" not in without:
         parts["values"] = _by_values(ours, theirs)
     total = sum(parts.values(), np.zeros((len(ours), len(theirs))))
     return Scores(total, parts)
@@ -168,33 +168,44 @@ def _frozen(bag: Counter[Signature]) -> tuple[frozenset[tuple[Signature, int]], 
 
 
 def _by_values(ours: Sequence[Item], theirs: Sequence[Item]) -> np.ndarray:
-    matrix = np.zeros((len(ours), len(theirs)))
-    known = [[k for k, x in enumerate(side) if x.fingerprint is not None] for side in (ours, theirs)]
-    if known[0] and known[1]:
-        mine, other = (np.array([side[k].fingerprint for k in where]) for side, where in zip((ours, theirs), known))
-        same = fingerprints_equal(mine[:, None], other[None])
-        matrix[np.ix_(known[0], known[1])] = np.where(same, _VALUES, _OTHER_VALUES)
-    return matrix
+    def shared(a: frozenset[int], b: frozenset[int]) -> float:
+        if not a or not b:
+            return 0.0
+        share = len(a & b) / max(len(a), len(b))
+        return _VALUES * share if share else _OTHER_VALUES
+
+    return _by_class([x.values for x in ours], [x.values for x in theirs], shared)
 
 
-def fingerprint(values: np.ndarray | None) -> tuple[float, ...] | None:
-    """Sum, sum of squares, least and largest: whatever the order of the values. `None` for constants and no numbers."""
-    if values is None or values.size < 2 or values.dtype.kind not in "fV":
-        return None
-    wide = values.astype(np.float64)
-    least, largest = float(wide.min()), float(wide.max())
-    if not np.isfinite(least) or not np.isfinite(largest) or least == largest:
-        return None
-    return float(wide.sum()), float(np.square(wide).sum()), least, largest
+def line_up(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, str]) -> tuple[list[int], list[int]]:
+    """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition."""
+    keys: list[list[list[Hashable]]] = [
+        [[next(iter(x.values)) if len(x.values) == 1 else None for x in side] for side in (ours, theirs)],
+        [[x.path[len(p) :] for x in side] for side, p in zip((ours, theirs), inner)],
+    ]
+    for mine, other in keys:
+        place = {key: k for k, key in enumerate(mine) if key is not None}
+        found = [place.get(key) for key in other]
+        if sum(where is not None for where in found) >= _MOST * max(len(ours), len(theirs)):
+            last = float(len(mine))
+            return list(range(len(ours))), sorted(range(len(theirs)), key=lambda k: _or(found[k], last))
+    ran = [[x.ran for x in side] for side in (ours, theirs)]
+    told = [_told_order(side, prefix) for side, prefix in zip((ours, theirs), inner)]
+    places: list[list[int]] = [[x.defined for x in side] for side in (ours, theirs)]
+    if all(place is not None for side in ran for place in side):
+        places = ran  # type: ignore[assignment]
+    elif told[0] is not None and told[1] is not None:
+        places = [told[0], told[1]]
+    return _sorted(places[0]), _sorted(places[1])
 
 
-def fingerprints_equal(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Whether fingerprints are those of the same values, up to rounding; over the last axis."""
-    root = np.sqrt(np.maximum(ours[..., 1:2], 1e-30))
-    # The sum of values that nearly cancel is only known relative to their size.
-    scale = np.concatenate([root, ours[..., 1:2], np.abs(ours[..., 2:])], axis=-1)
-    found: np.ndarray = (np.abs(ours - theirs) <= 1e-4 * np.abs(scale) + 1e-12).all(axis=-1)
-    return found
+def _or(place: int | None, last: float) -> float:
+    return last if place is None else place
+
+
+def _sorted(places: Sequence[int]) -> list[int]:
+    order: list[int] = np.argsort(np.asarray(places), kind="stable").tolist()
+    return order
 
 
 def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:

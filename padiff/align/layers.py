@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from padiff.align.around import Matched, Tree, pair_containers, pair_plain
 from padiff.align.forest import forest
 from padiff.align.found import Alignment, LayerPair, ParameterPair, Seen, SplitPair
 from padiff.align.given import Entry, entries, regions
 from padiff.align.parameters import Parameters, with_packed_biases, with_summed_biases
-from padiff.align.regions import Match, Regions, Side
-from padiff.align.units import Unit, containers_of, settled, units_of
+from padiff.align.regions import Regions
+from padiff.align.sides import Match, Side
+from padiff.align.units import Unit, containers_of, homes_of, settled, units_of
+from padiff.align.values import same_values
 from padiff.equivalents import ONE_SIDED, stands_for_none
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import Layer, RunInfo
 
 _NOTHING = Seen()
+_T = TypeVar("_T", Layer, Unit)
 
 
 def align(
@@ -71,7 +74,9 @@ class _Aligning:
         ]
         units = [units_of(info.layers, rule) for info, rule in zip(self._infos, rules)]
         self._units = settled(units[0], units[1])
-        self._sides = tuple(Side(side, show) for side, show in zip(self._units, seen))
+        read = (None, None) if "values" in without else (seen[0].values, seen[1].values)
+        values = same_values(self._units[0], self._units[1], read)
+        self._sides = Side(self._units[0], seen[0], values[0]), Side(self._units[1], seen[1], values[1])
         self._skipped = (
             {path for entry in self._given for path in entry.reference},
             {path for entry in self._given for path in entry.candidate},
@@ -118,21 +123,24 @@ class _Aligning:
         for entry in self._given:
             if not entry.one_to_one:
                 found += _given_parts(entry, self._units)
-        for number in range(-1, len(self._both)):
-            forests, own = [], []
-            for k, (tree, units, skipped) in enumerate(zip(self._trees, self._units, self._skipped)):
-                layers = [layer for layer in tree.layers if tree.region[layer.path] == number]
-                free = [u for u in units if tree.region[u.path] == number and u.path not in skipped]
-                forests.append(forest(layers, free))
-                # What a given layer owns itself may, on the other side, stand in layers below its partner.
-                own.append([u for u in units if number >= 0 and u.path == _path(self._both[number], k)])
-            if len(own[0]) == len(own[1]) == 1 and not any(
-                unit for side in forests for node in side for unit in node.below()
-            ):
+        layers = [_grouped(tree.layers, tree) for tree in self._trees]
+        units = [_grouped(side, tree) for side, tree in zip(self._units, self._trees)]
+        owned = [_grouped_by_path(side) for side in self._units]
+        for number in sorted({-1, *layers[0], *layers[1], *range(len(self._both))}):
+            forests = [
+                forest(
+                    layers[k].get(number, []), [u for u in units[k].get(number, []) if u.path not in self._skipped[k]]
+                )
+                for k in (0, 1)
+            ]
+            # What a given layer owns itself may, on the other side, stand in layers below its partner.
+            own = [owned[k].get(_path(self._both[number], k), []) if number >= 0 else [] for k in (0, 1)]
+            below = any(unit for side in forests for node in side for unit in node.below())
+            if len(own[0]) == len(own[1]) == 1 and not below:
                 a, b = own[0][0], own[1][0]
                 found.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
-            elif all(forests) or all(own) or (any(own) and any(forests)):
-                region = Regions(self._sides[0], self._sides[1], self._without)
+            elif below or all(own):
+                region = Regions(self._sides, self._without)
                 region.run(forests[0], forests[1], (own[0], own[1]))
                 found += region.matches
         return found
@@ -161,10 +169,11 @@ class _Aligning:
         left = []
         for k, info in enumerate(self._infos):
             covered: dict[tuple[str, str], int] = defaultdict(int)
+            homes = homes_of(info.layers)
             for pair in parameters:
                 for part in pair.candidate if k else pair.reference:
                     rows = part.size[0] if part.size else 1
-                    covered[part.layer, part.slot] += rows
+                    covered[homes.get((part.layer, part.slot), (part.layer, part.slot))] += rows
             left.append(
                 tuple(
                     f"{layer.path}/{p.slot}"
@@ -180,6 +189,21 @@ class _Aligning:
 
 def _path(entry: Entry, side: int) -> str:
     return (entry.candidate if side else entry.reference)[0]
+
+
+def _grouped(items: Sequence[_T], tree: Tree) -> dict[int, list[_T]]:
+    """Layers or units by the region that they are in."""
+    groups: dict[int, list[_T]] = {}
+    for item in items:
+        groups.setdefault(tree.region[item.path], []).append(item)
+    return groups
+
+
+def _grouped_by_path(units: Sequence[Unit]) -> dict[str, list[Unit]]:
+    groups: dict[str, list[Unit]] = {}
+    for unit in units:
+        groups.setdefault(unit.path, []).append(unit)
+    return groups
 
 
 def _given_parts(entry: Entry, units: tuple[Sequence[Unit], Sequence[Unit]]) -> list[Match]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from padiff.align import names
 from padiff.align.found import Doubt, ParameterPair, Part
-from padiff.align.regions import Match
+from padiff.align.sides import Match
 from padiff.align.units import Unit, bare
 from padiff.records import ROOT, Parameter, RunInfo
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from padiff.align.found import Alignment, ParameterPair, Part, SplitPair
-from padiff.align.units import bare
+from padiff.align.units import bare, homes_of
 from padiff.records import PARAMETER_STAGES, Layer, Record, TensorSource
 
 #: Records by layer and stage.
@@ -75,13 +75,7 @@ class _Side:
             if stage in PARAMETER_STAGES
             for r in records
         }
-        self._homes = {
-            (layer.path, p.slot): (home[0], home[2])
-            for layer in layers
-            for p in layer.parameters
-            if p.tied_to
-            for home in (p.tied_to.rpartition("/"),)
-        }
+        self._homes = homes_of(layers)
         self.calls = {key[3] for key in self._records}
         self.used: set[int] = set()
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from padiff.align.evidence import Item, Scores
+from padiff.align.evidence import Item, Scores, line_up
 
-# Above so many on a side, the assignment is solved piece by piece along the order of definition: its cost grows with
+# Above so many on a side, the assignment is solved piece by piece, along the best common order: its cost grows with
 # the third power.
 _PIECE = 512
 
@@ -49,11 +49,15 @@ def assign(
     ours: Sequence[Item],
     theirs: Sequence[Item],
     score: Callable[[Sequence[Item], Sequence[Item]], Scores],
+    inner: tuple[str, str] = ("", ""),
 ) -> list[Choice]:
     """Pair two groups of like things so that the sum of the scores is largest.
 
     Solved by scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016). Very large groups
-    are cut along their order of definition first.
+    are lined up and cut first.
+
+    Args:
+        inner: prefixes that the paths of either side have in common.
     """
     if not ours or not theirs:
         return []
@@ -62,7 +66,7 @@ def assign(
         return _assign(range(len(ours)), range(len(theirs)), ours, theirs, score)
     pieces = math.ceil(largest / _PIECE)
     found: list[Choice] = []
-    orders = [np.argsort([item.defined for item in side], kind="stable").tolist() for side in (ours, theirs)]
+    orders = line_up(ours, theirs, inner)
     if len(ours) == len(theirs):
         cuts = [[len(order) * k // pieces for k in range(pieces + 1)] for order in orders]
     else:

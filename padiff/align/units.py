@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff import equivalents
@@ -110,6 +110,17 @@ def units_of(layers: Sequence[Layer], whole: Mapping[str, str]) -> list[Unit]:
 def inside(path: str, above: str) -> bool:
     """Whether a layer is below another."""
     return path != ROOT and (above == ROOT or path.startswith(f"{above}."))
+
+
+def homes_of(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str]]:
+    """For parameters that are tied, by layer and slot, the first place where the same tensor was seen."""
+    return {
+        (layer.path, p.slot): (home[0], home[2])
+        for layer in layers
+        for p in layer.parameters
+        if p.tied_to
+        for home in (p.tied_to.rpartition("/"),)
+    }
 
 
 def containers_of(path: str) -> list[str]:

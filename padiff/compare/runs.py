@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.align import Alignment, LayerPair, Seen, align, pair_steps, settled, views
+from padiff.align.units import homes_of
 from padiff.compare.cuts import cut_elsewhere
 from padiff.compare.explain import first_diff, setting_diff, setting_notes
 from padiff.compare.measure import measure
@@ -290,8 +291,9 @@ def _only_holds(layer: Layer) -> bool:
 
 def _uncovered(alignment: Alignment, side: int) -> tuple[str, ...]:
     """Parameters that answer to none, and the buffers of layers that do."""
+    homes = homes_of(alignment.layers(side))
     covered = {
-        (part.layer, part.slot)
+        homes.get((part.layer, part.slot), (part.layer, part.slot))
         for pair in alignment.parameters
         for part in (pair.candidate if side else pair.reference)
     }

@@ -11,6 +11,7 @@ import numpy as np
 
 from padiff import equivalents
 from padiff.align import Alignment, ParameterPair, Part
+from padiff.align.units import homes_of
 from padiff.layer_map import LayerMap
 from padiff.records import Layer, Parameter
 from padiff.weights.live import LiveModel
@@ -66,6 +67,7 @@ class _Planning:
         self._ruled: tuple[set[str], set[str]] = (set(), set())
         self._targets: dict[int, _Target] = {}
         self._used: set[tuple[str, str]] = set()
+        self._homes = homes_of(base.info.layers)
 
     def result(self) -> Plan:
         self._find_rules()
@@ -99,7 +101,7 @@ class _Planning:
     def _carry(self, pair: ParameterPair) -> None:
         base = self._sides[0]
         values = [part.take(base.value(part.layer, part.slot)) for part in pair.reference]
-        self._used.update((part.layer, part.slot) for part in pair.reference)
+        self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
         # What is added up on the one side is, on the other, one that has it all and others that are zeros.
         value = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
         for number, part in enumerate(pair.candidate):
