@@ -46,7 +46,7 @@ import padiff
 
 #: An output that is further off was not computed with the same weights. Rounding of deep models stays below.
 LIMIT = 3e-5
-_MODULES = ("vision", "classify", "language", "layers")
+_MODULES = ("vision", "classify", "language", "layers", "handwritten")
 
 
 def pairs(named: list[str]) -> list[Pair]:

@@ -55,6 +55,9 @@ _FAMILIES = (frozenset(_ACTIVATIONS), frozenset(_POOLS))
 ONE_SIDED = frozenset({"num_batches_tracked"})
 
 
+#: What a normalisation learns from its inputs rather than by gradients, under canonical slots.
+STATISTICS = frozenset({"running_mean", "running_var", *ONE_SIDED})
+
 #: What a recurrent cell without biases still has in paddle: frozen zeros.
 _FROZEN_ZEROS = dict.fromkeys(("lstmcell", "grucell", "simplernncell"), ("bias_ih", "bias_hh"))
 
@@ -84,6 +87,8 @@ def is_composite(name: str) -> bool:
 
 def kind(layer: Layer) -> str:
     """The layer's kind, under one name for both frameworks."""
+    if layer.kind == "conv1d" and any(p.slot == "weight" and len(p.shape) == 2 for p in layer.parameters):
+        return "linear"  # GPT-2's, which is one with its matrix the other way round
     return common_kind(layer.kind)
 
 

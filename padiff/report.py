@@ -34,6 +34,14 @@ def verdict(report: Report) -> str:
     left = _left_out(report)
     if left:
         text += f" Not compared: {left}."
+    cut = len(coverage.cut_elsewhere)
+    if cut:
+        text += " One layer ends" if cut == 1 else f" {cut} layers end"
+        text += (
+            " at another place of the computation, and is compared inside only."
+            if cut == 1
+            else (" at other places of the computation, and are compared inside only.")
+        )
     if worst is not None and worst.figures is not None and worst.figures.rel_l2 > _AMPLIFIED:
         text += " This training amplifies rounding: its earlier steps give the sharper answer."
     if coverage.notes:

@@ -33,6 +33,10 @@ def pair_plain(ours: Tree, theirs: Tree, matched: Matched) -> None:
     """
     partner_of = {path: layer.path for path, (layer, _) in matched.items()}
     ran = bool(ours.seen.order and theirs.seen.order)
+    if ran:
+        # torch's attention, say, uses its output projection without calling it: nothing follows that.
+        called = ours.seen.order.keys(), theirs.seen.order.keys()
+        partner_of = {a: b for a, b in partner_of.items() if a in called[0] and b in called[1]}
     mine = _followers(ours, set(partner_of), ran)
     other = _followers(theirs, set(partner_of.values()), ran)
     for (region, before), leaves in mine.items():
@@ -111,7 +115,15 @@ def pair_containers(
     other = _by_contents(theirs, held[1], back)
     for contents, chain in mine.items():
         for a, b in zip(_prefer(chain, ours.seen), _prefer(other.get(contents, []), theirs.seen)):
-            matched[a.path] = (b, "contents")
+            if _may_be_one(a, b):
+                matched[a.path] = (b, "contents")
+
+
+def _may_be_one(ours: Layer, theirs: Layer) -> bool:
+    """A layer that is one matrix and a container of its parts hold the same, but do not give out the same."""
+    return bool(ours.children) == bool(theirs.children) or any(
+        equivalents.is_composite(equivalents.kind(layer)) for layer in (ours, theirs)
+    )
 
 
 def _prefer(chain: list[Layer], seen: Seen) -> list[Layer]:

@@ -60,6 +60,13 @@ class Scores:
     total: np.ndarray
     parts: dict[str, np.ndarray]
 
+    def decided(self, pair: tuple[int, int], rival: tuple[int, int]) -> str:
+        """Which evidence speaks most for two pairs against swapping their partners; empty if nothing does."""
+        (i, j), (k, n) = pair, rival
+        gains = {what: float(m[i, j] + m[k, n] - m[i, n] - m[k, j]) for what, m in self.parts.items()}
+        best = max(gains, key=lambda what: gains[what], default="")
+        return best if best and gains[best] > 0 else ""
+
     def reasons(self, i: int, j: int) -> tuple[str, ...]:
         """In words, what speaks for a pair and against it."""
         words = []

@@ -56,8 +56,8 @@ class LayerPair:
     """Two layers that answer to each other.
 
     Attributes:
-        reason: the kind of evidence that decided: ``given``, ``path``, ``names``, ``values``, ``execution``, ``order``,
-            ``only one fits``, ``kind`` (the shapes differ), ``contents``.
+        reason: the kind of evidence that decided: ``given``, ``path``, ``names``, ``kinds``, ``values``, ``execution``,
+            ``order``, ``only one fits``, ``kind`` (though the shapes differ), ``contents``.
         confidence: 0 to 1; 1 for what a person gave.
         evidence: the reasons in words.
         alternatives: paths of the candidate's layers that would have fitted nearly as well.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from padiff import equivalents
 from padiff.align import names
 from padiff.align.units import Unit
 
@@ -21,6 +24,7 @@ _PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _LAST = frozenset({("attention part", "o"), ("mlp part", "out"), ("attention part", "qkv")})
 # Of layers whose names say nothing, at most so many are tried as parts.
 _MOST_PARTS = 4
+_ALONE = frozenset({"embedding", "norm"})
 
 
 @dataclass(frozen=True)
@@ -47,20 +51,25 @@ def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[
         and unit.matrix
         and unit.matrix[0] < rows
         and (unit.parameters.keys() == whole.parameters.keys() or _one_bias_of_two(unit, whole))
+        and _same_group(unit.kind, whole.kind)
     ]
     found: list[Bundle] = []
     taken: set[Unit] = set()
-    for depth in (1, 2):
-        for family in _families([unit for unit in fitting if unit not in taken], depth):
-            if ran and all(unit.path in ran for unit in family):
-                family = sorted(family, key=lambda unit: (ran[unit.path], unit.defined))
-            bundle = _named(family, rows) or _consecutive(family, rows)
-            while bundle is not None:
+    # What names tell comes first, wherever the parts lie; then neighbours in order.
+    for named, families in ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _siblings)):
+        for family in families([unit for unit in fitting if unit not in taken]):
+            left = _in_order(family, ran)
+            while (bundle := (_named if named else _consecutive)(left, rows)) is not None:
                 found.append(bundle)
                 taken.update(bundle.parts)
-                family = [unit for unit in family if unit not in taken]
-                bundle = _named(family, rows) or _consecutive(family, rows)
+                left = [unit for unit in left if unit not in taken]
     return found
+
+
+def _in_order(family: Sequence[Unit], ran: Mapping[str, int]) -> list[Unit]:
+    if ran and all(unit.path in ran for unit in family):
+        return sorted(family, key=lambda unit: (ran[unit.path], unit.defined))
+    return list(family)
 
 
 def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
@@ -89,7 +98,7 @@ def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tu
 
 def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
     """So many gates that they have these rows, in the order in which the frameworks put them below each other."""
-    for family in [*_families(units, 1), *_families(units, 2)]:
+    for family in [*_siblings(units), *_cousins(units)]:
         bundle = _named(family, rows)
         if bundle is not None:
             return bundle.parts
@@ -100,14 +109,31 @@ def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
     return ()
 
 
-def _families(units: Sequence[Unit], depth: int) -> list[list[Unit]]:
-    """Units with the same layer so many levels above them."""
+def _same_group(ours: str, theirs: str) -> bool:
+    """An embedding, or a normalisation, is never a part of anything else."""
+    groups = equivalents.group_of_kinds(ours), equivalents.group_of_kinds(theirs)
+    return groups[0] == groups[1] or not _ALONE & set(groups)
+
+
+def _siblings(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units with the same layer right above them."""
+    return _families(units, lambda unit: unit.name.rpartition(".")[0])
+
+
+def _cousins(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units with the same layer two levels above them."""
+    return _families(units, lambda unit: unit.name.rpartition(".")[0].rpartition(".")[0])
+
+
+def _families_by_number(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units whose names have the same numbers: ``q.3``, ``k.3`` and ``v.3`` of lists by kind."""
+    return _families(units, lambda unit: re.findall(r"\d+", unit.name))
+
+
+def _families(units: Sequence[Unit], key: Callable[[Unit], Any]) -> list[list[Unit]]:
     families: dict[str, list[Unit]] = {}
     for unit in units:
-        above = unit.name
-        for _ in range(depth):
-            above = above.rpartition(".")[0]
-        families.setdefault(above, []).append(unit)
+        families.setdefault(str(key(unit)), []).append(unit)
     return [family for family in families.values() if len(family) > 1]
 
 
@@ -124,6 +150,8 @@ def _named(family: Sequence[Unit], rows: int) -> Bundle | None:
 
 
 def _consecutive(family: Sequence[Unit], rows: int) -> Bundle | None:
+    if len({re.sub(r"\d+", "#", unit.name) for unit in family}) == 1 and len(family) > _MOST_PARTS:
+        return None  # a list of its own: its elements belong to as many blocks
     for run in _runs([unit for unit in family if not _comes_last(unit)]):
         if sum(unit.matrix[0] for unit in run) == rows:
             return Bundle(tuple(run), False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from padiff.align.around import Matched, Tree, pair_containers, pair_plain
@@ -22,6 +23,8 @@ from padiff.records import Layer, RunInfo
 
 _NOTHING = Seen()
 _T = TypeVar("_T", Layer, Unit)
+#: Where in a layer's own order another answers to it: its unit, the part of it, and the match that says so.
+_Place = tuple[int, int, Match]
 
 
 def align(
@@ -122,7 +125,7 @@ class _Aligning:
         found: list[Match] = []
         for entry in self._given:
             if not entry.one_to_one:
-                found += _given_parts(entry, self._units)
+                found += _given_parts(entry, self._units, self._sides)
         layers = [_grouped(tree.layers, tree) for tree in self._trees]
         units = [_grouped(side, tree) for side, tree in zip(self._units, self._trees)]
         owned = [_grouped_by_path(side) for side in self._units]
@@ -206,7 +209,7 @@ def _grouped_by_path(units: Sequence[Unit]) -> dict[str, list[Unit]]:
     return groups
 
 
-def _given_parts(entry: Entry, units: tuple[Sequence[Unit], Sequence[Unit]]) -> list[Match]:
+def _given_parts(entry: Entry, units: tuple[Sequence[Unit], Sequence[Unit]], sides: tuple[Side, Side]) -> list[Match]:
     """The matches of a layer that a map gives to several, its parts in the order in which they are given.
 
     Raises:
@@ -218,13 +221,18 @@ def _given_parts(entry: Entry, units: tuple[Sequence[Unit], Sequence[Unit]]) -> 
     ]
     if not all(owned):
         return []
-    if len(owned[0]) == len(owned[1]):  # the layers of a stacked recurrent layer, say
-        return [Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature) for a, b in zip(*owned)]
+    same = [unit.signature for unit in owned[0]] == [unit.signature for unit in owned[1]]
+    if same:  # the layers of a stacked recurrent layer, say
+        return [Match((a,), (b,), 1.0, "given") for a, b in zip(*owned)]
     rows = [sum(u.matrix[0] if u.matrix else 0 for u in side) for side in owned]
-    if 1 not in map(len, owned) or rows[0] != rows[1]:
+    if 1 in map(len, owned) and rows[0] == rows[1]:
+        return [Match(tuple(owned[0]), tuple(owned[1]), 1.0, "given", ("rows add up",))]
+    region = Regions(sides)
+    left = region.run([], [], (owned[0], owned[1]))
+    if any(left):
         told = [f"{' + '.join(paths)} with {n} rows" for paths, n in zip((entry.reference, entry.candidate), rows)]
         raise UsageError(f"layer map: the parts do not make up the whole: {told[0]} against {told[1]}")
-    return [Match(tuple(owned[0]), tuple(owned[1]), 1.0, "given", ("rows add up",))]
+    return [replace(match, confidence=1.0, reason="given", rivals=()) for match in region.matches]
 
 
 def _owner_pairs(
@@ -264,6 +272,10 @@ def _held(matches: Sequence[Match]) -> tuple[dict[str, set[int]], dict[str, set[
     held: tuple[dict[str, set[int]], dict[str, set[int]]] = (defaultdict(set), defaultdict(set))
     number = 0
     for match in matches:
+        if all(p.role == "buffer" for unit in match.ours for p in unit.parameters.values()) and not _buffers(
+            match.ours[0]
+        ):
+            continue  # tables and masks lie anywhere
         parts = max(len(match.ours), len(match.theirs))
         for k, side in enumerate((match.ours, match.theirs)):
             for place, unit in enumerate(side):
@@ -274,21 +286,24 @@ def _held(matches: Sequence[Match]) -> tuple[dict[str, set[int]], dict[str, set[
 
 def _splits(matches: Sequence[Match], by_path: Sequence[Mapping[str, Layer]], matched: Matched) -> Iterable[SplitPair]:
     """Layers that answer to several, each with them in the order of its parts."""
-    sides: tuple[dict[str, dict[str, Match]], dict[str, dict[str, Match]]] = (defaultdict(dict), defaultdict(dict))
+    sides: tuple[dict[str, dict[str, _Place]], dict[str, dict[str, _Place]]] = (defaultdict(dict), defaultdict(dict))
     for match in matches:
-        for a in match.ours:
-            for b in match.theirs:
-                sides[0][a.path].setdefault(b.path, match)
-                sides[1][b.path].setdefault(a.path, match)
+        for i, a in enumerate(match.ours):
+            for j, b in enumerate(match.theirs):
+                for k, (one, other, place) in enumerate(((a, b, j), (b, a, i))):
+                    known = sides[k][one.path].get(other.path)
+                    here = (one.defined, place, match)
+                    if known is None or here[:2] < known[:2]:
+                        sides[k][one.path][other.path] = here
     partner_of = {path: layer.path for path, (layer, _) in matched.items()}
     for k, side in enumerate(sides):
         for path, others in side.items():
-            several = list(others)
+            several = sorted(others, key=lambda other, others=others: others[other][:2])  # type: ignore[misc]
             if len(several) < 2 or any(len(sides[1 - k][other]) > 1 for other in several):
                 continue
             if any((partner_of.get(path if k == 0 else o) == (o if k == 0 else path)) for o in several):
                 continue
-            match = others[several[0]]
+            match = others[several[0]][2]
             single, parts = (by_path[k][path],), tuple(by_path[1 - k][other] for other in several)
             ours, theirs = (parts, single) if k else (single, parts)
             yield SplitPair(ours, theirs, match.reason, match.confidence, match.evidence)

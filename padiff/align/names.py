@@ -9,7 +9,7 @@ from functools import lru_cache
 
 # Where a name may begin, and wrappers that may follow the telling word.
 _START = r"(?:^|[._])"
-_END = r"(?:[._](?:linear|proj|dense|conv|fc|layer|weight|0))?$"
+_END = r"(?:[._](?:linear|proj|dense|conv|fc|layer|weight|\d+))?$"
 _ATTENTION = r"(?:attn|attention|attentions|self_attn|cross_attn|mha|msa|selfattention|encdecattention|att)\w*"
 
 # Family -> value -> how it is spelt. The first value that fits is taken.
@@ -33,7 +33,7 @@ _ROLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("up", r"(?:up|up_?proj|w3|wi_1|linear_up|w_up|up_linear)"),
         ("out", r"(?:down|down_?proj|w2|w_down|fc_?2|linear_?2|lin_?2|dense_?2|dense_4h_to_h|ffn_output|fc_out|"
                 r"linear_down|w_out|mlp[._]c_proj|\w*ffn[._](?:2|3|4|output)|mlp[._](?:2|3|4|output)|"
-                r"(?:output|ffn|mlp|feed_forward)[._](?:dense|wo))"),
+                r"(?:output|ffn|mlp|feed_forward|densereludense|densegatedactdense|layer_?ff)[._](?:dense|wo))"),
         ("in", r"(?:fc_?1|linear_?1|lin_?1|dense_?1|intermediate[._]dense|intermediate|c_fc|dense_h_to_4h|fc_in|wi|"
                r"w_in|ffn|\w*ffn[._]0|mlp[._]0)"),
     ),
@@ -116,6 +116,7 @@ _SAME_WORD = {
 _WORD = re.compile(r"[a-z]+|\d+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
+_IN_ATTENTION = re.compile(_ATTENTION + r"[._]")
 _TELLING = {
     family: tuple((value, re.compile(f"{_START}(?:{spelt}){_END}")) for value, spelt in values)
     for family, values in _ROLES.items()
@@ -155,6 +156,12 @@ def read(path: str, inner: str) -> Name:
         for family, values in table.items()
         for value in _first(values, whole)
     }
+    told = dict(roles)
+    if told.get("attention part") == "o" and told.get("mlp part") == "out":
+        # wo and output.dense are either's: the path tells whose.
+        roles.discard(("mlp part", "out") if _IN_ATTENTION.search(whole) else ("attention part", "o"))
+    if told.keys() & {"attention part", "mlp part"}:
+        roles = {(family, value) for family, value in roles if family != "gate"}
     norm = next(((of, number) for of, number, spelt in _TELLING_NORMS if spelt.search(whole)), ("", 0))
     if norm[0]:
         roles.add(("norm of", norm[0]))

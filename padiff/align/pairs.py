@@ -9,7 +9,7 @@ from dataclasses import replace
 from padiff import equivalents
 from padiff.align.found import Alignment, LayerPair
 from padiff.align.rows import Found, Index, pair_parameters, pair_split_outputs
-from padiff.align.views import square_view, view_between
+from padiff.align.views import BROADCAST, square_view, view_between
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Pair, Record, Step, is_functional
 
 
@@ -69,8 +69,24 @@ def _pair_layer(layers: LayerPair, left: Index, right: Index, outputs: bool) -> 
         pairs += [(record, None, "") for record in ours if _call_name(record) in doubtful]
         pairs += [(None, record, "") for record in theirs if _call_name(record) in doubtful]
         sure = [[r for r in side if _call_name(r) not in doubtful] for side in (ours, theirs)]
-        pairs += [(a, b, "") for a, b in _match(sure[0], sure[1])]
+        pairs += [(a, b, _features(layers, a, b)) for a, b in _match(sure[0], sure[1])]
     return pairs
+
+
+def _features(layers: LayerPair, a: Record | None, b: Record | None) -> str:
+    """The view between a convolution, whose features are the second axis, and a linear layer, where they are the last.
+
+    Their shapes need not tell, where all extents are equal.
+    """
+    if a is None or b is None or a.shape != b.shape or len(a.shape) < 3:
+        return ""
+    groups = [equivalents.group_of_kinds(equivalents.kind(layer)) for layer in (layers.reference, layers.candidate)]
+    axes = range(len(a.shape))
+    if groups == ["conv", "linear"]:
+        return f"axes {','.join(map(str, (0, axes[-1], *axes[1:-1])))}"
+    if groups == ["linear", "conv"]:
+        return f"axes {','.join(map(str, (0, *axes[2:], 1)))}"
+    return ""
 
 
 def _viewed(pairs: Found) -> Found:
@@ -78,8 +94,13 @@ def _viewed(pairs: Found) -> Found:
     found: Found = []
     for a, b, view in pairs:
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
-            view = view_between(a.shape, b.shape)
+            view = view or view_between(a.shape, b.shape)
         found.append((a, b, view))
+    # A gradient of what is the same for all samples is their sum: no quantity of the other side.
+    once = [pair for pair in found if pair[2] == BROADCAST and pair[0] is not None and pair[0].stage == "backward"]
+    for pair in once:
+        where = next(k for k, other in enumerate(found) if other is pair)
+        found[where : where + 1] = [(pair[0], None, ""), (None, pair[1], "")]
     # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
     usual: dict[int, set[str]] = defaultdict(set)
     for a, b, view in found:

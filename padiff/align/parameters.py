@@ -9,7 +9,7 @@ from dataclasses import replace
 from padiff.align import names
 from padiff.align.found import Doubt, ParameterPair, Part
 from padiff.align.sides import Match
-from padiff.align.units import Unit, bare
+from padiff.align.units import Unit, bare, containers_of
 from padiff.records import ROOT, Parameter, RunInfo
 
 # Fused layers of these names alternate query, key and value head by head, as Megatron has it; others put the three
@@ -136,35 +136,33 @@ class Parameters:
 
     def _groups(self, whole: Unit, parts: Sequence[Unit], side: int) -> int:
         """In how many groups the parts' rows alternate in the whole."""
-        heads = self._heads(whole, side)
         rows = [part.matrix[0] for part in parts]
-        options = [TOGETHER]
-        if heads and all(count % heads == 0 for count in rows):
-            options.append(BY_HEAD)
+        stated = [self._heads(whole, side), *(self._heads(part, 1 - side) for part in parts)]
+        # Stated numbers first, the fewest of them first: keys and values may have fewer heads than queries.
+        counts = list(dict.fromkeys([*sorted(n for n in stated if n > 1), *range(2, min(rows))]))
+        ways = {TOGETHER: 1}
+        ways |= {f"{BY_HEAD}, {n} heads": n for n in counts if all(count % n == 0 for count in rows)}
         if len(set(rows)) == 1:
-            options.append(BY_ROW)
-        if BY_HEAD in options and _HEAD_BY_HEAD.search(whole.name.lower()):
-            options = [BY_HEAD, *(o for o in options if o != BY_HEAD)]
-        if len(options) == 1:
+            ways[BY_ROW] = rows[0]
+        options = list(ways)
+        if _HEAD_BY_HEAD.search(whole.name.lower()) and len(options) > 1 and max(stated):
+            options = [options[1], options[0], *options[2:]]
+        if len(options) == 1 or not whole.parameters["weight"].shape:
             return 1
         parent = self._layers[side].get(whole.path.rpartition(".")[0] or ROOT, whole.layer)
         own = whole.group or whole.path.rpartition(".")[2]
         about = f"order of rows in {parent.type}.{own} of the {_SIDES[side]}"
-        return {TOGETHER: 1, BY_HEAD: heads, BY_ROW: rows[0]}[self._decided(about, tuple(options))]
+        return ways[self._decided(about, tuple(options))]
 
     def _heads(self, unit: Unit, side: int) -> int:
-        """The number of heads that alternate: of keys and values, as stated by a layer above; 0 if none says."""
-        path = unit.path
-        while True:
-            layer = self._layers[side].get(path or ROOT)
-            if layer is not None:
-                for name in ("num_kv_heads", "num_heads"):
-                    heads = layer.settings.get(name)
-                    if isinstance(heads, int) and not isinstance(heads, bool) and heads > 0:
-                        return heads
-            if not path or path == ROOT:
-                return 0
-            path = path.rpartition(".")[0]
+        """The number of heads, of keys and values, that the nearest layer above states; 0 if none does."""
+        for path in [unit.path, *reversed(containers_of(unit.path))]:
+            layer = self._layers[side].get(path)
+            for name in ("num_kv_heads", "num_heads"):
+                heads = layer.settings.get(name) if layer is not None else None
+                if isinstance(heads, int) and not isinstance(heads, bool) and heads > 0:
+                    return heads
+        return 0
 
     def _decided(self, about: str, options: tuple[str, ...]) -> str:
         chosen = self._choices.get(about, "")

@@ -15,6 +15,15 @@ from padiff.align.sides import Match, Matches, Side
 from padiff.align.solve import CLOSE, TOO_CLOSE, Choice, assign
 from padiff.align.units import Signature, Unit, bare
 
+# What decided, in a word.
+_REASONS = {
+    "values": "values",
+    "names": "names",
+    "numbers in the names": "names",
+    "order of execution": "execution",
+    "kind": "kinds",
+}
+
 # Below that score, what speaks against a pair outweighs that nothing else fits.
 _AGAINST = -4.0
 
@@ -113,7 +122,7 @@ class Pool:
         if choice.margin < TOO_CLOSE or choice.score <= _AGAINST:
             return
         alone = len(ours) == len(theirs) == 1
-        reason = "only one fits" if alone else _main_reason(choice.reasons)
+        reason = "only one fits" if alone else _REASONS.get(choice.decided, "order")
         confidence = choice.confidence if not alone else (0.99 if choice.score > 0 else 0.8)
         evidence = ("shapes", *choice.reasons)
         rivals = tuple(theirs[k] for k in choice.rivals) if choice.margin < CLOSE else ()
@@ -214,8 +223,3 @@ def _by_kind(units: Sequence[Unit]) -> dict[str, list[Unit]]:
     for unit in units:
         groups.setdefault(unit.kind, []).append(unit)
     return groups
-
-
-def _main_reason(reasons: Sequence[str]) -> str:
-    told = {"names": "names", "values": "values", "order of execution": "execution"}
-    return next((told[reason] for reason in ("values", "names", "order of execution") if reason in reasons), "order")

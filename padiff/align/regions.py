@@ -88,6 +88,8 @@ class Regions:
             if covered < _ENOUGH * a.size:
                 self.matches.take_back(before)
                 continue
+            # A layer is no surer than the container that it is in.
+            self.matches.cap(before, choice.confidence)
             for k in (0, 1):
                 pools[k].extend(left[k])
             paired[0].add(choice.ours)

@@ -124,17 +124,16 @@ def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, cal
 
 
 def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record, str]:
-    if len(bare(ours.size)) != len(bare(theirs.size)) and min(len(ours.size), len(theirs.size)) == 2:
-        return _flat(ours, a), _flat(theirs, b), ""
+    if bare(ours.size) != bare(theirs.size) and math.prod(ours.size) == math.prod(theirs.size):
+        # A convolution over patches and the linear layer that it is, a picture and its places.
+        return _as(ours, a, ours.size), _as(theirs, b, ours.size), ""
     if ours.whole and theirs.whole:
         return a, b, "transpose" if _turned(ours) != _turned(theirs) else ""
     return _cut([ours], [a], [theirs])[0], _cut([theirs], [b], [ours])[0], ""
 
 
-def _flat(part: Part, record: Record) -> Record:
-    """A parameter as rows: a convolution over patches as the linear layer that it is."""
-    rows = part.size[0]
-    shape = (rows, math.prod(part.size) // rows)
+def _as(part: Part, record: Record, shape: tuple[int, ...]) -> Record:
+    """A parameter in the shape of its partner."""
     return replace(record, shape=shape, source=_Flat(_Rows(record.source, part), shape))
 
 

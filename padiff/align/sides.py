@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from padiff.align.evidence import Item
 from padiff.align.forest import Node
@@ -47,6 +47,13 @@ class Matches:
 
     def since(self, length: int) -> Sequence[Match]:
         return self._found[length:]
+
+    def cap(self, length: int, confidence: float) -> None:
+        """Make no match but the first so many surer than this."""
+        for k in range(length, len(self._found)):
+            match = self._found[k]
+            if match.confidence > confidence:
+                self._found[k] = replace(match, confidence=confidence)
 
     def take_back(self, length: int) -> None:
         """Forget all matches but the first so many."""

@@ -17,6 +17,9 @@ _PIECE = 512
 
 #: A pair that another assignment would beat but for so little is told as ambiguous.
 CLOSE = 1.0
+# People define layers in any order.
+_WEAK = frozenset({"order of definition", "neighbours", "output shape"})
+
 #: Below that it is no pair.
 TOO_CLOSE = 0.15
 
@@ -27,10 +30,12 @@ class Choice:
 
     Attributes:
         ours, theirs: positions in the two groups.
-        margin: by how much the score of the whole falls if this pair is not allowed; infinite without another way.
+        margin: by how much the score falls if two pairs swap partners, or this one takes a free partner, at the least;
+            infinite without another way.
         rivals: positions of theirs that come closest.
         score: the pair's own.
         reasons: what spoke for it.
+        decided: what spoke most for it against the closest rival; empty without one.
     """
 
     ours: int
@@ -39,10 +44,13 @@ class Choice:
     rivals: tuple[int, ...]
     score: float
     reasons: tuple[str, ...]
+    decided: str = ""
 
     @property
     def confidence(self) -> float:
-        return 0.5 + 0.5 * (1 - math.exp(-min(self.margin, 20.0) / 2.0))
+        """0.5 for a toss-up to 1; no more than 0.75 where nothing but the order of definition decides."""
+        confidence = 0.5 + 0.5 * (1 - math.exp(-min(self.margin, 20.0) / 2.0))
+        return min(confidence, 0.75) if self.decided in _WEAK else confidence
 
 
 def assign(
@@ -97,6 +105,8 @@ def _assign(
     free = [sorted(set(range(n)) - set(taken)) for n, taken in zip(total.shape, (rows.tolist(), columns.tolist()))]
     for k, (i, j) in enumerate(zip(rows.tolist(), columns.tolist())):
         margin = float(loss[k].min()) if len(rows) > 1 else math.inf
+        closest = int(loss[k].argmin()) if len(rows) > 1 else k
+        decided = found.decided((i, j), (int(rows[closest]), int(columns[closest])))
         rivals = [other[columns[r]] for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
         if free[1]:
             spare = own[k] - total[i, free[1]]
@@ -104,5 +114,5 @@ def _assign(
             rivals += [other[free[1][r]] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
         if free[0]:
             margin = min(margin, float((own[k] - total[free[0], j]).min()))
-        choices.append(Choice(mine[i], other[j], margin, tuple(rivals), float(own[k]), found.reasons(i, j)))
+        choices.append(Choice(mine[i], other[j], margin, tuple(rivals), float(own[k]), found.reasons(i, j), decided))
     return choices

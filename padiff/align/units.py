@@ -11,9 +11,6 @@ from dataclasses import dataclass, field, replace
 from padiff import equivalents
 from padiff.records import ROOT, Layer, Parameter
 
-#: Canonical slots of running statistics: they come along with a normalisation, and tell nothing by their absence.
-_STATISTICS = frozenset({"running_mean", "running_var", *equivalents.ONE_SIDED})
-
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
 Shape = tuple[int, ...]
@@ -180,7 +177,7 @@ def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
         slot = equivalents.slot(p.slot)
         if slot in equivalents.ONE_SIDED or equivalents.stands_for_none(layer, p):
             continue
-        if slot in _STATISTICS:
+        if slot in equivalents.STATISTICS:
             named.setdefault("", {})[slot] = p
             continue
         match = _KIND_OF_SLOT.search(slot)
@@ -216,7 +213,7 @@ def _unit(layer: Layer, group: str, parameters: dict[str, Parameter], defined: i
 def _signature(parameters: Mapping[str, Parameter], layout: str, opaque: str) -> Signature:
     if opaque:
         return ((opaque, ()),)
-    telling = {role: p for role, p in parameters.items() if role not in _STATISTICS} or parameters
+    telling = {role: p for role, p in parameters.items() if role not in equivalents.STATISTICS} or parameters
     return tuple(sorted((role, bare(seen(p.shape, layout if role == "weight" else ""))) for role, p in telling.items()))
 
 

@@ -14,6 +14,9 @@ import numpy as np
 
 Shape = tuple[int, ...]
 
+#: One side has once, or not at all, what the other has for every sample: position embeddings.
+BROADCAST = "broadcast"
+
 # Channels first and last, sequence and batch first, heads before and after the sequence.
 _AXES: dict[int, tuple[tuple[tuple[int, ...], str], ...]] = {
     3: (((0, 2, 1), "channels last against first"), ((1, 0, 2), "sequence first against batch first")),
@@ -34,7 +37,7 @@ def view_between(reference: Shape, candidate: Shape) -> str:
     if turned:
         return turned[0] if len(turned) == 1 else ""
     if math.prod(reference) != math.prod(candidate):
-        return ""
+        return BROADCAST if _same_for_all(reference, candidate) else ""
     if _bare(reference) == _bare(candidate):
         return "reshape"
     if len(reference) == len(candidate):
@@ -68,6 +71,13 @@ def told(view: str) -> str:
         axes = _axes_of(part) if part.startswith("axes ") else ()
         words.append(next((text for known, text in _AXES.get(len(axes), ()) if known == axes), part))
     return ", ".join(words)
+
+
+def _same_for_all(reference: Shape, candidate: Shape) -> bool:
+    few, many = sorted((reference, candidate), key=lambda shape: (len(shape), math.prod(shape)))
+    if len(few) == len(many):
+        return len(few) > 1 and few[0] == 1 and few[1:] == many[1:]
+    return len(few) > 0 and few == many[1:]
 
 
 def _turns(reference: Shape, candidate: Shape) -> list[str]:

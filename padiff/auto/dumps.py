@@ -9,6 +9,7 @@ from pathlib import Path
 from padiff.align import align
 from padiff.auto.settings import Settings
 from padiff.records import Step
+from padiff.weights.live import is_proxy
 
 _FOLDER = "auto_diff"
 
@@ -34,7 +35,7 @@ def forget_dumps(settings: Settings) -> None:
 
 def _folders(settings: Settings) -> list[Path]:
     sides = (settings.base, settings.raw)
-    if not all(hasattr(side.model, "padiff_dump") for side in sides):
+    if not all(is_proxy(side.model) for side in sides):
         return []
     folders = [Path(side.model.dump_path) / _FOLDER for side in sides]
     # Two dumps in one folder would be one dump, compared with itself.

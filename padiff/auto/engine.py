@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from padiff.align import Alignment, align
+from padiff import equivalents
+from padiff.align import Alignment
 from padiff.auto.arguments import understand
 from padiff.auto.diff_log import write_diff_log
 from padiff.auto.dropout import Masks, masks_drawn, masks_of_base
 from padiff.auto.dumps import forget_dumps, leave_dumps
+from padiff.auto.partners import aligned_as, carried_over, seen_of
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
 from padiff.auto.settings import Settings, Side
 from padiff.auto.synchronised import gradients_of_base, outputs_of_base
@@ -22,8 +24,7 @@ from padiff.compare import RunComparison
 from padiff.distribution import warn_of_older
 from padiff.recorder import MemoryRun
 from padiff.records import PARAMETER_STAGES, Coverage, Diff, FirstDiff, Layer, Report, Step
-from padiff.weights.assign import AssignError, carry_over
-from padiff.weights.trial import Inputs
+from padiff.weights.assign import AssignError, Carried
 
 _FORWARD = ("input", "forward", "loss")
 _BACKWARD = ("backward", "grad")
@@ -39,6 +40,9 @@ class _Findings:
     passes: tuple[Pass, Pass] | None = None
     #: What was compared last, stage by stage, of the base and the raw model.
     compared: tuple[dict[str, Step], dict[str, Step]] = field(default_factory=lambda: ({}, {}))
+
+    #: Which layers run on, or drop like, which others.
+    partners: Alignment = field(default_factory=lambda: Alignment(()))
 
     #: Layers of the base and the raw model that are compared as wholes because they are built differently inside.
     wholes: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
@@ -88,15 +92,16 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     settings = understand(args, kwargs)
     teller = Teller(settings)
     teller.begin()
+    carried: Carried | None = None
     if settings.auto_init:
         try:
-            _carry_over(settings)
+            carried = carried_over(settings)
         except AssignError as error:
             teller.weights_failed(error)
             forget_dumps(settings)
             return _not_assigned(settings, error)
         teller.weights_assigned()
-    findings = _compared_models(settings)
+    findings = _compared_models(settings, carried)
     teller.wholes([pair for pair in zip(settings.base.mapped, settings.raw.mapped) if pair[0] in findings.wholes[0]])
     try:
         for number in range(settings.steps):
@@ -120,19 +125,23 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     return report
 
 
-def _carry_over(settings: Settings) -> None:
-    """Carry the weights over; where names, shapes and order leave a doubt, what the inputs show decides it."""
-    inputs = tuple(Inputs(side.args, side.kwargs) for side in (settings.base, settings.raw))
-    carry_over(settings.base.model, settings.raw.model, settings.layer_map, inputs, prove=False)
-
-
-def _compared_models(settings: Settings) -> _Findings:
+def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
     runs = [MemoryRun(_info(side)) for side in (settings.base, settings.raw)]
+    aligned = aligned_as(carried)
     comparison = RunComparison(
-        runs[0], runs[1], settings.whole_map(), settings.tolerance, cuts=not settings.single_step
+        runs[0],
+        runs[1],
+        settings.whole_map(),
+        settings.tolerance,
+        cuts=not settings.single_step,
+        aligned=aligned,
     )
     wholes = [pair for pair in zip(settings.base.mapped, settings.raw.mapped) if _differs(settings, pair)]
-    return _Findings(comparison, wholes=(frozenset(a for a, _ in wholes), frozenset(b for _, b in wholes)))
+    findings = _Findings(comparison, wholes=(frozenset(a for a, _ in wholes), frozenset(b for _, b in wholes)))
+    if settings.single_step or settings.same_dropout:
+        seen = seen_of(settings, carried)
+        findings.partners = aligned(runs[0].info, runs[1].info, settings.whole_map(), seen)
+    return findings
 
 
 def _differs(settings: Settings, pair: tuple[str, str]) -> bool:
@@ -187,7 +196,7 @@ def _passes(
 ) -> tuple[Pass, Pass]:
     """One pass of each model; ``put_in`` gives the hooks that bring the base's values into the raw model."""
     masks: Masks = {}
-    alignment = _alignment(settings, findings)
+    alignment = findings.partners
     drawn: During = nullcontext
     given: During = nullcontext
     during: During = nullcontext
@@ -199,11 +208,6 @@ def _passes(
         during = partial(put_in, settings.raw, base.step, alignment)
     findings.passes = base, run_pass(settings.raw, number, backward, during, around=given)
     return findings.passes
-
-
-def _alignment(settings: Settings, findings: _Findings) -> Alignment:
-    infos = findings.comparison.reference.info, findings.comparison.candidate.info
-    return align(infos[0], infos[1], settings.whole_map())
 
 
 def _compare(findings: _Findings, base: Step, raw: Step, stages: Collection[str]) -> None:
@@ -226,7 +230,9 @@ def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
     if record.stage != "weight":
         return False
     layer = next(layer for layer in layers if layer.path == record.layer)
-    return any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
+    # A frozen normalisation keeps its weight and bias as buffers: these are what another one's parameters are.
+    own = equivalents.slot(record.slot) in ("weight", "bias")
+    return not own and any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from padiff.layer_map import LayerMap
 from padiff.records import ROOT
 from padiff.selection import select
 from padiff.tree import owning
-from padiff.weights.live import LiveModel
+from padiff.weights.live import LiveModel, is_proxy
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Side:
     @property
     def chosen(self) -> frozenset[str]:
         """Paths of the layers to record: all, or what the lists of a proxy and the layer map leave."""
-        chosen: frozenset[str] = getattr(self.model, "padiff_chosen", self._all)
+        chosen: frozenset[str] = self.model.padiff_chosen if is_proxy(self.model) else self._all
         return select(self.live.nodes, hidden=self.mapped) & chosen
 
     @property
     def owning(self) -> frozenset[str]:
         """Paths of the layers whose parameters to record."""
-        listed: frozenset[str] = getattr(self.model, "padiff_owning", self._all)
+        listed: frozenset[str] = self.model.padiff_owning if is_proxy(self.model) else self._all
         return owning(
             self.live.nodes, self.framework, select(self.live.nodes, hidden=self.mapped) & listed, self.mapped
         )

@@ -15,24 +15,39 @@ from padiff.align import Alignment, LayerPair
 from padiff.align.units import containers_of
 from padiff.records import ROOT, Diff, Layer
 
+# An activation more or less changes a tensor by far more than this share of its norm.
+_GROSS = 0.05
 
-def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment) -> frozenset[tuple[str, str]]:
+
+def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
     """Pairs of layers, by path, whose outputs differ before others that follow agree.
 
     Only layers that are built differently are looked at: what they hold, or how many of their kind the models have, is
-    not the same; never the model itself, nor what a person gave. What differs right before the first other diff is no
-    such case.
+    not the same; never the model itself, nor what a person gave. What differs by little, or right before the first
+    other diff, is no such case.
+
+    Args:
+        values: whether outputs of one shape may be such a case, too.
     """
     built = _Built(alignment)
     forward = [d for d in diffs if d.pair.stage == "forward" and d.compared]
     doubtful = {_paths(d) for d in forward if not d.passed and d.problem.startswith("shapes differ")}
-    doubtful |= {(p.reference.path, p.candidate.path) for p in alignment.pairs if built.differently(p)}
+    if values:
+        doubtful |= {(p.reference.path, p.candidate.path) for p in alignment.pairs if built.differently(p)}
     fixed = {(p.reference.path, p.candidate.path) for p in alignment.pairs if _is_fixed(p)}
     doubtful -= fixed
     sure = [d for d in forward if _paths(d) not in doubtful]
-    first = min((_order(d) for d in sure if not d.passed), default=math.inf)
-    last = max((_order(d) for d in sure if d.passed and _order(d) < first), default=-1)
-    return frozenset(_paths(d) for d in forward if not d.passed and _paths(d) in doubtful and _order(d) < last)
+    # What is off by less than this differs by a fault, or by rounding, not by another end.
+    wide = [d for d in forward if not d.passed and _paths(d) in doubtful and _error(d) >= _GROSS]
+    first = min((_order(d) for d in sure if not d.passed and _error(d) >= _GROSS / 100), default=math.inf)
+    last = max((_order(d) for d in sure if _error(d) < _GROSS / 100 and _order(d) < first), default=-1)
+    return frozenset(_paths(d) for d in wide if _order(d) < last)
+
+
+def _error(diff: Diff) -> float:
+    if diff.problem or diff.figures is None:
+        return math.inf
+    return diff.figures.rel_l2 if diff.figures.l2 else 0.0
 
 
 class _Built:

@@ -74,7 +74,7 @@ def setting_notes(alignment: Alignment) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Settings that change what is computed, though it may be less than rounding shows; dropout's rate, say, is none.
+# Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
 _TELLING = frozenset(
     {"eps", "momentum", "approximate", "slope", "alpha", "padding_mode", "num_heads", "num_groups", "groups"}
 )

@@ -68,6 +68,8 @@ def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     assert pair.reference is not None and pair.candidate is not None
     reference, candidate = pair.reference.value, pair.candidate.value
     candidate = views.apply(pair.transform, candidate, reference.shape)
+    if pair.transform == views.BROADCAST:
+        reference, candidate = np.broadcast_arrays(reference, candidate)
     if reference.size == candidate.size == 1:
         # A scalar loss is () in one framework and (1,) in the other.
         candidate = candidate.reshape(reference.shape)

@@ -16,7 +16,7 @@ from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy, drift
 from padiff.compare.tolerance import Policy
 from padiff.dump import SingleDump, open_run
-from padiff.equivalents import ONE_SIDED, stands_for_none
+from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Coverage, Diff, Layer, Report, Run, Step, is_functional
@@ -31,8 +31,9 @@ class RunComparison:
         layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
         policy: when a diff passes. Default: `NoisePolicy`.
         stages: only these stages are compared.
-        cuts: whether to look for layers that end at other places of the computation (`padiff.compare.cuts`); not where
-            one side's layers run on the other's values.
+        cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.cuts`); where
+            one side's layers run on the other's values, only for those whose outputs have other shapes.
+        aligned: what pairs the layers, called as `padiff.align.align` is.
 
     Raises:
         UsageError: the layer map does not fit the runs.
@@ -46,6 +47,7 @@ class RunComparison:
         policy: Policy | None = None,
         stages: Collection[str] = STAGES,
         cuts: bool = True,
+        aligned: Callable[..., Alignment] = align,
     ) -> None:
         self.reference, self.candidate = reference, candidate
         self._map = LayerMap.of(layer_map)
@@ -54,17 +56,17 @@ class RunComparison:
         unknown = sorted(self.stages - set(STAGES))
         if unknown:
             raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
-        self._cuts = cuts
+        self._cuts, self._aligned = cuts, aligned
         self._alignment: Alignment | None = None
         self._called: tuple[set[str], set[str]] = (set(), set())
         self._drift: dict[str, float] = {}
-        align(reference.info, candidate.info, self._map)  # a map that does not fit is told before any step is there
+        aligned(reference.info, candidate.info, self._map)  # a map that does not fit is told before any step is there
 
     @property
     def alignment(self) -> Alignment:
         """Which layers answer to each other; as of the first compared step, which shows what is called."""
         if self._alignment is None:
-            return align(self.reference.info, self.candidate.info, self._map)
+            return self._aligned(self.reference.info, self.candidate.info, self._map)
         return self._alignment
 
     def common(self) -> list[int]:
@@ -103,12 +105,12 @@ class RunComparison:
             # The first step shows what is called, in which order, and whether both start from the same weights.
             seen = Seen.of(reference), Seen.of(candidate)
             infos = self.reference.info, self.candidate.info
-            self._alignment = settled(lambda choices: align(*infos, self._map, seen, choices=choices), seen)
+            self._alignment = settled(lambda choices: self._aligned(*infos, self._map, seen, choices=choices), seen)
         self._called[0].update(_called(reference))
         self._called[1].update(_called(candidate))
         diffs = self._measured(reference, candidate, self._alignment)
-        if first and self._cuts:
-            cut = cut_elsewhere(diffs, self._alignment)
+        if first:
+            cut = cut_elsewhere(diffs, self._alignment, self._cuts)
             if cut:
                 self._alignment = replace(self._alignment, cut_elsewhere=cut)
                 diffs = self._measured(reference, candidate, self._alignment)
@@ -304,7 +306,9 @@ def _uncovered(alignment: Alignment, side: int) -> tuple[str, ...]:
         if layer.recorded
         for p in layer.parameters
         if p.slot not in ONE_SIDED and not p.tied_to and not stands_for_none(layer, p)
-        if (layer.path, p.slot) not in covered and (p.role == "parameter" or layer.path in alone)
+        if (layer.path, p.slot) not in covered
+        # Tables and masks that a model works out for itself are no gap; running statistics are.
+        if p.role == "parameter" or (layer.path in alone and slot(p.slot) in STATISTICS)
     )
 
 

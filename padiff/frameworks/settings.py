@@ -14,12 +14,29 @@ _COMMON = {
     "out_features": "outputs",
     "in_channels": "inputs",
     "out_channels": "outputs",
+    "num_attention_heads": "num_heads",
+    "n_head": "num_heads",
+    "n_heads": "num_heads",
+    "nhead": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "n_kv_heads": "num_kv_heads",
 }
 
 # Only settings that change what is computed, and that both frameworks can state, are worth comparing.
 _KEPT = frozenset(
     {"eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope"}
-    | {"ceil_mode", "num_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta", "act"}
+    | {
+        "ceil_mode",
+        "num_heads",
+        "num_kv_heads",
+        "num_groups",
+        "inputs",
+        "outputs",
+        "kernel_size",
+        "alpha",
+        "beta",
+        "act",
+    }
 )
 
 
@@ -37,6 +54,18 @@ def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
             value = _plain(value)
             if value is not None:
                 found[common] = value
+    # Attentions of model libraries may know the number of their heads from the whole model's configuration only.
+    if "num_heads" not in found and attributes.get("config") is not None:
+        found |= _heads(attributes["config"])
+    return found
+
+
+def _heads(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            found.setdefault(_COMMON.get(name, name), value)
     return found
 
 

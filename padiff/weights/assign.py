@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from padiff.align import Alignment, Seen, align
+from padiff.align import Alignment, ParameterPair, Seen, align
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import Step
@@ -30,16 +30,23 @@ class Carried:
         alignment: which layers and parameters answered to each other.
         proof: both models' outputs, where there were inputs to run them on.
         choices: what the outputs decided where names and shapes did not tell.
+        without: kinds of evidence that misled, as the outputs showed.
+        seen: what running the models showed.
     """
 
     alignment: Alignment
     proof: Proof | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    seen: tuple[Seen, Seen] = (Seen(), Seen())
 
     @property
     def proved(self) -> bool:
         return self.proof is not None and self.proof.holds
 
+
+# Below that confidence a pair is told.
+_SURE = 0.8
 
 #: What not to trust, one try after another: names mislead, or layers run in another order, where outputs say so.
 _TRUST: tuple[tuple[str, ...], ...] = ((), ("names",), ("execution",), ("names", "order", "neighbours"))
@@ -78,19 +85,17 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
                 "found by running both models" if doubt.about in carried.choices else "assumed; give inputs to prove it"
             )
             print(f"[AutoDiff] {doubt.about}: {carried.choices.get(doubt.about, doubt.options[0])} ({how})")
+    if carried.proof is None or not carried.proof.holds:
+        for line in _little(carried.alignment):
+            print(f"[AutoDiff] {line}")
     if carried.proof is not None:
         print(f"[AutoDiff] Largest output diff of each layer, both models run once:\n{carried.proof.table()}")
     print("[AutoDiff] Assign weight success !!!")
     return True
 
 
-def carry_over(
-    base_model: Any, raw_model: Any, layer_map: Any = None, inputs: Any = None, prove: bool = True
-) -> Carried:
+def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None, inputs: Any = None) -> Carried:
     """As `assign_weight`, without printing.
-
-    Args:
-        prove: run both models on the inputs in any case; else only where names, shapes and order leave a doubt.
 
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
@@ -102,7 +107,7 @@ def carry_over(
     before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
     transfer = _Transfer(base, raw, pairs, partial(align, base.info, raw.info, pairs, whole=rules), given)
     try:
-        return transfer.run(prove)
+        return transfer.run()
     except BaseException as error:
         for tensor, array in before:
             raw.framework.write(tensor, array)
@@ -126,10 +131,11 @@ class _Transfer:
         self._align, self._inputs = aligned, inputs
         self._seen = (Seen(), Seen())
         self._base_step: Step | None = None
+        self._tried: list[tuple[ParameterPair, ...]] = []
 
-    def run(self, prove: bool) -> Carried:
-        alignment = self._align()
-        if self._inputs is None or (alignment.sure and not prove):
+    def run(self) -> Carried:
+        if self._inputs is None:
+            alignment = self._align()
             self._write(alignment)
             return Carried(alignment)
         # What runs when tells more than any definition; outputs then prove the whole.
@@ -154,6 +160,9 @@ class _Transfer:
     def _better(self, best: Carried | None, without: tuple[str, ...], choices: Mapping[str, str]) -> Carried | None:
         """The better one of what was found so far and of another try, by how many outputs agree."""
         alignment = self._align(seen=self._seen, choices=choices, without=without)
+        if alignment.parameters in self._tried:
+            return best
+        self._tried.append(alignment.parameters)
         try:
             self._write(alignment)
         except AssignError:
@@ -162,7 +171,7 @@ class _Transfer:
         proof = prove(self._base_step, run_once(self._raw, self._inputs[1]), alignment)
         if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
             return best
-        return Carried(alignment, proof, choices)
+        return Carried(alignment, proof, choices, without, self._seen)
 
     def _write(self, alignment: Alignment) -> None:
         try:
@@ -173,6 +182,20 @@ class _Transfer:
             self._raw.framework.write(tensor, array)
         for call in plan.calls:
             call()
+
+
+def _little(alignment: Alignment) -> list[str]:
+    """What was paired on little evidence, in words."""
+    pairs = [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
+    if not pairs:
+        return []
+    told = [
+        f"`{p.reference.path}` with `{p.candidate.path}`"
+        + (f" (or {', '.join(p.alternatives)})" if p.ambiguous else "")
+        for p in pairs[:4]
+    ]
+    more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
+    return [f"Paired on little evidence: {', '.join(told)}{more}; inputs=(...) proves it by the outputs"]
 
 
 def _explain(error: NoPlanError, alignment: Alignment, base: LiveModel, raw: LiveModel) -> str:

@@ -34,8 +34,7 @@ class LiveModel:
     @classmethod
     def of(cls, model: Any) -> LiveModel:
         """A live model of a plain model, or of what ``create_model`` made (with its layer map)."""
-        inner = getattr(model, "padiff_model", None)
-        return cls(inner, tuple(model.padiff_layer_map)) if inner is not None else cls(model)
+        return cls(model.padiff_model, tuple(model.padiff_layer_map)) if is_proxy(model) else cls(model)
 
     def layer(self, path: str) -> Any:
         """The live layer at a path."""
@@ -66,4 +65,9 @@ class LiveModel:
 
 def frameworks_name(model: Any) -> str:
     """``torch`` or ``paddle``, of a plain model or of what ``create_model`` made."""
-    return framework_of(getattr(model, "padiff_model", model)).name
+    return framework_of(model.padiff_model if is_proxy(model) else model).name
+
+
+def is_proxy(model: Any) -> bool:
+    """Whether ``create_model`` made it. The class is asked: some models answer to any attribute."""
+    return hasattr(type(model), "padiff_model")

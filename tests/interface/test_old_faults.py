@@ -184,8 +184,8 @@ def test_auto_diff_keeps_no_output_alive(pair):
     try:
         report = padiff.auto_diff(*models, both(pair, data(5, 4)), **CFG)
         assert report
-        assert len(seen) == 2
-        assert [ref() for ref in seen] == [None, None]
+        assert len(seen) >= 2
+        assert not any(ref() is not None for ref in seen)
     finally:
         gc.enable()
 

@@ -1,0 +1,109 @@
+"""Views between layouts: taken where shapes leave one choice, and only then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from padiff.align.views import apply, square_view, told, view_between
+
+N, C, H, W = 2, 3, 5, 7
+
+
+def picture():
+    return np.random.default_rng(0).normal(size=(N, C, H, W))
+
+
+def last(x):
+    return np.moveaxis(x, 1, -1)
+
+
+def places(x):
+    """(N, H * W, C)."""
+    return last(x).reshape(x.shape[0], -1, x.shape[1])
+
+
+#: The reference's tensor and the candidate's, the same values in another layout.
+UNIQUE = {
+    "channels last": (picture(), last(picture())),
+    "channels first": (last(picture()), picture()),
+    "a picture and its places": (picture(), places(picture())),
+    "places and their picture": (places(picture()), picture()),
+    "a picture with its places in a row": (picture(), picture().reshape(N, C, H * W)),
+    "places in a row and a picture": (picture().reshape(N, C, H * W), picture()),
+    "a picture in one row": (picture(), picture().reshape(N, -1)),
+    "one row and a picture": (picture().reshape(N, -1), picture()),
+    "batch and sequence in one": (np.ones((2, 5, 8)), np.ones((10, 8))),
+    "sequence first": (np.arange(30.0).reshape(2, 5, 3), np.arange(30.0).reshape(2, 5, 3).swapaxes(0, 1)),
+    "features last in 3 axes": (np.arange(30.0).reshape(2, 5, 3), np.arange(30.0).reshape(2, 5, 3).swapaxes(1, 2)),
+    "heads after the sequence": (picture(), picture().swapaxes(1, 2)),
+    "a video, channels last": (np.arange(720.0).reshape(2, 3, 4, 5, 6), last(np.arange(720.0).reshape(2, 3, 4, 5, 6))),
+    "an extent of one more": (np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3, 1)),
+    "an extent of one inside": (np.arange(6.0).reshape(2, 1, 3), np.arange(6.0).reshape(2, 3)),
+}
+
+
+@pytest.mark.parametrize(("reference", "candidate"), UNIQUE.values(), ids=UNIQUE)
+def test_the_one_view_shows_the_candidate_as_the_reference(reference, candidate):
+    view = view_between(reference.shape, candidate.shape)
+    assert view
+    np.testing.assert_array_equal(apply(view, candidate, reference.shape), reference)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 4), (2, 3, 5), (2, 4, 4, 4)])
+def test_equal_shapes_need_no_view(shape):
+    assert view_between(shape, shape) == ""
+    array = np.ones(shape)
+    assert apply("", array, shape) is array
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        # As many places as channels: either may be the other.
+        ((2, 4, 4), (2, 4, 2, 2)),
+        ((2, 4, 2, 2), (2, 4, 4)),
+        # Channels last, or heads after the sequence.
+        ((2, 4, 3, 4), (2, 3, 4, 4)),
+        # Other values altogether.
+        ((2, 3), (3, 2)),
+        ((2, 3, 5), (2, 3, 6)),
+        ((2, 3), (2, 4)),
+        ((6,), (2, 3)),
+        ((5, 4, 3, 2), (2, 3, 4, 5)),
+    ],
+)
+def test_where_none_or_more_than_one_fits_no_view_is_taken(reference, candidate):
+    assert view_between(reference, candidate) == ""
+
+
+def test_a_view_of_square_pictures_is_the_one_the_others_need():
+    assert square_view((2, 4, 4, 4), {"axes 0,3,1,2"}) == "axes 0,3,1,2"
+    assert square_view((2, 4, 4), {"axes 0,2,1"}) == "axes 0,2,1"
+
+
+def test_no_view_of_a_square_is_taken_that_leaves_its_shape():
+    assert square_view((2, 3, 4, 4), {"axes 0,3,1,2"}) == ""
+    assert square_view((2, 4, 4), {"axes 1,0,2"}) == ""
+
+
+def test_no_view_of_a_square_is_taken_where_the_others_disagree():
+    assert square_view((2, 4, 4, 4), {"axes 0,3,1,2", "axes 0,2,3,1"}) == ""
+    assert square_view((2, 4, 4, 4), {"reshape"}) == ""
+    assert square_view((2, 4, 4, 4), set()) == ""
+
+
+def test_views_follow_one_after_the_other():
+    x = picture()
+    np.testing.assert_array_equal(apply("axes 0,2,3,1 then reshape", x, (N, H * W, C)), places(x))
+    np.testing.assert_array_equal(apply("transpose", x[0, 0], (W, H)), x[0, 0].T)
+
+
+def test_a_reshape_of_another_size_leaves_the_tensor_as_it_is():
+    assert apply("reshape", np.ones((2, 3)), (7,)).shape == (2, 3)
+
+
+def test_views_are_told_in_words():
+    assert told("axes 0,3,1,2") == "channels last against first"
+    assert told("axes 0,2,3,1 then reshape") == "channels first against last, reshape"
+    assert told("") == ""
