@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,9 +22,14 @@ _KIND, _RELATED_KIND, _OTHER_KIND = 1.5, 0.5, -2.0
 _RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
 _NEIGHBOUR, _OUTPUT = 0.25, 0.5
 _VALUES, _OTHER_VALUES = 5.0, -1.5
-_CONTENTS = 4.0
+_CONTENTS, _AROUND = 4.0, 3.0
 # So much of two large groups has to have the same name, or the same values, for that to line them up.
 _MOST = 0.8
+
+
+#: Signatures with their counts, and the number of all.
+Bag = tuple[frozenset[tuple[Signature, int]], int]
+NOTHING: Bag = (frozenset(), 0)
 
 
 @dataclass(eq=False)
@@ -41,16 +45,18 @@ class Item:
         neighbours: signatures of the units before and after it.
         output: shape of its first output, as a multiset of extents.
         values: numbers that stand for the values inside, the same on both sides where the values are the same.
+        around: what the innermost layer holds that holds more than this.
     """
 
     path: str
     defined: int
     ran: int | None = None
     kind: str = ""
-    bag: Counter[Signature] | None = None
+    bag: Bag | None = None
     neighbours: tuple[Hashable, Hashable] = (None, None)
     output: tuple[int, ...] | None = None
     values: frozenset[int] = frozenset()
+    around: Bag = NOTHING
 
 
 @dataclass
@@ -95,7 +101,10 @@ def scores(
     if "kinds" not in without:
         parts["kind"] = _by_class([item.kind for item in ours], [item.kind for item in theirs], _same_kind)
         if ours[0].bag is not None:
-            parts["contents"] = _by_contents(ours, theirs)
+            bags = [[x.bag or NOTHING for x in side] for side in (ours, theirs)]
+            parts["contents"] = _CONTENTS * _by_class(bags[0], bags[1], _overlap)
+    if "containers" not in without:
+        parts["surroundings"] = _AROUND * _by_class([x.around for x in ours], [x.around for x in theirs], _overlap)
     if "order" not in without:
         told = [None, None] if "names" in without else [_told_order(x, p) for x, p in zip((ours, theirs), inner)]
         if any(told):
@@ -158,20 +167,11 @@ def _same_output(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None) -
     return _OUTPUT if ours == theirs else -_OUTPUT
 
 
-def _by_contents(ours: Sequence[Item], theirs: Sequence[Item]) -> np.ndarray:
-    def overlap(
-        a: tuple[frozenset[tuple[Signature, int]], int], b: tuple[frozenset[tuple[Signature, int]], int]
-    ) -> float:
-        mine, other = dict(a[0]), dict(b[0])
-        shared = sum(min(count, other.get(signature, 0)) for signature, count in mine.items())
-        return _CONTENTS * 2 * shared / max(a[1] + b[1], 1)
-
-    keys = [[_frozen(x.bag or Counter()) for x in side] for side in (ours, theirs)]
-    return _by_class(keys[0], keys[1], overlap)
-
-
-def _frozen(bag: Counter[Signature]) -> tuple[frozenset[tuple[Signature, int]], int]:
-    return frozenset(bag.items()), bag.total()
+def _overlap(ours: Bag, theirs: Bag) -> float:
+    """The share of signatures that two layers have in common, 0 to 1."""
+    mine, other = dict(ours[0]), dict(theirs[0])
+    shared = sum(min(count, other.get(signature, 0)) for signature, count in mine.items())
+    return 2 * shared / max(ours[1] + theirs[1], 1)
 
 
 def _by_values(ours: Sequence[Item], theirs: Sequence[Item]) -> np.ndarray:

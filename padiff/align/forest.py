@@ -18,6 +18,7 @@ class Node:
     layer: Layer
     units: list[Unit] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
+    parent: Node | None = None
 
     @property
     def path(self) -> str:
@@ -35,6 +36,11 @@ class Node:
         for child in self.children:
             total.update(child.bag)
         return total
+
+    @cached_property
+    def frozen(self) -> tuple[frozenset[tuple[Signature, int]], int]:
+        """The bag, and how many it holds, to be looked up by."""
+        return frozenset(self.bag.items()), self.bag.total()
 
     @cached_property
     def first(self) -> int:
@@ -57,7 +63,7 @@ def forest(layers: Sequence[Layer], units: Iterable[Unit]) -> list[Node]:
     for layer in layers:
         while above and not inside(layer.path, above[-1].path):
             above.pop()
-        node = Node(layer, owned.get(layer.path, []))
+        node = Node(layer, owned.get(layer.path, []), parent=above[-1] if above else None)
         (above[-1].children if above else roots).append(node)
         above.append(node)
     return roots

@@ -20,6 +20,7 @@ _PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gate", ("input gate", "forget gate", "cell gate", "output gate")),
     ("gate", ("reset gate", "update gate", "new gate")),
 )
+_ROLES = {("q", "k", "v"): "qkv", ("q", "kv"): "qkv", ("k", "v"): "kv", ("gate", "up"): "gate_up"}
 # Never a part of a matrix of inputs.
 _LAST = frozenset({("attention part", "o"), ("mlp part", "out"), ("attention part", "qkv")})
 # Of layers whose names say nothing, at most so many are tried as parts.
@@ -29,10 +30,16 @@ _ALONE = frozenset({"embedding", "norm"})
 
 @dataclass(frozen=True)
 class Bundle:
-    """Units whose rows, below each other, may be another's; ``named`` if their names tell their order."""
+    """Units whose rows, below each other, may be another's.
+
+    Attributes:
+        named: whether their names tell their order.
+        role: what a layer that holds them all is called.
+    """
 
     parts: tuple[Unit, ...]
     named: bool
+    role: str = ""
 
 
 def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[Bundle]:
@@ -145,7 +152,7 @@ def _named(family: Sequence[Unit], rows: int) -> Bundle | None:
         if all(by_role.get(role) for role in pattern):
             parts = tuple(by_role[role][0] for role in pattern)
             if sum(unit.matrix[0] for unit in parts) == rows:
-                return Bundle(parts, True)
+                return Bundle(parts, True, _ROLES.get(pattern, ""))
     return None
 
 

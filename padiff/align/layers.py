@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from padiff.align.around import Matched, Tree, pair_containers, pair_plain
-from padiff.align.forest import forest
+from padiff.align.forest import Node, forest
 from padiff.align.found import Alignment, LayerPair, ParameterPair, Seen, SplitPair
 from padiff.align.given import Entry, entries, regions
 from padiff.align.parameters import Parameters, with_packed_biases, with_summed_biases
@@ -79,7 +79,11 @@ class _Aligning:
         self._units = settled(units[0], units[1])
         read = (None, None) if "values" in without else (seen[0].values, seen[1].values)
         values = same_values(self._units[0], self._units[1], read)
-        self._sides = Side(self._units[0], seen[0], values[0]), Side(self._units[1], seen[1], values[1])
+        nodes = [_nodes(forest(info.layers, units)) for info, units in zip(self._infos, self._units)]
+        self._sides = (
+            Side(self._units[0], seen[0], values[0], nodes[0]),
+            Side(self._units[1], seen[1], values[1], nodes[1]),
+        )
         self._skipped = (
             {path for entry in self._given for path in entry.reference},
             {path for entry in self._given for path in entry.candidate},
@@ -192,6 +196,16 @@ class _Aligning:
 
 def _path(entry: Entry, side: int) -> str:
     return (entry.candidate if side else entry.reference)[0]
+
+
+def _nodes(roots: Iterable[Node]) -> dict[str, Node]:
+    found: dict[str, Node] = {}
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        found[node.path] = node
+        waiting += node.children
+    return found
 
 
 def _grouped(items: Sequence[_T], tree: Tree) -> dict[int, list[_T]]:

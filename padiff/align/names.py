@@ -23,7 +23,7 @@ _ROLES: dict[str, tuple[tuple[str, str], ...]] = {
               r"key_(?:proj|layer|projection|linear|dense)|k_proj_weight)"),
         ("v", r"(?:v|value|values|w_?v|to_v|(?:linear|lin|fc|proj|dense|w)_?v|v_?(?:proj|lin|linear|fc|dense|layer)|"
               r"value_(?:proj|layer|projection|linear|dense)|v_proj_weight)"),
-        ("o", rf"(?:(?:out|o)_?(?:proj|lin|linear|fc|dense)|to_out|w_?o|linear_out|proj_out|fc_o|linear_o|proj_o|"
+        ("o", rf"(?:(?:out|o)_?(?:proj|lin|linear|fc|dense)|to_out|w_?o|o|linear_out|proj_out|fc_o|linear_o|proj_o|"
               rf"dense_o|(?:{_ATTENTION})[._](?:\w+[._])*?(?:output[._]dense|c_proj|dense|proj|out|output|o|linear|"
               rf"projection|fc|fc_out|merge))"),
     ),

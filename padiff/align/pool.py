@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from padiff import equivalents
 from padiff.align import names
@@ -51,7 +52,7 @@ class Pool:
         return self.matches.left_of(ours, theirs)
 
     def _same_shapes(self, ours: Sequence[Unit], theirs: Sequence[Unit]) -> None:
-        groups = [_by_signature(side) for side in (ours, theirs)]
+        groups = [_by(side, lambda unit: unit.signature) for side in (ours, theirs)]
         for signature in [s for s in groups[0] if s in groups[1]]:
             self._alike(groups[0][signature], groups[1][signature])
 
@@ -62,12 +63,16 @@ class Pool:
         spare = [u for u in parts if counts[1][u.signature] > counts[0][u.signature] and not u.opaque]
         side, other = (self._sides[1], self._sides[0]) if turned else self._sides
         done: set[Unit] = set()
-        for members in _by_signature(surplus).values():
+        for members in _by(surplus, lambda unit: (unit.signature, equivalents.group_of_kinds(unit.kind))).values():
             found = [b for b in bundles(members[0], spare, other.seen.order) if not done & set(b.parts)]
             if not found:
                 continue
             items = [side.item(u) for u in members], [self._bundle_item(other, b) for b in found]
-            for choice in assign(items[0], items[1], self._scoring(items), common_prefixes(items)):
+            signature = members[0].signature
+            more = counts[0][signature] - counts[1][signature] - sum(u.signature == signature for u in done)
+            chosen = assign(items[0], items[1], self._scoring(items), common_prefixes(items))
+            # Only so many as have no like: the best of them.
+            for choice in sorted(chosen, key=lambda choice: -choice.score)[:more]:
                 whole, bundle = members[choice.ours], found[choice.theirs]
                 if done & set(bundle.parts) or choice.margin < TOO_CLOSE:
                     continue
@@ -81,8 +86,10 @@ class Pool:
 
     def _bundle_item(self, side: Side, bundle: Bundle) -> Item:
         item = side.item(bundle.parts[0])
-        parent = bundle.parts[0].name.rpartition(".")[0]
-        return Item(path=parent or item.path, defined=item.defined, ran=item.ran, kind=item.kind)
+        parent = item.path.rpartition(".")[0]
+        # Called as the fused layer would be, so that its name can be compared.
+        path = f"{item.path}.{bundle.role}" if bundle.role else parent or item.path
+        return Item(path=path, defined=item.defined, ran=item.ran, kind=item.kind, around=item.around)
 
     def _alike(self, ours: Sequence[Unit], theirs: Sequence[Unit]) -> None:
         for mine, other in self._by_roles(ours, theirs):
@@ -142,7 +149,7 @@ class Pool:
         ours, theirs = self._by_weight(ours, theirs, lambda unit: bare(unit.matrix))
         ours, theirs = self._by_weight(ours, theirs, _flat)
         ours, theirs = self._by_weight(ours, theirs, _places)
-        groups = [_by_kind([u for u in side if not u.optional]) for side in (ours, theirs)]
+        groups = [_by([u for u in side if not u.optional], lambda unit: unit.kind) for side in (ours, theirs)]
         for kind in [k for k in groups[0] if k in groups[1] and k]:
             mine, other = groups[0][kind], groups[1][kind]
             items = [self._sides[0].item(u) for u in mine], [self._sides[1].item(u) for u in other]
@@ -211,15 +218,8 @@ def _tied_alike(ours: Sequence[Unit], theirs: Sequence[Unit]) -> set[Signature]:
     return {signature for signature in tied[0] | tied[1] if counts[0][signature] == counts[1][signature]}
 
 
-def _by_signature(units: Sequence[Unit]) -> dict[Signature, list[Unit]]:
-    groups: dict[Signature, list[Unit]] = {}
+def _by(units: Sequence[Unit], key: Callable[[Unit], Any]) -> dict[Any, list[Unit]]:
+    groups: dict[Any, list[Unit]] = {}
     for unit in units:
-        groups.setdefault(unit.signature, []).append(unit)
-    return groups
-
-
-def _by_kind(units: Sequence[Unit]) -> dict[str, list[Unit]]:
-    groups: dict[str, list[Unit]] = {}
-    for unit in units:
-        groups.setdefault(unit.kind, []).append(unit)
+        groups.setdefault(key(unit), []).append(unit)
     return groups

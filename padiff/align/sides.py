@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from padiff.align.evidence import Item
+from padiff.align.evidence import NOTHING, Bag, Item
 from padiff.align.forest import Node
 from padiff.align.found import Seen
 from padiff.align.units import Unit
@@ -75,6 +75,8 @@ class Side:
     seen: Seen
     #: Numbers that stand for the units' values, where both sides start from the same.
     values: Mapping[Unit, int] = field(default_factory=dict)
+    #: All containers, by path.
+    nodes: Mapping[str, Node] = field(default_factory=dict)
     _place: dict[Unit, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,6 +99,7 @@ class Side:
             neighbours=(around[0], around[1]),
             output=_extents(self.seen.outputs.get(unit.path)),
             values=frozenset({self.values[unit]}) if unit in self.values else frozenset(),
+            around=self._around(unit.path, 1),
         )
 
     def container(self, node: Node) -> Item:
@@ -106,10 +109,18 @@ class Side:
             path=node.path,
             defined=node.first,
             ran=min(ran, default=None),
-            bag=node.bag,
+            bag=node.frozen,
             output=_extents(self.seen.outputs.get(node.path)),
             values=frozenset(self.values[unit] for unit in node.below() if unit in self.values),
+            around=self._around(node.path, node.bag.total()),
         )
+
+    def _around(self, path: str, own: int) -> Bag:
+        """What the innermost layer holds that holds more than this."""
+        node = self.nodes.get(path)
+        while node is not None and node.bag.total() <= own:
+            node = node.parent
+        return node.frozen if node is not None else NOTHING
 
     def twin(self, unit: Unit, kind: str) -> Unit:
         """The unit itself, or the layer of this kind that is tied to it: a head and its embedding are one matrix."""
