@@ -88,23 +88,26 @@ def scores(
     theirs: Sequence[Item],
     inner: tuple[str, str] = ("", ""),
     without: Collection[str] = (),
+    linked: names.Linked = frozenset(),
 ) -> Scores:
     """How well each of ours and each of theirs go together, shapes being equal already.
 
     Args:
         inner: prefix (with its dot) of each side that the paths have in common; the words after it count.
         without: kinds of evidence to leave out.
+        linked: words that mean the same in these two models.
     """
     parts: dict[str, np.ndarray] = {}
     if "names" not in without:
-        parts["names"] = _by_names(ours, theirs, inner)
+        parts["names"] = _by_names(ours, theirs, inner, linked)
     if "kinds" not in without:
         parts["kind"] = _by_class([item.kind for item in ours], [item.kind for item in theirs], _same_kind)
         if ours[0].bag is not None:
             bags = [[x.bag or NOTHING for x in side] for side in (ours, theirs)]
             parts["contents"] = _CONTENTS * _by_class(bags[0], bags[1], _overlap)
     if "containers" not in without:
-        parts["surroundings"] = _AROUND * _by_class([x.around for x in ours], [x.around for x in theirs], _overlap)
+        around = [_telling([x.around for x in side]) for side in (ours, theirs)]
+        parts["surroundings"] = _AROUND * _by_class(around[0], around[1], _overlap)
     if "order" not in without:
         told = [None, None] if "names" in without else [_told_order(x, p) for x, p in zip((ours, theirs), inner)]
         if any(told):
@@ -128,13 +131,13 @@ def scores(
     return Scores(total, parts)
 
 
-def _by_names(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, str]) -> np.ndarray:
+def _by_names(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, str], linked: names.Linked) -> np.ndarray:
     read = [[names.read(x.path, x.path[len(p) :]) for x in side] for side, p in zip((ours, theirs), inner)]
     # Numbers are no matter here, so that a thousand blocks are read as one.
     # Words that all of a side have in common tell nothing apart.
     common = [frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset() for side in read]
     keys = [[(name.roles, name.words - c or name.words) for name in side] for side, c in zip(read, common)]
-    matrix = _by_class(keys[0], keys[1], _same_names)
+    matrix = _by_class(keys[0], keys[1], lambda a, b: _same_names(a, b, linked))
     tails = [[x.path[len(p) :] for x in side] for side, p in zip((ours, theirs), inner)]
     place = {tail: j for j, tail in enumerate(tails[1])}
     for i, tail in enumerate(tails[0]):
@@ -143,8 +146,8 @@ def _by_names(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, st
     return matrix
 
 
-def _same_names(ours: names.Said, theirs: names.Said) -> float:
-    agree, contradict, common = names.agreement(ours, theirs)
+def _same_names(ours: names.Said, theirs: names.Said, linked: names.Linked) -> float:
+    agree, contradict, common = names.agreement(ours, theirs, linked)
     if contradict:
         return _CONTRADICTION
     return _ROLE * min(agree, 2) + _WORDS * common
@@ -165,6 +168,22 @@ def _same_output(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None) -
     if ours is None or theirs is None:
         return 0.0
     return _OUTPUT if ours == theirs else -_OUTPUT
+
+
+def _telling(bags: Sequence[Bag]) -> list[Bag]:
+    """What is around some, without what is around all of them."""
+    distinct = set(bags)
+    if len(distinct) < 2:
+        return list(bags)
+    common = dict(bags[0][0])
+    for bag in distinct:
+        counts = dict(bag[0])
+        common = {signature: min(n, counts[signature]) for signature, n in common.items() if signature in counts}
+    left = {}
+    for bag in distinct:
+        rest = {signature: n - common.get(signature, 0) for signature, n in bag[0]}
+        left[bag] = frozenset((signature, n) for signature, n in rest.items() if n), sum(rest.values())
+    return [left[bag] for bag in bags]
 
 
 def _overlap(ours: Bag, theirs: Bag) -> float:

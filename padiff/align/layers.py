@@ -11,6 +11,7 @@ from padiff.align.around import Matched, Tree, pair_containers, pair_plain
 from padiff.align.forest import Node, forest
 from padiff.align.found import Alignment, LayerPair, ParameterPair, Seen, SplitPair
 from padiff.align.given import Entry, entries, regions
+from padiff.align.names import Linked, vocabulary
 from padiff.align.parameters import Parameters, with_packed_biases, with_summed_biases
 from padiff.align.regions import Regions
 from padiff.align.sides import Match, Side
@@ -22,6 +23,8 @@ from padiff.layer_map import LayerMap
 from padiff.records import Layer, RunInfo
 
 _NOTHING = Seen()
+# From that confidence on, a pair may teach words.
+_SURE = 0.8
 _T = TypeVar("_T", Layer, Unit)
 #: Where in a layer's own order another answers to it: its unit, the part of it, and the match that says so.
 _Place = tuple[int, int, Match]
@@ -96,7 +99,12 @@ class _Aligning:
         self._parameters = Parameters(self._infos, choices)
 
     def result(self) -> Alignment:
-        matches = self._matches()
+        matches = self._matches(frozenset())
+        if "names" not in self._without and any(match.confidence < _SURE for match in matches):
+            # What is sure teaches how the two authors call things, which helps with the rest.
+            sure = ((a.name, b.name) for m in matches if m.confidence >= _SURE for a in m.ours for b in m.theirs)
+            linked = vocabulary(sure)
+            matches = self._matches(linked) if linked else matches
         by_path = [{layer.path: layer for layer in info.layers} for info in self._infos]
         matched: Matched = {e.reference[0]: (by_path[1][e.candidate[0]], "given") for e in self._both}
         best = _owner_pairs(matches, self._units)
@@ -124,7 +132,7 @@ class _Aligning:
             doubts=tuple(self._parameters.doubts.values()),
         )
 
-    def _matches(self) -> list[Match]:
+    def _matches(self, linked: Linked) -> list[Match]:
         """The units that answer to each other, region by region of the given map."""
         found: list[Match] = []
         for entry in self._given:
@@ -147,7 +155,7 @@ class _Aligning:
                 a, b = own[0][0], own[1][0]
                 found.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
             elif below or all(own):
-                region = Regions(self._sides, self._without)
+                region = Regions(self._sides, self._without, linked)
                 region.run(forests[0], forests[1], (own[0], own[1]))
                 found += region.matches
         return found

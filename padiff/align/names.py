@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -192,6 +193,9 @@ def role(path: str, family: str) -> str:
     return next(iter(_first(_TELLING[family], path.lower())), "")
 
 
+# Of all pairs with either of two words, so many have to have both for the words to mean the same.
+_LINKED = 0.75
+
 _RECURRENT_PART = re.compile(r"(?:ih|hh|i2h|h2h|x2h|xh)")
 
 
@@ -208,7 +212,11 @@ _COMPATIBLE = (frozenset({"in", "gate"}), frozenset({"in", "up"}), frozenset({"i
 Said = tuple[frozenset[tuple[str, str]], frozenset[str]]
 
 
-def agreement(ours: Said, theirs: Said) -> tuple[int, int, float]:
+#: Words of the reference and of the candidate that mean the same in these two models.
+Linked = frozenset[tuple[str, str]]
+
+
+def agreement(ours: Said, theirs: Said, linked: Linked = frozenset()) -> tuple[int, int, float]:
     """How many roles agree, how many contradict each other, and the share of common words, 0 to 1."""
     mine, other = dict(ours[0]), dict(theirs[0])
     agree = contradict = 0
@@ -221,8 +229,27 @@ def agreement(ours: Said, theirs: Said) -> tuple[int, int, float]:
     shared = len(ours[1] & theirs[1])
     rest = [ours[1] - theirs[1], theirs[1] - ours[1]]
     # doc and document, step and steps
-    shared += sum(any(_begins(word, other) for other in rest[1]) for word in rest[0])
+    shared += sum(any(_begins(word, other) or (word, other) in linked for other in rest[1]) for word in rest[0])
     return agree, contradict, 2 * shared / total if total else 0.0
+
+
+def vocabulary(paths: Iterable[tuple[str, str]]) -> Linked:
+    """Words that two authors use for the same, learnt from the paths of sure pairs.
+
+    Two words are linked where each is found nearly only where the other is.
+    """
+    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    together: Counter[tuple[str, str]] = Counter()
+    for ours, theirs in set(paths):
+        words = [read(path, path).words for path in (ours, theirs)]
+        for k in (0, 1):
+            counts[k].update(words[k])
+        together.update((a, b) for a in words[0] for b in words[1])
+    return frozenset(
+        (a, b)
+        for (a, b), n in together.items()
+        if a != b and n > 1 and n >= _LINKED * (counts[0][a] + counts[1][b] - n)
+    )
 
 
 def _begins(word: str, other: str) -> bool:

@@ -32,8 +32,10 @@ _AGAINST = -4.0
 class Pool:
     """Pairs units of two models, wherever they lie."""
 
-    def __init__(self, sides: tuple[Side, Side], without: Collection[str], matches: Matches) -> None:
-        self._sides = sides
+    def __init__(
+        self, sides: tuple[Side, Side], without: Collection[str], linked: names.Linked, matches: Matches
+    ) -> None:
+        self._sides, self._linked = sides, linked
         self._without = without
         self.matches = matches
 
@@ -139,7 +141,7 @@ class Pool:
 
     def _scoring(self, items: Sequence[Sequence[Item]]) -> Callable[[Sequence[Item], Sequence[Item]], Scores]:
         inner = common_prefixes(items)
-        return lambda a, b: scores(a, b, inner, self._without)
+        return lambda a, b: scores(a, b, inner, self._without, self._linked)
 
     # -- what does not fit -------------------------------------------------------------------------------------
 

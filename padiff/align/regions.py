@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 
 from padiff.align.evidence import scores
 from padiff.align.forest import Node, opened
+from padiff.align.names import Linked
 from padiff.align.pool import Pool, common_prefixes
 from padiff.align.sides import Matches, Side
 from padiff.align.solve import TOO_CLOSE, assign
@@ -26,11 +27,11 @@ _ENOUGH = 0.5
 class Regions:
     """Pairs the units of two models."""
 
-    def __init__(self, sides: tuple[Side, Side], without: Collection[str] = ()) -> None:
-        self._sides = sides
+    def __init__(self, sides: tuple[Side, Side], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
+        self._sides, self._linked = sides, linked
         self._without = without
         self.matches = Matches()
-        self._pool = Pool(sides, without, self.matches)
+        self._pool = Pool(sides, without, linked, self.matches)
 
     def run(
         self,
@@ -76,7 +77,7 @@ class Regions:
             return ours, theirs
         items = [[side.container(node) for node in nodes] for side, nodes in zip(self._sides, (ours, theirs))]
         inner = common_prefixes(items)
-        chosen = assign(items[0], items[1], lambda a, b: scores(a, b, inner, self._without), inner)
+        chosen = assign(items[0], items[1], lambda a, b: scores(a, b, inner, self._without, self._linked), inner)
         paired: tuple[set[int], set[int]] = (set(), set())
         for choice in chosen:
             a, b = ours[choice.ours], theirs[choice.theirs]
