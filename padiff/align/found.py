@@ -100,6 +100,7 @@ class Part:
         stop: `None` for all rows to the end.
         columns: of a matrix, the columns from and to; `None` for all of them.
         axes: the order of axes that makes it like the other side's, where it is another.
+        label: what the rows are called (``key``), where both sides have them in one.
     """
 
     layer: str
@@ -111,6 +112,7 @@ class Part:
     stop: int | None = None
     columns: tuple[int, int] | None = None
     axes: tuple[int, ...] = ()
+    label: str = ""
 
     @property
     def whole(self) -> bool:

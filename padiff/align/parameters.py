@@ -17,6 +17,7 @@ from padiff.records import ROOT, Parameter, RunInfo
 _HEAD_BY_HEAD = re.compile(r"query_key_value$")
 
 TOGETHER, BY_HEAD, BY_ROW = "one below the other", "head by head", "row by row"
+AS_STORED = "the same on both sides"
 CHANNELS_FIRST, CHANNELS_LAST = "channels first", "channels last"
 INPUT_FIRST, STATE_FIRST = "the input", "the state"
 
@@ -50,16 +51,66 @@ class Parameters:
         return self._split(whole, parts, turned)
 
     def _one_to_one(self, ours: Unit, theirs: Unit) -> list[ParameterPair]:
-        pairs = []
+        pairs: list[ParameterPair] = []
         layouts = self._layouts(ours, theirs)
+        groups = self._fused_groups(ours, theirs) if _holds_key(ours) and _holds_key(theirs) else None
         for role, parameter in ours.parameters.items():
             other = theirs.parameters.get(role)
-            if other is not None:
+            if other is not None and groups is not None and (role == "bias" or groups[0] != groups[1]):
+                pairs += self._key_apart(
+                    (ours, parameter, layouts[0], groups[0]), (theirs, other, layouts[1], groups[1]), role
+                )
+            elif other is not None:
                 parts = _part(ours, parameter, layouts[0]), _part(theirs, other, layouts[1])
                 if role == "weight":
                     parts = self._patches(*parts, ours, theirs)
                 pairs.append(ParameterPair((parts[0],), (parts[1],)))
         return pairs
+
+    def _fused_groups(self, ours: Unit, theirs: Unit) -> tuple[int, int]:
+        """In how many groups query, key and value alternate on either side, both having them in one.
+
+        As a rule in as many; where one is called as what alternates head by head and the other is not, it is a doubt.
+        """
+        by_head = [bool(_HEAD_BY_HEAD.search(unit.name.lower())) for unit in (ours, theirs)]
+        heads = max(self._heads(ours, 0), self._heads(theirs, 1))
+        if heads < 2 or ours.matrix[0] // 3 % heads:
+            return 1, 1
+        same = heads if all(by_head) else 1
+        if by_head[0] == by_head[1]:
+            return same, same
+        about = f"order of rows in {ours.name.rpartition('.')[2]} against {theirs.name.rpartition('.')[2]}"
+        ways = {AS_STORED: (1, 1), f"{BY_HEAD} against {TOGETHER}": (heads, 1) if by_head[0] else (1, heads)}
+        return ways[self._decided(about, tuple(ways))]
+
+    def _key_apart(
+        self, ours: tuple[Unit, Parameter, str, int], theirs: tuple[Unit, Parameter, str, int], role: str
+    ) -> list[ParameterPair]:
+        """Query, key and value one by one, though both sides have them in one.
+
+        Of biases in any case. An attention hardly depends on the key's: its gradient is rounding noise, and what an
+        adaptive optimizer makes of that would hide among the others, or make them look wrong.
+        """
+        pieces: list[list[Part]] = []
+        for unit, parameter, layout, groups in (ours, theirs):
+            each = unit.matrix[0] // 3 // groups
+            turned = layout if role == "weight" else ""
+            pieces.append(
+                [
+                    Part(
+                        unit.path,
+                        parameter.slot,
+                        parameter.shape,
+                        turned,
+                        groups,
+                        n * each,
+                        (n + 1) * each,
+                        label=label,
+                    )
+                    for n, label in enumerate(("query", "key", "value"))
+                ]
+            )
+        return [ParameterPair((a,), (b,)) for a, b in zip(*pieces)]
 
     def _layouts(self, ours: Unit, theirs: Unit) -> tuple[str, str]:
         """How the two matrices lie; where their classes do not say and the shape is no help, it is a doubt."""
@@ -169,6 +220,12 @@ class Parameters:
         answer = chosen if chosen in options else ""
         self.doubts[about] = Doubt(about, options, answer)
         return answer or options[0]
+
+
+def _holds_key(unit: Unit) -> bool:
+    """Whether a unit is query, key and value in one, of the same size."""
+    fused = names.role(unit.name, "attention part") == "qkv"
+    return fused and len(unit.matrix) == 2 and unit.matrix[0] % 3 == 0 and unit.matrix[0] >= unit.matrix[1]
 
 
 def _part(unit: Unit, parameter: Parameter, layout: str) -> Part:

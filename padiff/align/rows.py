@@ -145,7 +145,7 @@ def _cut(parts: Sequence[Part], records: Sequence[Record], others: Sequence[Part
     """Records of rows, named by the layer on the other side that they answer to."""
     cut = []
     for part, record in zip(parts, records):
-        slot = record.slot if part.whole else f"{record.slot}[{_short(others[0])}]"
+        slot = record.slot if part.whole else f"{record.slot}[{part.label or _short(others[0])}]"
         cut.append(replace(record, slot=slot, shape=part.size, source=_Rows(record.source, part)))
     return cut
 

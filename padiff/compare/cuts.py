@@ -15,8 +15,9 @@ from padiff.align import Alignment, LayerPair
 from padiff.align.units import containers_of
 from padiff.records import ROOT, Diff, Layer
 
-# An activation more or less changes a tensor by far more than this share of its norm.
-_GROSS = 0.05
+# An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
+# normalisation, by less.
+_GROSS, _VISIBLE = 0.05, 1e-3
 
 
 def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
@@ -38,9 +39,15 @@ def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = Tr
     doubtful -= fixed
     sure = [d for d in forward if _paths(d) not in doubtful]
     # What is off by less than this differs by a fault, or by rounding, not by another end.
-    wide = [d for d in forward if not d.passed and _paths(d) in doubtful and _error(d) >= _GROSS]
-    first = min((_order(d) for d in sure if not d.passed and _error(d) >= _GROSS / 100), default=math.inf)
-    last = max((_order(d) for d in sure if _error(d) < _GROSS / 100 and _order(d) < first), default=-1)
+    containers = {(p.reference.path, p.candidate.path) for p in alignment.pairs if p.reference.children}
+    wide = [
+        d
+        for d in forward
+        if not d.passed and _paths(d) in doubtful
+        if _error(d) >= (_GROSS if _paths(d) in containers else _VISIBLE)
+    ]
+    first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
+    last = max((_order(d) for d in sure if _error(d) < _VISIBLE / 2 and _order(d) < first), default=-1)
     return frozenset(_paths(d) for d in wide if _order(d) < last)
 
 

@@ -78,6 +78,12 @@ def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     return reference, candidate
 
 
+def loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """Both sides of a pair in one layout, in float64, divided by their scales."""
+    reference, candidate = _loaded(pair)
+    return _wide(reference, pair.scales[0]), _wide(candidate, pair.scales[1])
+
+
 def _lone(pair: Pair) -> Figures:
     array = pair.anchor.value
     zeros = np.broadcast_to(np.zeros((), array.dtype), array.shape)
