@@ -113,7 +113,8 @@ def scores(
         if any(told):
             sides = [t or [x.defined for x in side] for t, side in zip(told, (ours, theirs))]
             # Numbers on one side alone are set against the other's order of definition.
-            parts["numbers in the names"] = (_NUMBERED if all(told) else 2 * _DEFINED) * _near(sides[0], sides[1])
+            what = "numbers in the names" if all(told) else "numbers on one side"
+            parts[what] = (_NUMBERED if all(told) else 2 * _DEFINED) * _near(sides[0], sides[1])
         parts["order of definition"] = _DEFINED * _near([x.defined for x in ours], [x.defined for x in theirs])
     ran = [[x.ran for x in side] for side in (ours, theirs)]
     if "execution" not in without:
@@ -235,20 +236,29 @@ def _sorted(places: Sequence[int]) -> list[int]:
 
 
 def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:
-    """The places that the numbers in the names tell; `None` where not all names differ by numbers alone."""
+    """The places that the names tell: those of definition, with names that differ by numbers alone in their order.
+
+    `None` where no two names do.
+    """
     read = [names.read(x.path, x.path[len(prefix) :]) for x in side]
     if len(read) < 2:
         return None
     if all(name.norm for name in read):
         keys = [(*name.numbers, name.norm) for name in read]
-    elif len({name.skeleton for name in read}) == 1:
-        keys = [name.numbers for name in read]
+        alike = {"": list(range(len(side)))}
     else:
+        keys = [name.numbers for name in read]
+        alike = {}
+        for k, name in enumerate(read):
+            alike.setdefault(name.skeleton, []).append(k)
+    if len(set(zip(keys, (name.skeleton for name in read)))) < len(keys) or max(map(len, alike.values())) < 2:
         return None
-    if len(set(keys)) < len(keys):
-        return None
-    place = {key: rank for rank, key in enumerate(sorted(keys))}
-    return [place[key] for key in keys]
+    place = {k: rank for rank, k in enumerate(sorted(range(len(side)), key=lambda k: side[k].defined))}
+    told = dict(place)
+    for group in alike.values():
+        for k, where in zip(sorted(group, key=lambda k: keys[k]), sorted(place[k] for k in group)):
+            told[k] = where
+    return [told[k] for k in range(len(side))]
 
 
 def _near(ours: Sequence[int], theirs: Sequence[int]) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from padiff.records import LOOP, Layer, Step, TensorSource, is_functional
+from padiff.records import LOOP, ROOT, Layer, Step, TensorSource, is_functional
 
 #: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
 Values = Callable[[str, str], "np.ndarray | None"]
@@ -221,6 +221,21 @@ class Alignment:
         yield from self.candidate_only if side else self.reference_only
         for split in self.splits:
             yield from split.candidate if side else split.reference
+
+    def surplus(self, side: int) -> tuple[str, ...]:
+        """The outermost layers of one side that hold parameters none of which has a partner."""
+        left = self.candidate_parameters if side else self.reference_parameters
+        gone = {site.rpartition("/")[0] for site in left}
+        layers = sorted(self.layers(side), key=lambda layer: layer.path)
+        covered = {part.layer for pair in self.parameters for part in (pair.candidate if side else pair.reference)}
+        whole = [
+            layer.path
+            for layer in layers
+            if layer.path in gone or any(path.startswith(f"{layer.path}.") for path in gone)
+            if not any(path == layer.path or path.startswith(f"{layer.path}.") for path in covered)
+            if layer.path != ROOT
+        ]
+        return tuple(path for path in whole if not any(path.startswith(f"{above}.") for above in whole))
 
     @property
     def sure(self) -> bool:

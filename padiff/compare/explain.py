@@ -119,10 +119,26 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[R
     by_settings = _by_settings(pair, layers)
     if by_settings:
         return by_settings
+    surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
+    if surplus:
+        return surplus
     try:
         return _by_stage(diff, step, layers, infos)
     except RunFolderError:
         return ""  # the values are no longer there to look at; the figures stand
+
+
+def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
+    """Layers with parameters that ran on one side, and that the other side has not."""
+    ran = [d.pair.anchor.layer for d in step if d.pair.stage == "forward" and not d.compared]
+    told = []
+    for side, name in enumerate(("reference", "candidate")):
+        more = [p for p in alignment.surplus(side) if any(r == p or r.startswith(f"{p}.") for r in ran)]
+        if more:
+            other = "candidate" if side == 0 else "reference"
+            rest = f" and {len(more) - 3} more" if len(more) > 3 else ""
+            told.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
+    return "; ".join(told)
 
 
 def _by_settings(pair: Pair, layers: LayerPair | None) -> str:

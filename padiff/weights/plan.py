@@ -174,7 +174,12 @@ class _Planning:
             raise NoPlanError(
                 f"the base layer has nothing for the raw layer's {_told(left[1], False)}", back[places[1]], places[1]
             )
-        sides = [f"the {name} model's {_told(rest, True)}" for name, rest in zip(("base", "raw"), left) if rest]
+        sides = []
+        for k, (name, rest) in enumerate(zip(("base", "raw"), left)):
+            whole = self._alignment.surplus(k)
+            where = f"{', '.join(whole[:4])}{' and more' if len(whole) > 4 else ''}: " if whole else ""
+            if rest:
+                sides.append(f"the {name} model's {where}{_told(rest, True)}")
         raise NoPlanError(f"no partner for {' and for '.join(sides)}", places[0], places[1])
 
     def _covered(self, side: int, model: LiveModel, path: str, slot: str) -> bool:
