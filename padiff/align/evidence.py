@@ -13,14 +13,14 @@ from padiff.align import names
 from padiff.align.units import Signature
 
 #: Kinds of evidence; each can be switched off, to see what it is worth.
-KINDS_OF_EVIDENCE = ("names", "kinds", "order", "execution", "neighbours", "values", "containers")
+KINDS_OF_EVIDENCE = ("names", "kinds", "order", "execution", "values", "containers")
 
 # What each is worth. The figures were chosen by the pairs of the benchmark (benchmarks/alignment.py): a role that
 # contradicts outweighs any order, running outweighs definition, and words alone never outweigh an order.
 _SAME_PATH, _ROLE, _CONTRADICTION, _WORDS = 3.0, 3.0, -8.0, 3.0
 _KIND, _RELATED_KIND, _OTHER_KIND = 1.5, 0.5, -2.0
 _RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
-_NEIGHBOUR, _OUTPUT = 0.25, 0.5
+_OUTPUT = 0.5
 _VALUES, _OTHER_VALUES = 5.0, -1.5
 _CONTENTS, _AROUND = 4.0, 3.0
 # So much of two large groups has to have the same name, or the same values, for that to line them up.
@@ -42,7 +42,6 @@ class Item:
         ran: position in the order of execution, `None` if not known.
         kind: the layer's kind; empty if that says nothing (a container).
         bag: signatures of what is inside, for a container.
-        neighbours: signatures of the units before and after it.
         output: shape of its first output, as a multiset of extents.
         values: numbers that stand for the values inside, the same on both sides where the values are the same.
         around: what the innermost layer holds that holds more than this.
@@ -53,7 +52,6 @@ class Item:
     ran: int | None = None
     kind: str = ""
     bag: Bag | None = None
-    neighbours: tuple[Hashable, Hashable] = (None, None)
     output: tuple[int, ...] | None = None
     values: frozenset[int] = frozenset()
     around: Bag = NOTHING
@@ -121,11 +119,6 @@ def scores(
         if all(r is not None for side in ran for r in side):
             parts["order of execution"] = _RAN * _near(*ran)  # type: ignore[arg-type]
         parts["output shape"] = _by_class([x.output for x in ours], [x.output for x in theirs], _same_output)
-    if "neighbours" not in without:
-        for k in (0, 1):
-            mine, other = ([x.neighbours[k] for x in side] for side in (ours, theirs))
-            same = _by_class(mine, other, lambda a, b: _NEIGHBOUR if a == b and a is not None else 0.0)
-            parts["neighbours"] = parts.get("neighbours", 0.0) + same
     if "values" not in without:
         parts["values"] = _by_values(ours, theirs)
     total = sum(parts.values(), np.zeros((len(ours), len(theirs))))

@@ -77,10 +77,8 @@ class Side:
     values: Mapping[Unit, int] = field(default_factory=dict)
     #: All containers, by path.
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    _place: dict[Unit, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._place = {unit: k for k, unit in enumerate(self.units)}
         self._twins: dict[str, list[Unit]] = {}
         for unit in self.units:
             weight = unit.parameters.get("weight")
@@ -89,14 +87,11 @@ class Side:
 
     def item(self, unit: Unit) -> Item:
         """A unit, ready to be paired."""
-        place = self._place[unit]
-        around = [self.units[k].signature if 0 <= k < len(self.units) else None for k in (place - 1, place + 1)]
         return Item(
             path=unit.name,
             defined=unit.defined,
             ran=self.seen.order.get(unit.path),
             kind=unit.kind,
-            neighbours=(around[0], around[1]),
             output=_extents(self.seen.outputs.get(unit.path)),
             values=frozenset({self.values[unit]}) if unit in self.values else frozenset(),
             around=self._around(unit.path, 1),

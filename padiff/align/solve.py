@@ -18,7 +18,7 @@ _PIECE = 512
 #: A pair that another assignment would beat but for so little is told as ambiguous.
 CLOSE = 1.0
 # People define layers in any order.
-_WEAK = frozenset({"order of definition", "numbers on one side", "neighbours", "output shape"})
+_WEAK = frozenset({"order of definition", "numbers on one side", "output shape"})
 
 #: Below that it is no pair.
 TOO_CLOSE = 0.15

@@ -49,7 +49,7 @@ class Carried:
 _SURE = 0.8
 
 #: What not to trust, one try after another: names mislead, or layers run in another order, where outputs say so.
-_TRUST: tuple[tuple[str, ...], ...] = ((), ("names",), ("execution",), ("names", "order", "neighbours"))
+_TRUST: tuple[tuple[str, ...], ...] = ((), ("names",), ("execution",), ("names", "order"))
 
 
 def assign_weight(*args: Any, **kwargs: Any) -> bool:
