@@ -89,6 +89,29 @@ def _features(layers: LayerPair, a: Record | None, b: Record | None) -> str:
     return ""
 
 
+def _same_tensors(pairs: Found) -> Found:
+    """The pairs, where a container gives out what a layer inside of it gave out, and its gradient, seen as that."""
+    views: dict[tuple[object, object], str] = {}
+    sites: dict[tuple[str, str, int], str] = {}
+    for a, b, view in pairs:
+        if view and a is not None and b is not None and a.stage == "forward":
+            views[_tensor(a), _tensor(b)] = view
+    found: Found = []
+    for a, b, view in pairs:
+        if a is not None and b is not None and a.stage in ("forward", "backward") and a.shape == b.shape and not view:
+            site = a.layer, a.slot, a.call
+            view = views.get((_tensor(a), _tensor(b)), "") if a.stage == "forward" else sites.get(site, "")
+            if view and a.stage == "forward":
+                sites[site] = view
+        found.append((a, b, view))
+    return found
+
+
+def _tensor(record: Record) -> object:
+    """What tells a recorded tensor: it is kept once, however many layers gave it out."""
+    return getattr(record.source, "file", None) or id(getattr(record.source, "array", record.source))
+
+
 def _viewed(pairs: Found) -> Found:
     """The pairs, each with the view that brings the candidate's tensor into the reference's layout."""
     found: Found = []
@@ -96,6 +119,7 @@ def _viewed(pairs: Found) -> Found:
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
             view = view or view_between(a.shape, b.shape)
         found.append((a, b, view))
+    found = _same_tensors(found)
     # A gradient of what is the same for all samples is their sum: no quantity of the other side.
     once = [pair for pair in found if pair[2] == BROADCAST and pair[0] is not None and pair[0].stage == "backward"]
     for pair in once:
@@ -106,7 +130,7 @@ def _viewed(pairs: Found) -> Found:
     for a, b, view in found:
         if a is None or b is None or a.stage != "forward" or len(a.shape) != len(b.shape):
             continue
-        if view or len(set(a.shape)) == len(a.shape):
+        if a.shape != b.shape or (not view and len(set(a.shape)) == len(a.shape)):
             usual[len(a.shape)].add(view)
     for k, (a, b, view) in enumerate(found):
         if a is not None and b is not None and not view and a.stage not in PARAMETER_STAGES and a.shape == b.shape:

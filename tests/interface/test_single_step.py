@@ -208,5 +208,6 @@ def test_same_dropout_really_drops_and_does_not_hide_another_rate(pair):
     assert report.first_diff.reference == "2"
     value = report.failed[0].pair.reference.value
     assert 0.5 < (value == 0).mean() < 0.95  # half of it dropped, on top of what the ReLU zeroed
-    ratio = report.failed[0].pair.candidate.value[value != 0] / value[value != 0]
-    assert ratio == pytest.approx((1 / 0.75) / (1 / 0.5), rel=1e-5)
+    kept = report.failed[0].pair.candidate.value[value != 0]
+    # Of two matrix products that cancel nearly to zero, rounding is a large part: hence the absolute share.
+    assert kept == pytest.approx(value[value != 0] * (1 / 0.75) / (1 / 0.5), rel=1e-5, abs=1e-6)
