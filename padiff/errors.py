@@ -33,8 +33,16 @@ class TensorFileError(RunFolderError):
     """One tensor of a run folder is missing, truncated, pickled or outside of the folder."""
 
 
+class SketchOnlyError(PadiffError):
+    """The values of a tensor are asked for of which a sketch is all that was recorded."""
+
+
 class WriterError(PadiffError):
     """The background writer could not write a step; what was written before is intact."""
+
+
+class UnwritableFolderError(RunFolderError, WriterError):
+    """A run folder cannot be made or written to: the disk is full, it is read-only, ..."""
 
 
 class NothingToCompareError(PadiffError):

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from padiff.compare.explain import figures_text
 from padiff.records import STAGES, Diff, Report
+from padiff.sketch import ELEMENTS, SPREAD
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
@@ -34,6 +35,10 @@ def verdict(report: Report) -> str:
     left = _left_out(report)
     if left:
         text += f" Not compared: {left}."
+    if coverage.sketched:
+        text += f" {coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})."
+    if coverage.ranks:
+        text += f" {coverage.ranks[0].upper()}{coverage.ranks[1:]}."
     cut = len(coverage.cut_elsewhere)
     if cut:
         text += " One layer ends" if cut == 1 else f" {cut} layers end"
@@ -54,6 +59,13 @@ def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
     """What was left out, and what is worth knowing besides, a line each."""
     coverage = report.coverage
     lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of both runs' records"]
+    if coverage.ranks:
+        lines.append(coverage.ranks)
+    if coverage.sketched:
+        sampled = f"of tensors above {ELEMENTS:,} elements a sample was looked at"
+        lines.append(f"{coverage.sketched} pairs judged from sketches: relative L2 to +- {SPREAD:.0%}, {sampled}")
+    if coverage.bounded:
+        lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
     named: list[tuple[str, Iterable[str]]] = [
         (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
         (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
@@ -77,7 +89,9 @@ def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
         ("assumed, since neither names nor shapes tell", coverage.assumed),
         ("compared in the reference's layout", coverage.views),
         ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
+        ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
     ]
+    named.append(("environments differ", report.environment))
     for title, names in named:
         found = list(names)
         if found:
@@ -112,6 +126,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "candidate": report.candidate,
         "tolerance": report.tolerance,
         "verdict": verdict(report),
+        "environment": list(report.environment),
         "first_diff": None
         if first is None
         else {
@@ -141,6 +156,10 @@ def to_json(report: Report) -> dict[str, Any]:
             "assumed": list(coverage.assumed),
             "views": list(coverage.views),
             "cut_elsewhere": list(coverage.cut_elsewhere),
+            "sketched": coverage.sketched,
+            "bounded": coverage.bounded,
+            "unmeasured": list(coverage.unmeasured),
+            "ranks": coverage.ranks,
         },
         "steps": [
             {
@@ -175,6 +194,9 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
                 "mean_abs": number(figures.mean_abs),
                 "rel_l2": number(figures.rel_l2),
             }
+        if figures.basis != "tensors":
+            out["basis"] = figures.basis
+            out["spread"] = figures.spread
     if diff.judged[0]:
         out["judged"] = {"figure": diff.judged[0], "value": number(diff.judged[1]), "limit": number(diff.limit)}
     return out

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from padiff.records import LOOP, ROOT, Layer, Step, TensorSource, is_functional
+from padiff.records import LOOP, ROOT, Layer, Sketched, Step, TensorSource, is_functional
+from padiff.sketch import Sketch
 
 #: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
-Values = Callable[[str, str], "np.ndarray | None"]
+Values = Callable[[str, str], "np.ndarray | Sketch | None"]
 
 
 # From which confidence on a pair needs no further proof.
@@ -44,8 +45,10 @@ class Seen:
             elif record.stage == "weight":
                 weights[record.layer, record.slot] = record.source
 
-        def values(path: str, slot: str) -> np.ndarray | None:
+        def values(path: str, slot: str) -> np.ndarray | Sketch | None:
             source = weights.get((path, slot))
+            if isinstance(source, Sketched):
+                return source.sketch
             return None if source is None else source.read()
 
         return cls(order, outputs, values if weights else None)

@@ -26,6 +26,10 @@ class _Rows:
     whole: TensorSource
     part: Part
 
+    @property
+    def sketched(self) -> bool:
+        return getattr(self.whole, "sketched", False)
+
     def read(self) -> np.ndarray:
         return self.part.take(self.whole.read())
 
@@ -35,6 +39,10 @@ class _Sum:
     """A tensor source: several added up."""
 
     terms: tuple[TensorSource, ...]
+
+    @property
+    def sketched(self) -> bool:
+        return any(getattr(term, "sketched", False) for term in self.terms)
 
     def read(self) -> np.ndarray:
         arrays = [term.read() for term in self.terms]
@@ -49,6 +57,10 @@ class _Columns:
     axis: int
     part: Part
 
+    @property
+    def sketched(self) -> bool:
+        return getattr(self.whole, "sketched", False)
+
     def read(self) -> np.ndarray:
         array = self.whole.read()
         return np.take(array, self.part.rows(array.shape[self.axis]), axis=self.axis)
@@ -60,6 +72,10 @@ class _Flat:
 
     whole: TensorSource
     shape: tuple[int, ...]
+
+    @property
+    def sketched(self) -> bool:
+        return getattr(self.whole, "sketched", False)
 
     def read(self) -> np.ndarray:
         return self.whole.read().reshape(self.shape)

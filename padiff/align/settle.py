@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from padiff.align.found import Alignment, ParameterPair, Seen, Values
+from padiff.sketch import Sketch
 
 #: Largest relative L2 error at which two starting weights count as the same.
 _SAME = 1e-3
@@ -45,7 +46,7 @@ def _same(pair: ParameterPair, ours: Values, theirs: Values) -> bool:
     taken = []
     for part, values in ((pair.reference[0], ours), (pair.candidate[0], theirs)):
         stored = values(part.layer, part.slot)
-        if stored is None:
+        if stored is None or isinstance(stored, Sketch):
             return False
         taken.append(part.take(stored).ravel().astype(np.float64))
     a, b = taken

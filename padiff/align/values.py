@@ -8,9 +8,13 @@ import numpy as np
 
 from padiff.align.found import Values
 from padiff.align.units import Unit
+from padiff.sketch import Sketch
 
 #: Sum, sum of squares, least and largest.
 _Print = tuple[float, float, float, float]
+
+# Elements that are held in float64 at a time: they stay in a core's own cache.
+_CHUNK = 1 << 13
 
 # So much of what either side has must be found on the other for both to start from the same weights.
 _MOST = 0.5
@@ -58,15 +62,24 @@ def _prints(units: Sequence[Unit], values: Values) -> dict[Unit, _Print]:
     return found
 
 
-def _fingerprint(values: np.ndarray | None) -> _Print | None:
+def _fingerprint(values: np.ndarray | Sketch | None) -> _Print | None:
     """What does not depend on the order of the values; `None` for constants and what is no number."""
+    if isinstance(values, Sketch):
+        if values.size < 2 or values.minimum == values.maximum:
+            return None
+        return values.mean * values.size, values.mean_square * values.size, values.minimum, values.maximum
     if values is None or values.size < 2 or values.dtype.kind not in "fV":
         return None
-    wide = values.astype(np.float64)
-    least, largest = float(wide.min()), float(wide.max())
+    least, largest = float(values.min()), float(values.max())
     if not np.isfinite(least) or not np.isfinite(largest) or least == largest:
         return None
-    return float(wide.sum()), float(np.square(wide).sum()), least, largest
+    total = squares = 0.0
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        wide = flat[start : start + _CHUNK].astype(np.float64)
+        total += float(wide.sum())
+        squares += float(np.dot(wide, wide))
+    return total, squares, least, largest
 
 
 def _equal(prints: np.ndarray, one: np.ndarray) -> np.ndarray:

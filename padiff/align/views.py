@@ -64,6 +64,22 @@ def apply(view: str, candidate: np.ndarray, reference: Shape) -> np.ndarray:
     return candidate
 
 
+def undo(view: str, reference: np.ndarray, candidate: Shape) -> np.ndarray:
+    """A reference's tensor as it would lie in the candidate's layout: what `apply` would make it from."""
+    shapes = [candidate]
+    parts = view.split(" then ") if view else []
+    for part in parts:
+        shapes.append(apply(part, np.broadcast_to(np.zeros(()), shapes[-1]), reference.shape).shape)
+    for part, before in zip(reversed(parts), reversed(shapes[:-1])):
+        if part == "transpose":
+            reference = reference.T
+        elif part.startswith("axes "):
+            reference = reference.transpose(np.argsort(_axes_of(part)))
+        elif part == "reshape":
+            reference = reference.reshape(before)
+    return reference
+
+
 def told(view: str) -> str:
     """A view in words."""
     words = []

@@ -9,7 +9,8 @@ import numpy as np
 
 from padiff import equivalents
 from padiff.align import Alignment, LayerPair, views
-from padiff.errors import RunFolderError
+from padiff.compare.sketched import is_sketched, projections
+from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
@@ -51,14 +52,20 @@ def figures_text(diff: Diff) -> str:
     if figures is None:
         return "not measured"
     text = f"{diff.problem}; " if diff.problem else ""
-    text += f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g}"
+    if figures.basis == "tensors":
+        text += f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g}"
+    elif figures.basis == "moments":
+        text += f"relative L2 at least {figures.rel_l2:.3g} (from norms and means: the layouts differ)"
+    else:
+        sure = f" +- {figures.spread:.0%}" if figures.spread else ""
+        text += f"relative L2 {figures.rel_l2:.3g}{sure} (from sketches)"
     name, value = diff.judged
     if name and diff.limit is not None and not diff.problem:
         if diff.limit > 0:
             text += f", {diff.excess:.3g} times the {name} allowed ({diff.limit:.2g})"
         else:
             text += f", where {name} has to be 0 (got {value:.3g})"
-    if figures.max_abs:
+    if figures.max_abs and figures.basis == "tensors":
         at = f" at {list(figures.index)}" if figures.index else ""
         text += f"; worst {figures.values[0]:.7g} against {figures.values[1]:.7g}{at}"
     return text
@@ -124,7 +131,7 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[R
         return surplus
     try:
         return _by_stage(diff, step, layers, infos)
-    except RunFolderError:
+    except (RunFolderError, SketchOnlyError):
         return ""  # the values are no longer there to look at; the figures stand
 
 
@@ -311,6 +318,12 @@ def _equal(a: object, b: object) -> bool:
 
 def _values(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     assert pair.reference is not None and pair.candidate is not None
+    if is_sketched(pair):
+        # Ratios and angles are those of the tensors.
+        projected = projections(pair)
+        if projected is None:
+            raise SketchOnlyError(pair.anchor.site)
+        return projected
     wide = [
         np.asarray(record.value).astype(np.float64 if record.dtype[:7] != "complex" else np.complex128) / scale
         for record, scale in zip((pair.reference, pair.candidate), pair.scales, strict=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +13,10 @@ from padiff import equivalents
 from padiff.align import views
 from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair
 
-# Elements that are held in float64 at a time.
-_CHUNK = 1 << 20
+# Elements that are held in float64 at a time: few enough to stay in a core's own cache.
+_CHUNK = 1 << 15
+# OpenBLAS takes threads of its own for longer vectors, which would wait for each other below ours.
+_DOT = 1 << 13
 # From how many elements on a few may be left out, and how few of them.
 _MANY, _FEW = 1000, 20_000
 # One sample in so many may be left out.
@@ -51,17 +56,38 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
     elements of the gradient are wholly different though both sides are right; and where an element of a gradient is
     rounding noise, an adaptive optimizer makes a full-size update of its sign.
     """
+    left_out = 4 + reference.size // _FEW
+    by_sample = by_sample and reference.shape[0] >= _SAMPLES
+    samples = np.zeros(reference.shape[0] if by_sample else 1)
+    each = reference.size // len(samples)
+    largest, rest = np.zeros(left_out), 0.0
     with np.errstate(all="ignore"):
-        error = np.abs(_wide(candidate, scales[1]) - _wide(reference, scales[0]))
-        # As in the other figures, positions that are not finite are left out.
-        squares = np.where(np.isfinite(error), np.square(error), 0.0)
-    left_out = 4 + squares.size // _FEW
-    rest = [np.partition(squares.ravel(), squares.size - left_out)[:-left_out].sum()]
-    if by_sample and squares.shape[0] >= _SAMPLES:
+        for start, left, right in _chunks(reference, candidate, each if by_sample else 1):
+            r, c, _ = _wide(left, right, scales)
+            squares = np.square(np.abs(np.subtract(c, r, out=c)) if c.dtype.kind == "c" else np.subtract(c, r, out=c))
+            if not math.isfinite(np.add.reduce(squares)):
+                # As in the other figures, positions that are not finite are left out.
+                squares[~np.isfinite(squares)] = 0.0
+            if by_sample:
+                first = start // each
+                if squares.size < each:
+                    samples[first] += np.add.reduce(squares)
+                else:
+                    samples[first : first + squares.size // each] = squares.reshape(-1, each).sum(axis=1)
+            # The largest so far are kept aside, not subtracted from a sum that they may dwarf.
+            large = np.flatnonzero(squares > largest[0])
+            if large.size:
+                largest = np.concatenate([largest, squares[large]])
+                squares[large] = 0.0
+                largest.partition(large.size)
+                rest += float(np.add.reduce(largest[: large.size]))
+                largest = largest[large.size :]
+            rest += float(np.add.reduce(squares))
+    if by_sample:
         # A normalisation's backward spreads one such element over its whole sample.
-        samples = np.sort(squares.reshape(squares.shape[0], -1).sum(axis=1))
-        rest.append(samples[: -(squares.shape[0] // _SAMPLES)].sum())
-    return float(np.sqrt(min(rest)))
+        samples.sort()
+        rest = min(rest, float(samples[: -(len(samples) // _SAMPLES)].sum()))
+    return math.sqrt(rest)
 
 
 def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -80,8 +106,11 @@ def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 def loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     """Both sides of a pair in one layout, in float64, divided by their scales."""
-    reference, candidate = _loaded(pair)
-    return _wide(reference, pair.scales[0]), _wide(candidate, pair.scales[1])
+    sides = []
+    for array, scale in zip(_loaded(pair), pair.scales):
+        wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+        sides.append(wide if scale == 1.0 else wide / scale)
+    return sides[0], sides[1]
 
 
 def _lone(pair: Pair) -> Figures:
@@ -109,24 +138,22 @@ def figures_of(
     if reference.size == 0:
         return Figures(size=0)
     shape = reference.shape
-    left = np.ascontiguousarray(reference).reshape(-1)
-    right = np.ascontiguousarray(candidate).reshape(-1)
     total = _Sums()
     with np.errstate(all="ignore"):
-        for start in range(0, left.size, _CHUNK):
-            total.add(start, left[start : start + _CHUNK], right[start : start + _CHUNK], elementwise, scales)
-    index = tuple(int(i) for i in np.unravel_index(total.worst, shape)) if shape else ()
+        for start, left, right in _chunks(reference, candidate):
+            total.add(start, left, right, elementwise, scales)
+    index = (0,) * len(shape) if not total.worst else tuple(int(i) for i in np.unravel_index(total.worst, shape))
     return Figures(
         max_abs=total.max_abs,
         max_rel=total.max_rel,
         mean_abs=total.sum_abs / total.finite if total.finite else 0.0,
         mean_reference=total.sum_reference / total.finite if total.finite else 0.0,
-        l2=float(np.sqrt(total.squares)),
-        reference_l2=float(np.sqrt(total.reference_squares)),
-        candidate_l2=float(np.sqrt(total.candidate_squares)),
-        size=int(left.size),
+        l2=math.sqrt(total.squares),
+        reference_l2=math.sqrt(total.reference_squares),
+        candidate_l2=math.sqrt(total.candidate_squares),
+        size=reference.size,
         index=index,
-        values=(_scalar(left[total.worst], scales[0]), _scalar(right[total.worst], scales[1])),
+        values=(_scalar(reference[index], scales[0]), _scalar(candidate[index], scales[1])),
         beyond=total.beyond,
         nonfinite=total.nonfinite,
     )
@@ -140,6 +167,7 @@ class _Sums:
         self.sum_abs = self.sum_reference = 0.0
         self.squares = self.reference_squares = self.candidate_squares = 0.0
         self.finite = self.beyond = self.nonfinite = self.worst = 0
+        self._equal_so_far = True
 
     def add(
         self,
@@ -149,38 +177,133 @@ class _Sums:
         elementwise: tuple[float, float] | None,
         scales: tuple[float, float],
     ) -> None:
-        exact = left.dtype.kind in "iub" and right.dtype.kind in "iub"
-        unequal = (left != right) if exact else None
-        r, c = _wide(left, scales[0]), _wide(right, scales[1])
-        finite = np.isfinite(r) & np.isfinite(c)
-        if not finite.all():
-            same = (np.isnan(r) & np.isnan(c)) | (r == c)
-            self.nonfinite += int(np.count_nonzero(~finite & ~same))
-            r, c = np.where(finite, r, 0), np.where(finite, c, 0)
-        error = np.abs(c - r)
-        if unequal is not None:
-            error = np.where(unequal & (error == 0), 1.0, error)  # int64 neighbours beyond 2**53
-        size = np.abs(r)
-        self.finite += int(np.count_nonzero(finite))
-        self.sum_abs += float(error.sum())
-        self.sum_reference += float(size.sum())
-        self.squares += float(np.dot(error, error))
-        self.reference_squares += float(np.dot(size, size))
-        self.candidate_squares += float(np.square(np.abs(c)).sum())
+        # A look at the bits is cheap, and two runs of one code are often equal; once they differ they mostly go on to.
+        if self._equal_so_far and left.dtype == right.dtype and scales[0] == scales[1]:
+            if _same_bits(left, right) and self._add_equal(left, scales[0]):
+                return
+            self._equal_so_far = False
+        r, c, spare = _wide(left, right, scales)
+        if r.dtype.kind == c.dtype.kind == "f":
+            reference_squares, candidate_squares = _dot(r), _dot(c)
+            finite = math.isfinite(reference_squares + candidate_squares)
+        else:
+            finite = False
+        if not finite:
+            r, c = self._leave_out(r, c)
+            self.candidate_squares += float(np.square(np.abs(c)).sum())
+            error, size = np.abs(c - r), np.abs(r)
+            reference_squares = _dot(size)
+        else:
+            self.candidate_squares += candidate_squares
+            self.finite += r.size
+            error = np.subtract(c, r, out=c)
+            np.absolute(error, out=error)
+            size = np.absolute(r, out=r)
+        if left.dtype.kind in "iub" and right.dtype.kind in "iub" and scales[0] == scales[1]:
+            error[(left != right) & (error == 0)] = 1.0  # int64 neighbours beyond 2**53
+        self.reference_squares += reference_squares
+        self.squares += _dot(error)
+        self.sum_abs += float(np.add.reduce(error))
+        self.sum_reference += float(np.add.reduce(size))
         largest = int(error.argmax())
         if error[largest] > self.max_abs:
             self.max_abs, self.worst = float(error[largest]), start + largest
-        some = size > 0
-        if some.any():
-            self.max_rel = max(self.max_rel, float((error[some] / size[some]).max()))
         if elementwise is not None:
             atol, rtol = elementwise
             self.beyond += int(np.count_nonzero(error > atol + rtol * size))
+        # Where the reference is 0 there is no relative error; 0 / 0, which a ReLU gives often, is passed over.
+        relative = float(np.fmax.reduce(np.divide(error, size, out=spare[: size.size])))
+        if not math.isfinite(relative):
+            size[size == 0] = np.inf
+            relative = float(np.maximum.reduce(np.divide(error, size, out=spare[: size.size])))
+        self.max_rel = max(self.max_rel, relative)
+
+    def _add_equal(self, values: np.ndarray, scale: float) -> bool:
+        """Add a chunk that both sides share; false where it is not all finite."""
+        if values.dtype.kind == "c":
+            return False
+        size, _, _ = _wide(values, values[:0], (scale, 1.0))
+        squares = _dot(size)
+        if not math.isfinite(squares):
+            return False
+        self.finite += size.size
+        self.reference_squares += squares
+        self.candidate_squares += squares
+        self.sum_reference += float(np.add.reduce(np.absolute(size, out=size)))
+        return True
+
+    def _leave_out(self, r: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        finite = np.isfinite(r) & np.isfinite(c)
+        self.finite += int(np.count_nonzero(finite))
+        if finite.all():
+            return r, c
+        same = (np.isnan(r) & np.isnan(c)) | (r == c)
+        self.nonfinite += int(np.count_nonzero(~finite & ~same))
+        return np.where(finite, r, 0), np.where(finite, c, 0)
 
 
-def _wide(array: np.ndarray, scale: float) -> np.ndarray:
-    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-    return wide if scale == 1.0 else wide / scale
+def _chunks(
+    reference: np.ndarray, candidate: np.ndarray, each: int = 1
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Position and elements of pieces that fit into the cache, row by row; whole multiples, or parts, of ``each``."""
+    if reference.size <= _CHUNK and each == 1:
+        yield 0, reference.ravel(), candidate.ravel()
+        return
+    blocks = [(0, reference, candidate)]
+    if not (reference.flags.c_contiguous and candidate.flags.c_contiguous):
+        # In slices of the first axis: a tensor in another layout is never copied whole.
+        row = reference.size // len(reference)
+        rows = max(1, _CHUNK // row)
+        blocks = [(k * row, reference[k : k + rows], candidate[k : k + rows]) for k in range(0, len(reference), rows)]
+    length = _CHUNK // each * each if each <= _CHUNK else _CHUNK
+    for offset, ours, theirs in blocks:
+        left, right = ours.ravel(), theirs.ravel()
+        part = min(each, left.size) if each > _CHUNK else left.size
+        for begin in range(0, left.size, part):
+            for start in range(begin, min(begin + part, left.size), length):
+                end = min(start + length, begin + part)
+                yield offset + start, left[start:end], right[start:end]
+
+
+class _Buffers(threading.local):
+    """Room for three chunks in float64, for each thread."""
+
+    def __init__(self) -> None:
+        self.arrays = np.empty((3, _CHUNK))
+
+
+_buffers = _Buffers()
+
+
+def _wide(
+    left: np.ndarray, right: np.ndarray, scales: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two chunks in float64, divided by their scales, and room for a third; they last until the next call."""
+    room = _buffers.arrays
+    wide: list[np.ndarray] = []
+    for array, scale, own in zip((left, right), scales, room):
+        out: np.ndarray
+        if array.dtype.kind == "c":
+            out = array.astype(np.complex128)
+        else:
+            out = own[: array.size]
+            out[...] = array
+        if scale != 1.0:
+            out /= scale
+        wide.append(out)
+    return wide[0], wide[1], room[2]
+
+
+def _dot(values: np.ndarray) -> float:
+    """Sum of squares."""
+    if values.size <= _DOT:
+        return float(np.dot(values, values))
+    return float(sum(np.dot(part, part) for part in (values[k : k + _DOT] for k in range(0, values.size, _DOT))))
+
+
+def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    whole = f"u{min(left.dtype.itemsize, 8)}"
+    return bool(np.logical_and.reduce(left.view(whole) == right.view(whole)))
 
 
 def _scalar(value: np.generic, scale: float) -> float:

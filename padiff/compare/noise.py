@@ -49,6 +49,8 @@ _DRIFT_PER_STEP, _DRIFT_STEPS = 1e-3, 100
 _UNRELATED = 2.5
 # A gradient whose bulk agrees may be off by this share in its few other elements.
 _FEW_AT_MOST = 0.5
+# Standard deviations by which an estimate has to be beyond its limit.
+_SURE = 3.0
 # Noise differs by at least this share of itself from one side to the other.
 _DIFFERENT = 1e-2
 # How much larger than in the step compared before the diffs of a stage may be: rounding that training amplifies.
@@ -219,6 +221,8 @@ class _Context:
         steps = diff.pair.step if diff.pair.stage == "weight" else 1
         if gradient is None or not steps or gradient.figures is None or diff.figures is None:
             return diff
+        if {gradient.figures.basis, diff.figures.basis} != {"tensors"}:
+            return diff  # which elements are noise, a sketch does not tell
         if gradient.figures.size != diff.figures.size or len(diff.pair.anchor.shape) != 1:
             return diff
         scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
@@ -266,6 +270,8 @@ class _Context:
         assert figures is not None
         scale = figures.reference_l2
         bulk = figures.bulk_l2
+        # An estimate is told only where chance does not explain it.
+        limit *= 1 + _SURE * figures.spread
         if bulk is not None and bulk <= limit < figures.l2 <= _FEW_AT_MOST * scale:
             return replace(diff, passed=True, limit=limit / scale, judged=("rel_l2 of the bulk", bulk / scale))
         if scale > 0:

@@ -12,10 +12,14 @@ from padiff.align import Alignment, LayerPair, Seen, align, pair_steps, settled,
 from padiff.align.units import homes_of
 from padiff.compare.cuts import cut_elsewhere
 from padiff.compare.explain import first_diff, setting_diff, setting_notes
-from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy, drift
+from padiff.compare.ranks import common_part, ranks_told
+from padiff.compare.sketched import measure_pair
+from padiff.compare.surroundings import blamed
 from padiff.compare.tolerance import Policy
+from padiff.compare.workers import measured, workers_of
 from padiff.dump import SingleDump, open_run
+from padiff.environment import differences
 from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
@@ -34,9 +38,10 @@ class RunComparison:
         cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.cuts`); where
             one side's layers run on the other's values, only for those whose outputs have other shapes.
         aligned: what pairs the layers, called as `padiff.align.align` is.
+        workers: how many threads measure, as `compare_runs` takes it.
 
     Raises:
-        UsageError: the layer map does not fit the runs.
+        UsageError: the layer map does not fit the runs; an unknown stage; no number of workers.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class RunComparison:
         stages: Collection[str] = STAGES,
         cuts: bool = True,
         aligned: Callable[..., Alignment] = align,
+        workers: int | None = None,
     ) -> None:
+        self._workers = workers_of(workers)
         self.reference, self.candidate = reference, candidate
         self._map = LayerMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
@@ -84,6 +91,10 @@ class RunComparison:
 
     def _rank_diffs(self, references: Sequence[Step], candidates: Sequence[Step]) -> list[Diff]:
         found: list[Diff] = []
+        infos = self.reference.info, self.candidate.info
+        if ranks_told(infos) and references and candidates:
+            self._align(references[0], candidates[0])
+            references, candidates = [common_part(references, infos[0])], [common_part(candidates, infos[1])]
         for reference, candidate in zip_longest(references, candidates):
             empty = Step((reference or candidate).number, ())
             found += self._judged(reference or empty, candidate or empty)
@@ -101,24 +112,30 @@ class RunComparison:
 
     def _judged(self, reference: Step, candidate: Step) -> list[Diff]:
         first = self._alignment is None
+        alignment = self._align(reference, candidate)
+        diffs = self._measured(reference, candidate, alignment)
+        if first:
+            cut = cut_elsewhere(diffs, alignment, self._cuts)
+            if cut:
+                self._alignment = replace(alignment, cut_elsewhere=cut)
+                diffs = self._measured(reference, candidate, self._alignment)
+        return diffs
+
+    def _align(self, reference: Step, candidate: Step) -> Alignment:
+        """The alignment; the first step shows what is called, in which order, and whether both start equal."""
         if self._alignment is None:
-            # The first step shows what is called, in which order, and whether both start from the same weights.
             seen = Seen.of(reference), Seen.of(candidate)
             infos = self.reference.info, self.candidate.info
             self._alignment = settled(lambda choices: self._aligned(*infos, self._map, seen, choices=choices), seen)
         self._called[0].update(_called(reference))
         self._called[1].update(_called(candidate))
-        diffs = self._measured(reference, candidate, self._alignment)
-        if first:
-            cut = cut_elsewhere(diffs, self._alignment, self._cuts)
-            if cut:
-                self._alignment = replace(self._alignment, cut_elsewhere=cut)
-                diffs = self._measured(reference, candidate, self._alignment)
-        return diffs
+        return self._alignment
 
     def _measured(self, reference: Step, candidate: Step, alignment: Alignment) -> list[Diff]:
         pairs = [p for p in pair_steps(reference, candidate, alignment) if p.stage in self.stages]
-        return self._policy.judge([measure(pair, self._policy.elementwise) for pair in pairs], self._drift)
+        elementwise = self._policy.elementwise
+        diffs = measured(pairs, lambda pair: measure_pair(pair, elementwise), self._workers)
+        return self._policy.judge(diffs, self._drift)
 
     def report(
         self,
@@ -133,7 +150,10 @@ class RunComparison:
             only: steps that only one run has.
             settings: whether hyper-parameters that differ between layers that ran are a diff, too, where no tensor is.
         """
-        first = first_diff(diffs, self.alignment, (self.reference.info, self.candidate.info))
+        infos = self.reference.info, self.candidate.info
+        first = first_diff(diffs, self.alignment, infos)
+        if first is not None:
+            first = blamed(first, next((d for d in diffs if not d.passed), None), infos)
         if first is None and settings and steps:
             first = setting_diff(self.alignment, self._called, steps[0])
         return Report(
@@ -143,6 +163,7 @@ class RunComparison:
             tolerance=self._policy.describe(),
             reference=self.reference.name,
             candidate=self.candidate.name,
+            environment=differences(*infos),
         )
 
     def _coverage(
@@ -151,7 +172,7 @@ class RunComparison:
         alignment = self.alignment
         # Functional calls that only one side makes are ways of writing, not gaps.
         told = [d for d in diffs if d.compared or not _optional(d.pair.anchor.slot)]
-        lone = [d.pair for d in told if not d.compared]
+        lone = [d.pair for d in told if not d.pair.complete]
         unmatched = (
             {layer.path for layer in alignment.reference_only},
             {layer.path for layer in alignment.candidate_only},
@@ -181,6 +202,10 @@ class RunComparison:
             assumed=tuple(f"{doubt.about}: {doubt.options[0]}" for doubt in alignment.doubts if not doubt.answer),
             views=_views(diffs),
             cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
+            sketched=sum(d.figures.basis != "tensors" for d in told if d.compared and d.figures),
+            bounded=sum(d.figures.basis == "moments" for d in told if d.compared and d.figures),
+            ranks=ranks_told((self.reference.info, self.candidate.info)),
+            unmeasured=tuple(sorted({d.pair.anchor.site for d in told if d.pair.complete and not d.compared})),
         )
 
     def _uncalled(self) -> tuple[str, ...]:
@@ -205,6 +230,7 @@ def compare_runs(
     stages: Collection[str] = STAGES,
     progress: Callable[[int, int], None] | None = None,
     each: Callable[[Report], None] | None = None,
+    workers: int | None = None,
 ) -> Report:
     """Compare two runs: all of their common steps, in the order of their numbers.
 
@@ -217,6 +243,8 @@ def compare_runs(
         stages: only these stages are compared.
         progress: called with ``(steps done, steps in all)``.
         each: called with the report of each common step.
+        workers: how many threads measure the pairs of a step; the report is the same whatever the number. Default: as
+            many as there are cores for this process.
 
     Returns:
         The report: true in a condition if nothing parted, with ``first_diff`` and ``coverage``.
@@ -233,7 +261,7 @@ def compare_runs(
                 f"the {side} has to be the path of a run folder (or a run in memory, `rec.run`), got "
                 f"{type(run).__module__}.{type(run).__qualname__}. To compare two models, use padiff.auto_diff"
             )
-    comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages)
+    comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages, workers=workers)
     numbers = (runs[0].numbers(), runs[1].numbers())
     common = comparison.common()
     if not common and all(isinstance(run, SingleDump) for run in runs):

@@ -21,6 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from padiff.dump.bounded import plain, shape_of, whole
 from padiff.records import LOOP, ROOT, Layer, Parameter, Record
 
 SCHEMA_VERSION = 1
@@ -106,10 +107,16 @@ def _is_child(path: str, above: str) -> bool:
 
 def tree_from_json(tree: Any) -> Iterator[tuple[Layer, list[dict[str, Any]]]]:
     """Yield each layer of `tree_to_json`'s tree with its records, depth first."""
+    for node in nodes_from_json(tree):
+        yield _layer_from_json(node), list(node.get("records", ()))
+
+
+def nodes_from_json(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of `tree_to_json`'s tree as they stand there, depth first."""
     stack = [tree]
     while stack:
         node = stack.pop()
-        yield _layer_from_json(node), list(node.get("records", ()))
+        yield node
         stack.extend(reversed(node.get("layers", ())))
 
 
@@ -147,7 +154,7 @@ def _layer_from_json(node: Mapping[str, Any]) -> Layer:
         parameters=tuple(
             Parameter(
                 slot=str(p["slot"]),
-                shape=tuple(int(n) for n in p["shape"]),
+                shape=shape_of(p["shape"]),
                 dtype=str(p["dtype"]),
                 role=str(p.get("role", "parameter")),
                 layout=str(p.get("layout", "")),
@@ -156,9 +163,9 @@ def _layer_from_json(node: Mapping[str, Any]) -> Layer:
             )
             for p in node.get("parameters", ())
         ),
-        settings=dict(node.get("settings", {})),
+        settings=dict(plain(node.get("settings", {}))),
         aliases=tuple(str(a) for a in node.get("aliases", ())),
-        children=int(node.get("children", 0)),
+        children=whole(node.get("children", 0)),
         recorded=bool(node.get("recorded", True)),
     )
 
@@ -173,6 +180,7 @@ def record_to_json(record: Record, file: str) -> dict[str, Any]:
         "dtype": record.dtype,
         "shape": list(record.shape),
         "file": file,
+        **({"recomputed": True} if record.recomputed else {}),
     }
 
 

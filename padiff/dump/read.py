@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from sys import intern
 from typing import Any
 
 import numpy as np
 
+from padiff.dump.bounded import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.dump.format import (
     FINISHED_FILE,
     PARAMS_FILE,
@@ -21,9 +24,14 @@ from padiff.dump.format import (
     STEPS,
     fits_stored,
     from_stored,
+    nodes_from_json,
     step_folder,
     tree_from_json,
 )
+from padiff.dump.npy import SMALL, read_plain
+from padiff.dump.pack import PACK_FILE, PackReader
+from padiff.dump.unchanged import SHARED
+from padiff.environment import environment_from_json
 from padiff.errors import RunFolderError, TensorFileError
 from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step
 
@@ -46,12 +54,27 @@ class TensorFile:
         Raises:
             TensorFileError: missing, truncated, pickled, outside of the folder, or not of the recorded shape.
         """
+        array = read_plain(str(self.folder), self.file)
+        if array is None:
+            array = self._read_thoroughly()
+        if array.shape != self.shape:
+            raise self._error(f"has shape {array.shape}, but {self.shape} was recorded", "the file was changed")
+        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
+            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed")
+        return from_stored(array, self.dtype)
+
+    def _read_thoroughly(self) -> np.ndarray:
         path = self._inside()
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise self._error("is no plain file", "do not use this run folder")  # reading a pipe would wait
-            small = status.st_size < 1 << 16
+            with open(path, "rb") as file:
+                start = file.read(12)
+            # numpy looks at the length that a header of the later formats claims when it has read it.
+            if start[:6] == b"\x93NUMPY" and start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
+                raise ValueError("a header of that length is no tensor's")
+            small = status.st_size < SMALL
             array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
         except FileNotFoundError:
             raise self._error("is missing", "copy the whole run folder, or record the run again") from None
@@ -61,14 +84,12 @@ class TensorFile:
             if "pickle" in str(error).lower():
                 raise self._error("holds pickled objects, which are never loaded", "record the run again") from error
             raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
-        if not isinstance(array, np.ndarray) or array.shape != self.shape:
-            got = getattr(array, "shape", type(array).__name__)
-            if not isinstance(array, np.ndarray):
-                array.close()  # an .npz archive under the name of an .npy
-            raise self._error(f"has shape {got}, but {self.shape} was recorded", "the file was changed") from None
-        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
-            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed") from None
-        return from_stored(array, self.dtype)
+        if not isinstance(array, np.ndarray):
+            array.close()  # an .npz archive under the name of an .npy
+            raise self._error(
+                f"has shape {type(array).__name__}, but {self.shape} was recorded", "the file was changed"
+            )
+        return array
 
     def _inside(self) -> Path:
         if "\\" in self.file or PurePosixPath(self.file).is_absolute() or ".." in PurePosixPath(self.file).parts:
@@ -108,6 +129,7 @@ class FolderRun(_OnDisk):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._info = read_info(self.path / RUN_FILE)
+        self._packs = _packs(self.path)
 
     def numbers(self) -> list[int]:
         steps = self.path / STEPS
@@ -124,7 +146,12 @@ class FolderRun(_OnDisk):
         ranks = _ranks(folder)
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
-        return [read_dump(rank)[1] for rank in ranks]
+        for rank in ranks:
+            check_inside(rank, self.path)
+        return [
+            self._packs.read(rank) if (rank / PACK_FILE).exists() else _read_step(rank, (REPORT_FILE, PARAMS_FILE))[0]
+            for rank in ranks
+        ]
 
     def finished(self) -> bool:
         return (self.path / FINISHED_FILE).exists()
@@ -135,7 +162,7 @@ class SingleDump(_OnDisk):
 
     def __init__(self, path: Path, ranks: list[Path], files: Sequence[str]) -> None:
         self.path = path
-        self._read = [read_dump(rank, files) for rank in ranks]
+        self._read = [_read_rank(rank, files) for rank in ranks]
         self._info = self._read[0][0]
 
     def numbers(self) -> list[int]:
@@ -191,7 +218,7 @@ def open_run(
         raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
     if (path / RUN_FILE).exists():
         return FolderRun(path)
-    if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE)):
+    if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE, PACK_FILE)):
         return SingleDump(path, [path], files)
     if _ranks(path):
         return SingleDump(path, _ranks(path), files)
@@ -210,6 +237,25 @@ def _ranks(folder: Path) -> list[Path]:
     return sorted((e for e in folder.glob("rank_*") if e.name[5:].isdecimal()), key=lambda entry: int(entry.name[5:]))
 
 
+def _packs(run: Path) -> PackReader:
+    def shared(name: str, dtype: str, shape: tuple[int, ...], site: str) -> TensorFile:
+        return TensorFile(run, f"{SHARED}/{name}", dtype, shape, site)
+
+    return PackReader(run, shared)
+
+
+def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
+    """One rank's folder of a step; what a packed one is of, the run folder around it says."""
+    if not (folder / PACK_FILE).exists():
+        return read_dump(folder, files)
+    run = folder.resolve().parent.parent.parent
+    if not (run / RUN_FILE).exists():
+        raise RunFolderError(
+            f"{folder} is a packed step, which is read in its run folder only: {run} has no {RUN_FILE}"
+        )
+    return read_info(run / RUN_FILE), _packs(run).read(folder)
+
+
 def read_info(run_file: Path) -> RunInfo:
     """Read ``run.json``."""
     content = _read_json(run_file)
@@ -223,31 +269,40 @@ def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -
     Raises:
         RunFolderError: none of the files is there, or one of them is damaged.
     """
-    records: list[Record] = []
-    content: Any = None
-    layers: tuple[Layer, ...] = ()
-    for name in files:
-        path = folder / name
-        if not path.exists():
-            continue
-        content = _read_json(path)
-        with _Explained(path):
-            nodes = list(tree_from_json(content["tree"]))
-            layers = tuple(layer for layer, _ in nodes)
-            nodes += [(Layer(LOOP, "", ""), list(content.get("loop", {}).get("records", ())))]
-            records += [record for layer, entries in nodes for record in _records(folder, layer, entries)]
-    if content is None:
+    step, contents = _read_step(folder, files)
+    path, content = contents[-1]
+    with _Explained(path):
+        return _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"]))), step
+
+
+def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Path, Any]]]:
+    """One rank's records, without the tree that they hang in; and the JSON files that they come from."""
+    contents = [(folder / name, _read_json(folder / name)) for name in files if (folder / name).exists()]
+    if not contents:
         raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
+    records: list[Record] = []
+    for path, content in contents:
+        with _Explained(path):
+            for node in nodes_from_json(content["tree"]):
+                records += _records(folder, str(node["path"]), str(node["type"]), node.get("records", ()))
+            records += _records(folder, LOOP, "", content.get("loop", {}).get("records", ()))
     with _Explained(path):
         step = Step(
-            number=int(content["step"]),
+            number=whole(content["step"]),
             records=tuple(sorted(records, key=lambda record: record.order)),
-            rank=int(content.get("rank", 0)),
-            loss_scale=float(content.get("loss_scale", 1.0)),
-            micro_batches=int(content.get("micro_batches", 1)),
+            rank=whole(content.get("rank", 0)),
+            loss_scale=_scale(content.get("loss_scale", 1.0)),
+            micro_batches=whole(content.get("micro_batches", 1)),
             notes=tuple(str(note) for note in content.get("notes", ())),
         )
-        return _info(content, layers), step
+    return step, contents
+
+
+def _scale(value: Any) -> float:
+    scale = float(value)
+    if not 0 < scale < math.inf:
+        raise ValueError(f"a loss scale of {scale}")
+    return scale
 
 
 def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
@@ -256,28 +311,38 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         framework_version=str(content["framework"]["version"]),
         layers=layers,
         name=str(content.get("name", "")),
-        world_size=int(content.get("world_size", 1)),
+        world_size=whole(content.get("world_size", 1)),
         layer_map=tuple(str(path) for path in content.get("layer_map", ())),
-        recording=dict(content.get("recording", {})),
+        recording=dict(plain(content.get("recording", {}))),
+        environment=environment_from_json(content.get("environment", {})),
     )
 
 
-def _records(folder: Path, layer: Layer, entries: list[dict[str, Any]]) -> Iterator[Record]:
+def _records(folder: Path, layer: str, layer_type: str, entries: Iterable[dict[str, Any]]) -> Iterator[Record]:
+    # The same words in every step: a long comparison keeps one of each.
+    layer, layer_type = intern(layer), intern(layer_type)
     for entry in entries:
-        stage, slot, call = str(entry["stage"]), str(entry["slot"]), int(entry["call"])
+        stage, slot, call = intern(str(entry["stage"])), intern(str(entry["slot"])), whole(entry["call"])
         if stage not in STAGES:
             raise ValueError(f"unknown stage {stage!r}")
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        source = TensorFile(folder, str(entry["file"]), dtype, shape, f"{layer.path}/{stage}/{slot}")
-        yield Record(layer.path, stage, slot, source, dtype, shape, call, int(entry["order"]), layer.type)
+        dtype, shape, order = intern(str(entry["dtype"])), _shape(tuple(entry["shape"])), whole(entry["order"])
+        source = TensorFile(folder, intern(str(entry["file"])), dtype, shape, intern(f"{layer}/{stage}/{slot}"))
+        recomputed = bool(entry.get("recomputed"))
+        yield Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed)
+
+
+_shape = lru_cache(maxsize=4096)(shape_of)
 
 
 def _read_json(path: Path) -> Any:
+    check_inside(path, path.parent)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: {path.parent} is no run folder, or a part of one") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error})") from error
+    except ValueError as error:
         raise RunFolderError(f"{path} is damaged, it is no JSON ({error}). Copy the run again") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
@@ -286,6 +351,10 @@ def _read_json(path: Path) -> Any:
             "Use the padiff that recorded it, or record the run again"
         )
     return content
+
+
+#: What picking damaged JSON apart may raise.
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 
 
 class _Explained:
@@ -298,7 +367,7 @@ class _Explained:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
+        if isinstance(error, _DAMAGE):
             raise RunFolderError(
                 f"{self._path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
             ) from error

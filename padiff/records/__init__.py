@@ -15,10 +15,12 @@ from padiff.records.recorded import (
     Record,
     Run,
     RunInfo,
+    Sketched,
     Step,
     TensorSource,
     inner_path,
     is_functional,
+    make_sketches,
 )
 
 __all__ = [
@@ -38,8 +40,10 @@ __all__ = [
     "Run",
     "RunInfo",
     "STAGES",
+    "Sketched",
     "Step",
     "TensorSource",
     "inner_path",
     "is_functional",
+    "make_sketches",
 ]

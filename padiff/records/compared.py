@@ -63,6 +63,9 @@ class Figures:
         values: reference's and candidate's value there.
         beyond: how many elements are beyond an elementwise tolerance (0 if none was asked for).
         nonfinite: how many positions are NaN or infinite on one side only, or unequally.
+        basis: what was measured: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
+            ``beyond`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
+        spread: relative standard deviation of ``l2``, where it is an estimate.
     """
 
     max_abs: float = 0.0
@@ -78,6 +81,8 @@ class Figures:
     beyond: int = 0
     nonfinite: int = 0
     bulk_l2: float | None = None
+    basis: str = "tensors"
+    spread: float = 0.0
 
     @property
     def rel_l2(self) -> float:
@@ -112,8 +117,8 @@ class Diff:
 
     @property
     def compared(self) -> bool:
-        """Whether both sides were there."""
-        return self.pair.complete
+        """Whether both sides were there, and could be measured."""
+        return self.pair.complete and (self.figures is not None or not self.passed)
 
     @property
     def excess(self) -> float:
@@ -161,6 +166,10 @@ class Coverage:
         views: layers whose tensors lie in another layout, and which.
         cut_elsewhere: pairs of layers that end at other places of the computation: what is inside of them is compared,
             their own outputs are not.
+        sketched: how many of the pairs were judged from sketches, whose relative L2 error is an estimate.
+        bounded: how many of those from norms and means only: one side lies in another layout.
+        ranks: what is compared where the runs have different numbers of processes, in words.
+        unmeasured: sites of pairs of which sketches are all there is, and say nothing: parts of a fused tensor.
     """
 
     compared: int = 0
@@ -183,6 +192,10 @@ class Coverage:
     assumed: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
     cut_elsewhere: tuple[str, ...] = ()
+    sketched: int = 0
+    bounded: int = 0
+    unmeasured: tuple[str, ...] = ()
+    ranks: str = ""
 
     @property
     def share(self) -> float:
@@ -206,6 +219,7 @@ class Report:
         coverage: how much of each run was compared.
         tolerance: the tolerance policy, in words.
         reference, candidate: names of the two runs.
+        environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
     """
 
     diffs: tuple[Diff, ...]
@@ -214,6 +228,7 @@ class Report:
     tolerance: str = ""
     reference: str = "reference"
     candidate: str = "candidate"
+    environment: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+
+from padiff.errors import SketchOnlyError
+from padiff.sketch import Sketch, rows_of
 
 #: Where in a step, in causal order.
 STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
@@ -29,7 +33,10 @@ def inner_path(path: str, above: str) -> str:
 
 
 class TensorSource(Protocol):
-    """Something that gives a tensor's values when asked: an array in memory, or a file."""
+    """Something that gives a tensor's values when asked: an array in memory, or a file.
+
+    One of which a sketch is all that was kept, or a part of such a one, has an attribute ``sketched`` that is true.
+    """
 
     def read(self) -> np.ndarray: ...
 
@@ -42,6 +49,80 @@ class InMemory:
 
     def read(self) -> np.ndarray:
         return self.array
+
+
+class Sketched:
+    """A tensor source of which a sketch is all that is kept.
+
+    Args:
+        row: the sketch, as `padiff.sketch.Sketch.row` gives it.
+        size: how many numbers the tensor has; a complex one is two.
+        turned: whether the sketch is of the transposed matrix.
+    """
+
+    __slots__ = ("_row", "size", "taken", "turned")
+
+    def __init__(self, row: np.ndarray | None, size: int, turned: bool = False) -> None:
+        self._row, self.size, self.turned = row, size, turned
+        #: The sample that the sketch is still to be made from, and one to take from it before; arrays, or what becomes
+        #: one (``numpy.asarray``) when its device is done.
+        self.taken: tuple[Any, Any] = (None, None)
+
+    @classmethod
+    def of_sample(cls, values: Any, shape: tuple[int, ...], turned: bool = False, before: Any = None) -> Sketched:
+        """What becomes a sketch, from the sample of a tensor of a shape (a complex one has an axis of two more).
+
+        ``before`` is a sample to take from it: an update is what a parameter is, less what it was.
+        """
+        source = cls(None, math.prod(shape), turned)
+        source.taken = (values, before)
+        return source
+
+    @property
+    def sketched(self) -> bool:
+        return True
+
+    @property
+    def row(self) -> np.ndarray:
+        """The sketch as it is stored."""
+        if self._row is None:
+            make_sketches([self])
+        assert self._row is not None
+        return self._row
+
+    @property
+    def sketch(self) -> Sketch:
+        return Sketch.of_row(self.row, self.size, self.turned)
+
+    def settle(self, row: np.ndarray) -> None:
+        """The sketch is made: the sample is let go."""
+        self._row, self.taken = row, (None, None)
+
+    @property
+    def made(self) -> bool:
+        """Whether the sketch is made."""
+        return self._row is not None
+
+    def read(self) -> np.ndarray:
+        raise SketchOnlyError(
+            "of this tensor a sketch was recorded, not its values: record it with detail='full' to look at them"
+        )
+
+
+def make_sketches(sources: Iterable[TensorSource]) -> None:
+    """Make what is still to be made of sketches, those of one length together."""
+    waiting = list({id(s): s for s in sources if isinstance(s, Sketched) and not s.made}.values())
+    samples = []
+    for source in waiting:
+        values, before = (None if v is None else np.asarray(v) for v in source.taken)
+        assert values is not None
+        if before is not None:
+            # In float32 at least: the difference of two 16-bit neighbours would be rounded away.
+            narrow = values.dtype.itemsize < 4 and values.dtype.kind not in "iub"
+            values = values.astype(np.float32) - before.astype(np.float32) if narrow else values - before
+        samples.append(values)
+    for source, row in zip(waiting, rows_of(samples)):
+        source.settle(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +139,8 @@ class Record:
         dtype: the tensor's true dtype (``bfloat16`` also where numpy has none).
         shape: the tensor's shape as recorded.
         source: where the values are; `value` reads them.
+        recomputed: whether the layer's forward ran again inside of a backward (activation checkpointing); it is
+            recorded once.
     """
 
     layer: str
@@ -69,6 +152,7 @@ class Record:
     call: int = 0
     order: int = 0
     layer_type: str = ""
+    recomputed: bool = False
 
     @property
     def site(self) -> str:
@@ -77,8 +161,17 @@ class Record:
 
     @property
     def value(self) -> np.ndarray:
-        """The tensor's values (read on every access, nothing is kept)."""
+        """The tensor's values (read on every access, nothing is kept).
+
+        Raises:
+            SketchOnlyError: a sketch is all that was recorded.
+        """
         return self.source.read()
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """The sketch, where that is all that was recorded."""
+        return self.source.sketch if isinstance(self.source, Sketched) else None
 
 
 def is_functional(slot: str) -> bool:
@@ -167,6 +260,7 @@ class RunInfo:
         world_size: how many processes record it.
         layer_map: paths that answer, in order, to the other run's (the seeds' ``set_layer_map``).
         recording: how it was recorded, for people (schedule, lists).
+        environment: what around the training can change its numbers (`padiff.environment`); empty where not known.
     """
 
     framework: str
@@ -176,6 +270,7 @@ class RunInfo:
     world_size: int = 1
     layer_map: tuple[str, ...] = ()
     recording: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Run(Protocol):

@@ -334,3 +334,104 @@ def test_the_command_line_tells_in_one_line(name, side, run, good, capsys):
     err = capsys.readouterr().err
     assert err.startswith("padiff: ") and err.count("\n") == 1
     assert str(run) in err or "run" in err
+
+
+# -- links, devices, and files that are too much --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["step", "rank", "steps"])
+def test_folders_that_lead_out_of_the_run_are_not_followed(what, run, good, tmp_path):
+    folder = {"steps": run / "steps", "step": run / "steps" / "00000000", "rank": dump(run)}[what]
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match=r"leaves .* by a link, and is not read"):
+        compare_runs(good, run)
+
+
+@pytest.mark.parametrize("file", ["run.json", "report.json", "params.json"])
+def test_a_json_file_that_leads_out_of_the_run_is_not_read(file, run, good, tmp_path):
+    path = run / file if file == "run.json" else dump(run) / file
+    path.rename(tmp_path / "secret.json")
+    path.symlink_to(tmp_path / "secret.json")
+    with pytest.raises(RunFolderError, match=r"leaves .* by a link, and is not read"):
+        compare_runs(good, run)
+
+
+def test_a_run_reached_by_a_link_is_read(run, good, tmp_path):
+    (tmp_path / "latest").symlink_to(run)
+    assert compare_runs(good, tmp_path / "latest").passed
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("file", ["run.json", "report.json"])
+def test_a_pipe_a_folder_and_a_device_are_no_json(file, run, good):
+    path = run / file if file == "run.json" else dump(run) / file
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RunFolderError, match=r"it is no plain file"):
+        compare_runs(good, run)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match=r"leaves .* by a link, and is not read"):
+        compare_runs(good, run)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunFolderError, match=r"it is no plain file"):
+        compare_runs(good, run)
+
+
+def test_a_json_file_of_terabytes_is_not_begun(run, good):
+    os.truncate(dump(run) / "report.json", 1 << 40)
+    with pytest.raises(RunFolderError, match=r"it has 1,099,511,627,776 bytes, at most [\d,]+ are read"):
+        compare_runs(good, run)
+
+
+def test_a_short_text_of_many_lists_is_not_built(run, good):
+    (dump(run) / "report.json").write_bytes(b"[" + b"[]," * 9_000_000 + b"0]")
+    with pytest.raises(RunFolderError, match=r"it holds some 18,000,001 values, at most [\d,]+ are read"):
+        compare_runs(good, run)
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HUGE: dict[str, tuple[str, Callable[[dict], object]]] = {
+    "an order": ("report.json", lambda c: entry(c).update(order=10**30)),
+    "a call": ("report.json", lambda c: entry(c).update(call=2**64)),
+    "an extent": ("report.json", lambda c: entry(c).update(shape=[2**64])),
+    "a product of extents": ("report.json", lambda c: entry(c).update(shape=[2**31, 2**31, 2**31])),
+    "axes": ("report.json", lambda c: entry(c).update(shape=[1] * 65)),
+    "an extent below zero": ("report.json", lambda c: entry(c).update(shape=[-16, 8])),
+    "a parameter": ("run.json", lambda c: c["tree"]["layers"][0]["parameters"][0].update(shape=[10**4000])),
+    "a number of children": ("run.json", lambda c: c["tree"].update(children=10**4000)),
+    "a setting": ("run.json", lambda c: c["tree"].update(settings={"eps": 10**4000})),
+    "nesting in a setting": ("run.json", lambda c: c["tree"].update(settings={"eps": nested(200)})),
+    "nesting in what is told": ("run.json", lambda c: c.update(recording={"x": nested(200)})),
+    "a world": ("run.json", lambda c: c.update(world_size=10**40)),
+    "a step": ("params.json", lambda c: c.update(step=10**40)),
+    "a loss scale": ("params.json", lambda c: c.update(loss_scale=float("inf"))),
+    "a loss scale of nothing": ("params.json", lambda c: c.update(loss_scale=0)),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_what_is_beyond_bounds(name, run, good, capsys):
+    file, change = HUGE[name]
+    path = run / file if file == "run.json" else dump(run) / file
+    edit(path, change)
+    with pytest.raises(RunFolderError, match=rf"{re.escape(str(path))} is damaged"):
+        compare_runs(good, run)
+    assert main(["show", str(run)]) == 2 and capsys.readouterr().err.startswith("padiff: ")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_header_of_gigabytes_is_not_read(version, run, good):
+    head = b"\x93NUMPY" + bytes((version, 0)) + (2**32 - 1).to_bytes(4, "little") + b"{'descr': '<f4', "
+    tensor(run).write_bytes(head)
+    os.truncate(tensor(run), 1 << 33)
+    with pytest.raises(TensorFileError, match=r"is damaged"):
+        compare_runs(good, run)

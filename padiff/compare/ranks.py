@@ -1,0 +1,43 @@
+"""Runs of different numbers of processes: what does not depend on how the batch was shared out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from padiff.records import LOOP, PARAMETER_STAGES, InMemory, Record, RunInfo, Step
+
+
+def ranks_told(infos: tuple[RunInfo, RunInfo]) -> str:
+    """What is compared of two runs with different numbers of processes, in words; empty for equal numbers."""
+    ours, theirs = (info.world_size for info in infos)
+    if ours == theirs:
+        return ""
+    return (
+        f"{ours} process{'es' * (ours > 1)} against {theirs}: compared are parameters, the gradients that the "
+        "optimizers consumed, updates, learning rates, and the mean of the losses; each process saw samples of its own"
+    )
+
+
+def common_part(steps: Sequence[Step], info: RunInfo) -> Step:
+    """One step of all ranks: the first one's parameters, gradients and updates, and the mean of all losses.
+
+    Buffers (running statistics) are those of a rank's own samples, and left out.
+    """
+    buffers = {(layer.path, p.slot) for layer in info.layers for p in layer.parameters if p.role == "buffer"}
+    losses: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for step in steps:
+        for record in step.records:
+            if record.layer == LOOP and record.stage == "loss":
+                losses[record.slot, record.call].append(float(record.value))
+    kept: list[Record] = []
+    for record in steps[0].records:
+        if record.layer == LOOP and record.stage == "loss":
+            mean = np.asarray(np.mean(losses[record.slot, record.call]))
+            kept.append(replace(record, source=InMemory(mean)))
+        elif record.stage in PARAMETER_STAGES and (record.layer, record.slot) not in buffers:
+            kept.append(record)
+    return replace(steps[0], records=tuple(kept))

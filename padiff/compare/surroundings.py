@@ -1,0 +1,61 @@
+"""Where the environments of two runs differ, and whether that explains the first diff."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from padiff.records import Diff, FirstDiff, RunInfo
+
+# TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
+_TF32_AT_MOST = 2e-2
+_PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
+
+
+def blamed(first: FirstDiff, diff: Diff | None, infos: tuple[RunInfo, RunInfo]) -> FirstDiff:
+    """The first diff with the environment as its likely cause, where that is what the figures look like.
+
+    Args:
+        diff: the diff that ``first`` tells of.
+        infos: of the reference and the candidate.
+    """
+    if (
+        diff is None
+        or diff.figures is None
+        or not diff.compared
+        or diff.pair.stage not in ("forward", "loss", "backward")
+    ):
+        return first
+    kind = next((layer.kind for layer in infos[0].layers if layer.path == first.reference), "")
+    reason = _autocast(diff, infos) or _tf32(diff, kind, infos)
+    if not reason:
+        return first
+    message = first.message
+    told = f" Likely cause: {first.cause}."
+    if first.cause and message.endswith(told):
+        message = message.removesuffix(told)
+    return replace(first, cause=reason, message=f"{message} Likely cause: {reason}.")
+
+
+def _autocast(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:
+    """Autocast differs, and so does what the tensors are made of."""
+    ours, theirs = (str(info.environment.get("autocast.dtype", "")) for info in infos)
+    if not ours or not theirs or ours == theirs:
+        return ""
+    assert diff.pair.reference is not None and diff.pair.candidate is not None
+    dtypes = diff.pair.reference.dtype, diff.pair.candidate.dtype
+    if dtypes[0] == dtypes[1] or not {ours, theirs} & set(dtypes):
+        return ""
+    return f"autocast: {ours} in the reference run, {theirs} in the candidate (this is {dtypes[0]} against {dtypes[1]})"
+
+
+def _tf32(diff: Diff, kind: str, infos: tuple[RunInfo, RunInfo]) -> str:
+    """TF32 differs on a GPU, and a product of matrices is off by what TF32 leaves out."""
+    name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
+    used = [bool(info.environment.get(name)) and "gpu" in str(info.environment.get("device.kind")) for info in infos]
+    assert diff.figures is not None
+    if used[0] == used[1] or kind not in _PRODUCTS or diff.pair.stage != "forward":
+        return ""
+    if not 0 < diff.figures.rel_l2 <= _TF32_AT_MOST:
+        return ""
+    side = "reference" if used[0] else "candidate"
+    return f"TF32 is on in the {side} run only ({name}), and the products differ by as much as it leaves out"

@@ -1,0 +1,114 @@
+"""Reading what a stranger may have written: only plain files, inside of the folder, of bounded size and content."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from padiff.errors import RunFolderError
+
+#: Larger JSON files are refused; the trees of models with 100,000 layers are smaller.
+LARGEST_JSON = 128 << 20
+#: So are files with more values: a short text (``[[],[],...``) can take 30 times its length in memory.
+MOST_VALUES = 8_000_000
+
+_LARGEST = 2**63 - 1
+_MOST_AXES = 64
+_DEEPEST = 16
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Make sure that a path, with all links followed, lies in ``root``.
+
+    Raises:
+        RunFolderError: it does not, or is no path.
+    """
+    try:
+        resolved, top = path.resolve(), root.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null byte
+        raise RunFolderError(f"{path} cannot be a path ({error}): do not use this run folder") from error
+    if resolved != top and top not in resolved.parents:
+        raise RunFolderError(
+            f"{path} leaves {root} by a link, and is not read. Open the folder that it leads to, or copy the run whole"
+        )
+
+
+def read_text(path: Path) -> bytes:
+    """The content of a plain file that may hold JSON.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is something else (a pipe and a device would never end), or too large.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no plain file")
+    if status.st_size > LARGEST_JSON:
+        raise ValueError(f"it has {status.st_size:,} bytes, at most {LARGEST_JSON:,} are read")
+    with open(path, "rb") as file:
+        return file.read(LARGEST_JSON + 1)
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse JSON that fits into memory.
+
+    Raises:
+        ValueError: it is no JSON, or holds too much.
+    """
+    values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+    if values > MOST_VALUES:
+        raise ValueError(f"it holds some {values:,} values, at most {MOST_VALUES:,} are read")
+    try:
+        return json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except MemoryError:
+        raise ValueError("it does not fit into memory") from None
+
+
+def whole(value: Any) -> int:
+    """A whole number that 64 bits hold.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none.
+    """
+    number = int(value)
+    if not -_LARGEST <= number <= _LARGEST:
+        raise ValueError(f"a number of {number.bit_length()} bits")
+    return number
+
+
+def shape_of(value: Iterable[Any]) -> tuple[int, ...]:
+    """A tensor's shape.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none.
+    """
+    shape = tuple(whole(extent) for extent in value)
+    size = 1
+    if len(shape) > _MOST_AXES or min(shape, default=0) < 0:
+        raise ValueError(f"{str(shape)[:80]} is no shape")
+    for extent in shape:
+        size *= max(extent, 1)
+        whole(size)
+    return shape
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value as it may stand among settings.
+
+    Raises:
+        ValueError: it is nested beyond bounds, or holds a number that 64 bits do not.
+    """
+    if depth > _DEEPEST:
+        raise ValueError(f"values nested more than {_DEEPEST} deep")
+    if isinstance(value, dict):
+        return {str(key): plain(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner, depth + 1) for inner in value]
+    if isinstance(value, int):
+        return value if isinstance(value, bool) else whole(value)
+    return value

@@ -1,0 +1,246 @@
+"""Comparing uses several threads, keeps no tensors, and reads ordinary files the short way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from padiff import compare_runs
+from padiff.compare.measure import measure
+from padiff.compare.workers import measured
+from padiff.dump.npy import SMALL, read_plain
+from padiff.errors import TensorFileError, UsageError
+
+from .making import info, pair, plain, record, root, step, toy_folder, write_run
+
+LARGE = 1 << 16
+RNG = np.random.default_rng(5)
+
+
+def large_run(path: Path, noise: float, count: int = 6) -> Path:
+    """Two steps of layers whose outputs are large enough for several threads."""
+    rng = np.random.default_rng(0)
+    steps = []
+    for number in (0, 1):
+        values = [rng.normal(size=LARGE + k).astype(np.float32) for k in range(count)]
+        records = [
+            record(f"l{k}", stage, "output.0", v * np.float32(1 + noise * k))
+            for stage in ("forward", "backward")
+            for k, v in enumerate(values)
+        ]
+        steps.append(step(number, records))
+    return write_run(path, info(root(count), *(plain(f"l{k}", "relu") for k in range(count))), steps)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    return large_run(tmp_path / "a", 0), large_run(tmp_path / "b", 1e-6)
+
+
+def test_the_report_is_the_same_whatever_the_number_of_workers(runs):
+    one, *more = (compare_runs(*runs, workers=n) for n in (1, 2, 3, 16))
+    assert len(one.diffs) == 24 and one.coverage.compared == 24
+    for report in more:
+        assert [d.pair.anchor.site for d in report.diffs] == [d.pair.anchor.site for d in one.diffs]
+        assert [(d.figures, d.passed, d.judged) for d in report.diffs] == [
+            (d.figures, d.passed, d.judged) for d in one.diffs
+        ]
+
+
+def test_the_large_pairs_are_measured_by_as_many_threads_as_asked_for():
+    pairs = [pair(np.zeros(LARGE, np.float32), np.zeros(LARGE, np.float32)) for _ in range(3)]
+    all_there = threading.Barrier(3, timeout=20)  # passes only if three threads measure at the same time
+
+    def slow(one):
+        all_there.wait()
+        return measure(one)
+
+    assert [d.passed for d in measured(pairs, slow, 3)] == [True] * 3
+
+
+def test_small_pairs_stay_in_one_thread_and_in_order():
+    pairs = [pair([k], [k + 1]) for k in range(50)]
+    seen = set()
+
+    def noted(one):
+        seen.add(threading.get_ident())
+        return measure(one)
+
+    assert [d.figures.values[0] for d in measured(pairs, noted, 4)] == list(range(50))
+    assert seen == {threading.get_ident()}
+
+
+def test_no_thread_is_left_when_a_comparison_is_done(runs):
+    before = threading.active_count()
+    compare_runs(*runs, workers=4)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_of_several_damaged_tensors_the_first_is_told_whatever_the_number_of_workers(runs, workers):
+    dump = runs[1] / "steps" / "00000001" / "rank_0" / "tensors"
+    for path in dump.glob("*-forward-l[135]-*"):
+        path.write_bytes(b"")
+    with pytest.raises(TensorFileError, match=r"l1/forward/output\.0"):
+        compare_runs(*runs, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, 1.5, "2"])
+def test_a_number_of_workers_that_is_none_is_refused(runs, workers):
+    with pytest.raises(UsageError, match="workers is how many threads measure, at least 1, got"):
+        compare_runs(*runs, workers=workers)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="counts the open files of the process as Linux tells them"
+)
+def test_a_report_holds_no_file_open(runs):
+    before = len(os.listdir("/proc/self/fd"))
+    report = compare_runs(*runs)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert report.diffs[0].pair.reference.value.size == LARGE  # they can still be read
+
+
+def test_records_of_all_steps_share_their_words(tmp_path):
+    report = compare_runs(toy_folder(tmp_path / "a"), toy_folder(tmp_path / "b"))
+    first, last = (
+        next(d.pair.reference for d in report.diffs if d.pair.step == n and d.pair.anchor.slot == "weight")
+        for n in (0, 2)
+    )
+    assert first is not last and first.source.folder != last.source.folder
+    for name in ("layer", "stage", "slot", "layer_type", "dtype", "shape"):
+        assert getattr(first, name) is getattr(last, name)
+    assert first.source.file is last.source.file and first.source.site is last.source.site
+
+
+FILES = {
+    "small": RNG.normal(size=(3, 5)).astype(np.float32),
+    "large": RNG.normal(size=(200, 300)),
+    "just small": np.zeros((SMALL - 129,), np.uint8),
+    "just large": np.ones((SMALL - 128,), np.uint8),
+    "transposed": np.asfortranarray(RNG.normal(size=(130, 140))),
+    "a scalar": np.asarray(2.5),
+    "empty": np.zeros((0, 4), np.float16),
+    "booleans": np.asarray([True, False]),
+    "complex": np.asarray([1j, 2]),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_ordinary_file_is_read_as_numpy_reads_it(name, tmp_path):
+    (tmp_path / "tensors").mkdir()
+    np.save(tmp_path / "tensors" / "a.npy", FILES[name])
+    array = read_plain(str(tmp_path), "tensors/a.npy")
+    assert array.dtype == FILES[name].dtype and array.shape == FILES[name].shape
+    np.testing.assert_array_equal(array, np.load(tmp_path / "tensors" / "a.npy"))
+
+
+def test_what_is_not_ordinary_is_left_to_the_thorough_way(tmp_path):
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    for folder in (outside, inside / "tensors"):
+        folder.mkdir(parents=True)
+        np.save(folder / "a.npy", np.zeros(3))
+    (inside / "linked.npy").symlink_to(outside / "a.npy")
+    (inside / "folder").symlink_to(outside)
+    (inside / "short.npy").write_bytes((outside / "a.npy").read_bytes()[:-1])
+    os.mkfifo(inside / "pipe.npy")
+    assert read_plain(str(inside), "tensors/a.npy") is not None
+    for file in (
+        "linked.npy",
+        "folder/a.npy",
+        "short.npy",
+        "pipe.npy",
+        "tensors",
+        "gone.npy",
+        "../outside/a.npy",
+        "tensors/../tensors/a.npy",
+        str(outside / "a.npy"),
+        "",
+        "tensors/\0.npy",
+    ):
+        assert read_plain(str(inside), file) is None, file
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+LAYOUTS = {
+    "one row": lambda a: a.reshape(-1),
+    "a matrix": lambda a: a,
+    "turned": lambda a: np.asfortranarray(a),
+    "every other column": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "one long sample": lambda a: a.reshape(1, -1)[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "complex64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1.0, 4.0)], ids=["unscaled", "scaled"])
+def test_the_figures_of_several_chunks_are_those_of_the_formulas(dtype, layout, scales):
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    scale = 100 if dtype == "int32" else 1
+    r = (np.random.default_rng(1).normal(size=(230, 311)) * scale).astype(kind)
+    c = (wide(r) * 1.5 + scale).astype(kind)
+    c[:50] = r[:50]  # chunks that are equal first
+    r[::7, ::5] = 0
+    if dtype not in ("int32", "complex64"):
+        r[60, 7], c[60, 7], c[61, 8] = np.nan, np.nan, np.inf
+    r, c = LAYOUTS[layout](r), c if layout == "a matrix" else LAYOUTS[layout](c)
+    figures = measure(pair(r, c, scales=scales, stage="backward"), elementwise=(0.5, 0.1)).figures
+    a, b = wide(r), wide(c) / scales[1]
+    finite = np.isfinite(a) & np.isfinite(b)
+    assert figures.nonfinite == (0 if dtype in ("int32", "complex64") else 1)
+    with np.errstate(all="ignore"):
+        error, size = np.where(finite, np.abs(b - a), 0), np.where(finite, np.abs(a), 0)
+    some = size > 0
+    close = {"rel": 1e-12}
+    assert figures.max_abs == error.max()
+    assert figures.index == np.unravel_index(error.argmax(), error.shape)
+    assert figures.max_rel == pytest.approx((error[some] / size[some]).max(), **close)
+    assert figures.mean_abs == pytest.approx(error.sum() / finite.sum(), **close)
+    assert figures.mean_reference == pytest.approx(size.sum() / finite.sum(), **close)
+    assert figures.l2 == pytest.approx(np.sqrt(np.square(error).sum()), **close)
+    assert figures.reference_l2 == pytest.approx(np.sqrt(np.square(size).sum()), **close)
+    assert figures.candidate_l2 == pytest.approx(np.sqrt(np.square(np.abs(np.where(finite, b, 0))).sum()), **close)
+    assert figures.beyond == np.count_nonzero(error > 0.5 + 0.1 * size)
+
+
+@pytest.mark.parametrize("shape", [(10_000,), (3, 40_000), (200, 400), (9, 50_000), (2000, 40)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("stage", ["backward", "update"])
+@pytest.mark.parametrize("few", [True, False], ids=["elements", "a sample"])
+def test_the_bulk_is_what_is_left_without_the_largest_elements_or_the_worst_samples(shape, turned, stage, few):
+    rng = np.random.default_rng(2)
+    r = rng.normal(size=shape).astype(np.float32)
+    c = r + rng.normal(size=shape).astype(np.float32) * np.float32(0.01)
+    if few:
+        c.reshape(-1)[rng.integers(0, r.size, 4)] += 1e9  # they must not drown the rest
+    else:
+        c[-1] += 3.0
+    r, c = (np.asfortranarray(r), np.asfortranarray(c)) if turned else (r, c)
+    squares = np.square(c.astype(np.float64) - r.astype(np.float64))
+    expected = np.sort(squares.reshape(-1))[: -(4 + r.size // 20_000)].sum()
+    if stage == "backward" and shape[0] >= 8:
+        samples = np.sort(squares.reshape(shape[0], -1).sum(axis=1))
+        expected = min(expected, samples[: -(shape[0] // 8)].sum())
+    assert measure(pair(r, c, stage=stage)).figures.bulk_l2 == pytest.approx(np.sqrt(expected), rel=1e-9)
+
+
+def test_equal_bits_that_are_no_numbers_are_equal_and_left_out():
+    values = np.ones(100_000, np.float32)
+    values[70_000:70_003] = np.nan, np.inf, -np.inf
+    figures = measure(pair(values, values.copy())).figures
+    assert (figures.nonfinite, figures.max_abs, figures.mean_reference) == (0, 0.0, 1.0)
+    assert figures.reference_l2 == figures.candidate_l2 == pytest.approx(np.sqrt(100_000 - 3))
+
+
+def test_squares_beyond_float64_are_infinite_but_their_elements_are_compared():
+    r, c = np.asarray([1e200, 1.0]), np.asarray([1e200, 2.0])
+    figures = measure(pair(r, c)).figures
+    assert (figures.max_abs, figures.l2, figures.reference_l2, figures.nonfinite) == (1.0, 1.0, np.inf, 0)
