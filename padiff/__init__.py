@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from padiff.compare import NoisePolicy as NoisePolicy
     from padiff.compare import Tolerance as Tolerance
     from padiff.compare import compare_runs as compare_runs
+    from padiff.detail import Detail as Detail
     from padiff.dump import open_run as open_run
     from padiff.errors import PadiffError as PadiffError
     from padiff.proxy import ProxyModel as ProxyModel
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 # Where each public name comes from; looked up when first asked for.
 _PUBLIC = {
     "Alignment": "padiff.align",
+    "Detail": "padiff.detail",
     "LayerMap": "padiff.weights.found_map",
     "NoisePolicy": "padiff.compare",
     "PadiffError": "padiff.errors",
@@ -64,6 +66,7 @@ _PUBLIC = {
 
 __all__ = [
     "Alignment",
+    "Detail",
     "LayerMap",
     "NoisePolicy",
     "PadiffError",

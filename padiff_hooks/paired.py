@@ -9,8 +9,11 @@ from typing import Any
 from padiff.compare import Policy, RunComparison
 from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
+from padiff.dump.zoom import Zoom
+from padiff.errors import RunFolderError
 from padiff.layer_map import LayerMap
 from padiff.records import Report, Run
+from padiff_hooks.zooming import Zooming
 
 
 class PairedRuns:
@@ -23,6 +26,10 @@ class PairedRuns:
         layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
         policy: when a diff passes. Default: `padiff.NoisePolicy`.
         done: steps that were compared before (a restart).
+        zoom: whether recorders that still record sketches are asked for full tensors where one is beyond its limit.
+
+    Attributes:
+        asked: what the last report made the recorders be asked for, or `None`.
     """
 
     def __init__(
@@ -33,12 +40,15 @@ class PairedRuns:
         layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
         done: Collection[int] = (),
+        zoom: bool = True,
     ) -> None:
         self._paths = (Path(reference), Path(candidate))
         self._map = LayerMap.of(layer_map)
         self._policy = policy
         self._done = set(done)
         self._comparison: RunComparison | None = None
+        self._zooming = Zooming(self._paths) if zoom else None
+        self.asked: Zoom | None = None
 
     @property
     def started(self) -> tuple[bool, bool]:
@@ -63,8 +73,16 @@ class PairedRuns:
             return
         for number in comparison.common():
             if number not in self._done:
-                report = comparison.compare(number)
+                try:
+                    report = comparison.compare(number)
+                except RunFolderError:
+                    # A recorder that has to stay within max_bytes may take a step away while it is being read.
+                    if number in comparison.common():
+                        raise
+                    continue
                 self._done.add(number)
+                if self._zooming is not None:
+                    self.asked = self._zooming.look(report, (comparison.reference, comparison.candidate))
                 yield report
 
     def finished(self) -> bool:

@@ -264,6 +264,9 @@ def own_scalars_of(step: Step) -> Scalars:
     scalars: Scalars = []
     losses: list[float] = []
     for record in step.records:
+        if record.sketch is not None:
+            norms[f"{record.stage}_l2/{record.layer}"] += record.sketch.l2**2
+            continue
         value = record.value
         if record.layer == LOOP:
             if record.stage == "loss":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy
+from padiff.detail import Detail
 from padiff.errors import PadiffError, RunsDifferError, UsageError
 from padiff.layer_map import LayerMap
 from padiff.recorder import Recorder
@@ -28,6 +29,8 @@ class TrainingRecorder:
     Args:
         dir_path: the run folder to write.
         every_n_steps: which steps are due: a number or a `Schedule`.
+        detail, full_every_n_steps: how much is kept of each tensor, and in which due steps all; see `padiff.record`.
+        pack, compression, max_bytes: how it is stored, and how large the folder may become; see there.
         white_list, black_list: which layers to record; see `padiff.selection.select`.
         layer_map: without a reference, layers of this model that answer, in order, to those of the other run's map;
             with one, also pairs of paths (reference, candidate), a mapping, or a YAML file.
@@ -49,6 +52,11 @@ class TrainingRecorder:
         dir_path: str | Path,
         *,
         every_n_steps: int | Schedule = 1,
+        detail: Any = "full",
+        full_every_n_steps: int | Schedule | None = None,
+        pack: bool | None = None,
+        compression: str = "",
+        max_bytes: int | None = None,
         white_list: Iterable[Any] | None = None,
         black_list: Iterable[Any] | None = None,
         layer_map: Any = None,
@@ -72,9 +80,15 @@ class TrainingRecorder:
             raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
         self._dir_path = Path(dir_path)
         self._schedule = Schedule.of(every_n_steps)
-        self._lists = {
+        self._lists: dict[str, Any] = {
             "white_list": None if white_list is None else list(white_list),
             "black_list": None if black_list is None else list(black_list),
+        }
+        self._kept: dict[str, Any] = {
+            "detail": Detail.of(detail, full_every_n_steps),
+            "pack": pack,
+            "compression": compression,
+            "max_bytes": max_bytes,
         }
         self._own_map, self._pair_map = _split_map(layer_map, reference is not None)
         self._reference = Path(reference) if reference is not None else None
@@ -130,11 +144,12 @@ class TrainingRecorder:
             world_size=world_size,
             on_written=self._written,
             **self._lists,
+            **self._kept,
         )
         if self._logdir is None and logdir is not None:
             self._logdir, self._host_sink = logdir, sink
         # Only one process looks at the pairs; a step is whole when all have written.
-        if self._reference is not None and not rank:
+        if self._reference is not None and not rank and not recorder.watched:
             self._pairs = PairedRuns(self._reference, self._dir_path, layer_map=self._pair_map, policy=self._policy)
         recorder.open()
         self._recorder = recorder
@@ -236,6 +251,8 @@ class TrainingRecorder:
                     stream.write(report)
                 if not report.passed:
                     self._news.append(report)
+                    if self._recorder is not None:
+                        self._recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
         except PadiffError as error:
             self._trouble = error
 

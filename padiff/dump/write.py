@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from padiff.dump.budget import Budget
 from padiff.dump.format import (
     FINISHED_FILE,
     FOLDERS,
@@ -28,12 +30,19 @@ from padiff.dump.format import (
     to_storable,
     tree_to_json,
 )
-from padiff.dump.read import read_info
-from padiff.errors import RunFolderError, UsageError, WriterError
-from padiff.records import LOOP, InMemory, Record, RunInfo, Step
+from padiff.dump.pack import PackWriter
+from padiff.dump.prepare import prepare
+from padiff.dump.storage import Storage
+from padiff.dump.trouble import explain
+from padiff.dump.unchanged import Unchanged
+from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
+from padiff.records import LOOP, InMemory, Record, RunInfo, Step, make_sketches
 
 #: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays bounded.
 QUEUED_STEPS = 2
+
+#: Steps of many files, without a limit.
+PLAIN = Storage()
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -45,6 +54,7 @@ class RunWriter:
         path: the run folder; made if need be.
         info: what holds for all steps.
         rank: which process this is; rank 0 also writes ``run.json``.
+        storage: in one file or many, compressed or not, within a limit; steps with sketches have to be packed.
         existing: ``error``, ``resume`` or ``overwrite`` a run that is there already.
         on_written: called on the writer's thread after each written step.
         on_done: called there with each step once nothing looks at it any more, written or not.
@@ -52,7 +62,8 @@ class RunWriter:
     Raises:
         UsageError: ``existing`` is none of the three.
         RunFolderError: the folder holds a run (with ``error``), another model's run (with ``resume``), or files
-            that are no run.
+            that are no run; or another process records into it.
+        UnwritableFolderError: the folder cannot be made, or not be written to.
     """
 
     def __init__(
@@ -61,6 +72,7 @@ class RunWriter:
         info: RunInfo,
         *,
         rank: int = 0,
+        storage: Storage = PLAIN,
         existing: str = "error",
         on_written: Callable[[Step], None] | None = None,
         on_done: Callable[[Step], None] | None = None,
@@ -69,18 +81,31 @@ class RunWriter:
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
         self.path = Path(path)
         self._info = info
+        self._told = True
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
         self._on_done = on_done
+        self._unchanged = Unchanged(info)
+        self._pack = PackWriter(self.path, self._unchanged, write_npy, storage.compression) if storage.pack else None
         self._error: BaseException | None = None
+        self._failed = ""
         self._queue: queue.Queue[Step | None] = queue.Queue(maxsize=QUEUED_STEPS)
         try:
-            self._prepare(existing)
-        except OSError as error:
-            if isinstance(error, RunFolderError):
+            self._lock = prepare(self.path, info, rank, existing)
+            try:
+                if rank == 0:
+                    _write_json(self.path / RUN_FILE, run_to_json(info))
+            except BaseException:
+                self._lock.release()
                 raise
-            raise RunFolderError(f"cannot make the run folder {self.path}: {error}") from error
+        except RunFolderError:
+            raise
+        except OSError as error:
+            what, remedy = explain(error, self.path)
+            raise UnwritableFolderError(f"cannot make the run folder {self.path}: {what}. {remedy}") from error
+        limited = storage.max_bytes is not None and rank == 0
+        self._budget = Budget(self.path, storage.max_bytes or 0, info.world_size) if limited else None
         # The thread knows the queue, and the writer only weakly: a recorder that is dropped without being closed (a
         # host that told its callback of no exception) is freed, and its thread ends.
         work = (weakref.ref(self), self._queue)
@@ -104,6 +129,15 @@ class RunWriter:
             )
         self._queue.put(step)
 
+    def describe(self, info: RunInfo) -> None:
+        """Say anew what holds for all steps; written with the next step."""
+        self._info, self._told = info, False
+
+    def mark(self, number: int, badness: float) -> None:
+        """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""
+        if self._budget is not None:
+            self._budget.mark(number, badness)
+
     def flush(self) -> None:
         """Wait until every queued step is written."""
         self._queue.join()
@@ -113,62 +147,33 @@ class RunWriter:
         """Write what is queued and end the thread; ``finished`` says that no further step will come."""
         self._queue.put(None)
         self._thread.join()
-        self._raise_error()
-        if finished and self._rank == 0:
-            _write_json(self.path / FINISHED_FILE, {"schema_version": SCHEMA_VERSION})
+        try:
+            self._raise_error()
+            if finished and self._rank == 0:
+                try:
+                    self._lock.check()
+                    _write_json(self.path / FINISHED_FILE, {"schema_version": SCHEMA_VERSION})
+                except (OSError, RunFolderError) as error:
+                    self._error, self._failed = error, "the note that the run has ended"
+                    self._raise_error()
+        finally:
+            self._lock.release()
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
+        if self._error is None:
+            return
+        error, self._error = self._error, None
+        goes_on = "on_error='warn' lets the training go on without recording"
+        if not self._failed:
             raise WriterError(
-                f"a step could not be written to {self.path}: {error}. The steps before it are whole. "
-                "Free the disk or give another folder; on_error='warn' lets the training go on without recording"
+                f"the steps in {self.path} are whole, but what follows on a written step (comparing it, TensorBoard) "
+                f"failed: {type(error).__name__}: {error}. {goes_on}"
             ) from error
-
-    # -- the folder ----------------------------------------------------------------------------------------
-
-    def _prepare(self, existing: str) -> None:
-        run_file = self.path / RUN_FILE
-        if self._rank == 0 and run_file.exists():
-            if existing == "error":
-                raise RunFolderError(
-                    f"{self.path} holds a run already, and nothing of it is overwritten unasked. Give another folder, "
-                    "or existing='resume' to go on with it, or existing='overwrite' to replace it"
-                )
-            if existing == "resume":
-                self._check_same_model(run_file)
-            if existing == "overwrite":
-                shutil.rmtree(self.path / STEPS, ignore_errors=True)
-            (self.path / FINISHED_FILE).unlink(missing_ok=True)
-        elif self._rank == 0 and self.path.is_dir() and any(self.path.iterdir()) and existing != "resume":
-            foreign = sorted(entry.name for entry in self.path.iterdir())
-            # A logger's own folder may hold runs' files beside ours; only what we would write over counts.
-            if STEPS in foreign:
-                raise RunFolderError(
-                    f"{self.path} has a folder '{STEPS}' but no {RUN_FILE}: it is no run folder. Give an empty one"
-                )
-        (self.path / STEPS).mkdir(parents=True, exist_ok=True)
-        if self._rank == 0:
-            self._clear_leftovers()
-            _write_json(run_file, run_to_json(self._info))
-
-    def _clear_leftovers(self) -> None:
-        """Put away what a process left that died while it wrote; a step that it was replacing comes back."""
-        for left in (self.path / STEPS).glob(".*"):
-            final = left.with_name(left.name[1:].removesuffix(".old"))
-            if left.name.endswith(".old") and not final.exists():
-                os.rename(left, final)
-            else:
-                shutil.rmtree(left, ignore_errors=True)
-
-    def _check_same_model(self, run_file: Path) -> None:
-        before = read_info(run_file)
-        if [layer.path for layer in before.layers] != [layer.path for layer in self._info.layers]:
-            raise RunFolderError(
-                f"{self.path} holds the run of another model ({before.layers[0].type}, {len(before.layers)} layers; "
-                f"now {self._info.layers[0].type}, {len(self._info.layers)} layers), so it can't be resumed. "
-                "Give another folder, or existing='overwrite'"
-            )
+        what, remedy = (str(error), "") if isinstance(error, PadiffError) else explain(error, self.path)
+        raise WriterError(
+            f"{self._failed} could not be written to {self.path}: {what}. The steps before it are whole. "
+            f"{remedy}; {goes_on}".replace(" ; ", " ")
+        ) from error
 
     def _step_path(self, number: int) -> Path:
         return self.path / STEPS / step_folder(number)
@@ -178,7 +183,14 @@ class RunWriter:
     def _handle(self, step: Step) -> None:
         try:
             if self._error is None:
+                self._failed = f"step {step.number}"
+                self._lock.check()
+                if not self._told and self._rank == 0:
+                    _write_json(self.path / RUN_FILE, run_to_json(self._info))
+                    self._told = True
+                make_sketches(record.source for record in step.records)
                 self._write(step)
+                self._failed = ""
                 if self._on_written is not None:
                     self._on_written(step)
         except BaseException as error:  # it reaches the loop at its next call
@@ -192,13 +204,23 @@ class RunWriter:
         final = self._step_path(step.number)
         partial = final.with_name(f".{final.name}.partial")
         aside = partial / f".rank_{step.rank}"
+        if self._budget is not None:
+            self._budget.make_room(step, self._drop)
         try:
             shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            write_dump(aside, self._info, step)
+            partial.mkdir(exist_ok=True)  # not its parents: a folder that went away is not made anew
+            aside.mkdir()
+            if self._pack is not None:
+                self._pack.write(aside, step)
+            else:
+                write_dump(aside, self._info, step, unchanged=self._unchanged, final=final / f"rank_{step.rank}")
+            if self._budget is not None:
+                self._budget.written(step, aside)
             os.rename(aside, partial / f"rank_{step.rank}")
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                partial.rmdir()
             raise
         if len(list(partial.glob("rank_*"))) < self._info.world_size:
             return
@@ -218,6 +240,14 @@ class RunWriter:
         else:
             os.rename(taken, final)
 
+    def _drop(self, number: int) -> None:
+        """Take a step away, whole at once for whoever looks."""
+        step = self._step_path(number)
+        gone = step.with_name(f".{step.name}.dropped")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(step, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
 
 def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Step | None]) -> None:
     while True:
@@ -232,10 +262,20 @@ def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Step | None]) -> Non
             steps.task_done()
 
 
-def write_dump(folder: Path, info: RunInfo, step: Step, places: Mapping[str, tuple[str, str]] = FOLDERS) -> None:
+def write_dump(
+    folder: Path,
+    info: RunInfo,
+    step: Step,
+    places: Mapping[str, tuple[str, str]] = FOLDERS,
+    unchanged: Unchanged | None = None,
+    final: Path | None = None,
+) -> None:
     """Write one rank's records of one step: JSON trees and the tensors' files.
 
-    ``places`` says, by stage, which JSON file and which folder of tensors; records of other stages are left out.
+    Args:
+        places: by stage, which JSON file and which folder of tensors; records of other stages are left out.
+        unchanged: what was written before, to link to.
+        final: what the folder will be called when the step is whole.
     """
     files: dict[int, str] = {}
     entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
@@ -251,7 +291,9 @@ def write_dump(folder: Path, info: RunInfo, step: Step, places: Mapping[str, tup
         name = files.get(key) if key is not None else None
         if name is None or not name.startswith(f"{sub}/"):
             name = f"{sub}/{_file_name(record)}"
-            write_npy(folder / name, record.value)
+            array = record.value
+            if unchanged is None or not unchanged.link(record, array, folder / name, (final or folder) / name):
+                write_npy(folder / name, array)
             if key is not None:
                 files[key] = name
         entries[json_file][record.layer].append(record_to_json(record, name))
@@ -296,6 +338,7 @@ def run_to_json(info: RunInfo) -> dict[str, Any]:
         "name": info.name,
         "world_size": info.world_size,
         "recording": dict(info.recording),
+        **({"environment": dict(info.environment)} if info.environment else {}),
         "layer_map": list(info.layer_map),
         "tree": tree_to_json(info.layers),
     }

@@ -6,7 +6,7 @@ through ``sys.modules``: a model's own framework is always imported already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -50,6 +50,24 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
+
+
+class Override:
+    """An attribute set on one object over its class's (or over its own); removing it uncovers what was there."""
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self._owner, self._name, self._value = owner, name, value
+        self._before = vars(owner).get(name)  # somebody else's, set the same way before us
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        # Somebody may have put their own over ours meanwhile: theirs stays.
+        if vars(self._owner).get(self._name) is not self._value:
+            return
+        if self._before is not None:
+            setattr(self._owner, self._name, self._before)
+        else:
+            delattr(self._owner, self._name)
 
 
 class Framework(Protocol):
@@ -98,6 +116,25 @@ class Framework(Protocol):
 
         ``empty`` makes the array to copy into.
         """
+
+    def sample(self, tensor: Any, turned: bool = False) -> Any:
+        """A copy of the elements that a sketch looks at (`padiff.sketch.sample`), flat.
+
+        On the CPU an array; on another device a tensor that is still there, and that `fetch` brings over.
+        ``turned`` looks at a matrix transposed.
+        """
+
+    def live(self, tensor: Any) -> np.ndarray | None:
+        """The tensor's own memory as an array, where it is plain memory of the CPU, else `None`."""
+
+    def address(self, tensor: Any) -> int:
+        """Where the tensor's memory is; another number once it has other memory."""
+
+    def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+        """Begin to bring tensors over from their device, all at once; what is returned waits for them."""
+
+    def itemsize(self, tensor: Any) -> int:
+        """Bytes of one element."""
 
     def write(self, tensor: Any, array: np.ndarray) -> None:
         """Set a parameter's or buffer's values in place; its dtype and device stay, no graph is recorded."""
@@ -153,6 +190,15 @@ class Framework(Protocol):
 
     def on_trial(self, layers: Iterable[Any]) -> AbstractContextManager[None]:
         """For the length of a trial run: eval mode, no graph; modes and random state are as before afterwards."""
+
+    def environment(self, kinds: Collection[str]) -> dict[str, Any]:
+        """Versions, devices, threads and switches that can change numbers, under the names of `padiff.environment`.
+
+        ``kinds`` are the devices that the model is on; others are not touched. Reading changes nothing.
+        """
+
+    def autocast(self) -> dict[str, Any]:
+        """``autocast.dtype`` (``off`` outside of any) as it stands now, and the level where there are levels."""
 
     def distributed(self) -> tuple[int, int]:
         """``(rank, world size)``; ``(0, 1)`` where nothing is distributed."""

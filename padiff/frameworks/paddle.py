@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import paddle
+from paddle.jit.dy2static.program_translator import ASTStaticFunction
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnCall, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.base import (
+    AfterCall,
+    BeforeCall,
+    Empty,
+    Handle,
+    Hook,
+    OnCall,
+    OnConsumed,
+    OnGradient,
+    Override,
+    Replaced,
+)
+from padiff.frameworks.compiled import tell_compiled
 from padiff.frameworks.paddle_api import Seeing
+from padiff.frameworks.paddle_environment import paddle_autocast, paddle_environment
 from padiff.frameworks.settings import plain_settings
+from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
 _BITS = {
@@ -25,6 +40,7 @@ _BITS = {
 # Dtypes that numpy takes through DLPack, and elements from which on that is the faster way.
 _SHARED = frozenset({"float32", "float64", "float16", "int64", "int32"})
 _LARGE = 1 << 14
+_SHARED_DTYPES = frozenset(getattr(paddle, name) for name in _SHARED)
 
 # paddle keeps a BatchNorm's running statistics among the layer's parameters; they are buffers in every other respect.
 _STATISTICS = frozenset({"_mean", "_variance"})
@@ -51,6 +67,13 @@ class Paddle:
     def unwrap(self, model: Any) -> Any:
         while isinstance(model, paddle.DataParallel):
             model = model._layers
+        # With full_graph=False (the default) paddle calls hooks inside, with values: nothing is missed.
+        whole = [
+            path
+            for path, layer in model.named_sublayers(include_self=True)
+            if isinstance(vars(layer).get("forward"), ASTStaticFunction) and any(True for _ in layer.children())
+        ]
+        tell_compiled(whole, "to_static(full_graph=True)", "call paddle.jit.enable_to_static(False) before it")
         return model
 
     def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
@@ -123,6 +146,57 @@ class Paddle:
             array = array.view(bits)
         return np.ascontiguousarray(array).reshape(array.shape)
 
+    def sample(self, tensor: Any, turned: bool = False) -> Any:
+        live = self.live(tensor)
+        if live is not None:
+            return sample(live, turned)
+        tensor = tensor.detach()
+        plain = not (tensor.is_selected_rows() or tensor.is_sparse())
+        if tensor.place.is_cpu_place() or not plain:
+            return sample(self.to_numpy(tensor), turned)
+        with paddle.no_grad():
+            tensor = tensor.t() if turned else tensor
+            flat = (paddle.as_real(tensor) if tensor.is_complex() else tensor).reshape([-1])
+            if flat.size <= ELEMENTS:
+                return flat.clone()
+            first, rows = block_rows(flat.size)
+            blocks = flat[first:]
+            blocks = blocks[: blocks.size // BLOCK * BLOCK].reshape([-1, BLOCK])
+            return paddle.index_select(blocks, paddle.to_tensor(rows, place=tensor.place), 0).reshape([-1])
+
+    def live(self, tensor: Any) -> np.ndarray | None:
+        if tensor.dtype not in _SHARED_DTYPES or not tensor.place.is_cpu_place() or not tensor.size:
+            return None
+        if tensor.is_selected_rows() or tensor.is_sparse():
+            return None
+        return np.from_dlpack(tensor.detach())
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
+
+    def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+        groups: dict[str, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            groups.setdefault(self.dtype(tensor), []).append(index)
+        with paddle.no_grad():
+            # To pinned memory; paddle orders the copy after what is queued on the device.
+            moved = [
+                (members, paddle.concat([tensors[k] for k in members]).pin_memory()) for members in groups.values()
+            ]
+        lengths = [tensor.size for tensor in tensors]
+
+        def wait() -> list[np.ndarray]:
+            arrays: dict[int, np.ndarray] = {}
+            for members, landed in moved:
+                ends = np.cumsum([lengths[k] for k in members])[:-1]
+                arrays.update(zip(members, np.split(self.to_numpy(landed), ends)))
+            return [arrays[k] for k in range(len(lengths))]
+
+        return wait
+
+    def itemsize(self, tensor: Any) -> int:
+        return int(tensor.element_size())
+
     def write(self, tensor: Any, array: np.ndarray) -> None:
         value = paddle.to_tensor(np.array(array.astype(np.float32) if array.dtype.name in _BITS else array, order="C"))
         with paddle.no_grad():
@@ -133,12 +207,19 @@ class Paddle:
         return int(tensor.inplace_version)
 
     def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+        def hook_before(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # Inside of to_static, while it builds its graph, there are no values, and asking for them crashes paddle.
+            if paddle.in_dynamic_mode():
+                before(called, args, kwargs)
+
         def hook(called: Any, _: Any, output: Any) -> None:
+            if not paddle.in_dynamic_mode():
+                return
             # always_call also calls after an exception in forward, with no output.
             after(called, output, output is None and sys.exc_info()[0] is not None)
 
         return [
-            layer.register_forward_pre_hook(Hook(before), with_kwargs=True),
+            layer.register_forward_pre_hook(Hook(hook_before), with_kwargs=True),
             layer.register_forward_post_hook(Hook(hook), always_call=True),
         ]
 
@@ -173,9 +254,9 @@ class Paddle:
             stepped()
 
         return [
-            _Override(optimizer, "append_regularization_ops", tell_then_append),
-            _Override(optimizer, "step", _then(optimizer.step, after_step)),
-            _Override(optimizer, "minimize", _then(optimizer.minimize, stepped)),
+            Override(optimizer, "append_regularization_ops", tell_then_append),
+            Override(optimizer, "step", _then(optimizer.step, after_step)),
+            Override(optimizer, "minimize", _then(optimizer.minimize, stepped)),
         ]
 
     def hook_outputs(self, layer: Any, replaced: Replaced) -> Handle:
@@ -246,28 +327,16 @@ class Paddle:
         context: AbstractContextManager[Any] = paddle.no_grad()
         return context
 
+    def environment(self, kinds: Collection[str]) -> dict[str, Any]:
+        return paddle_environment(kinds)
+
+    def autocast(self) -> dict[str, Any]:
+        return paddle_autocast()
+
     def distributed(self) -> tuple[int, int]:
         if paddle.distributed.is_initialized():
             return paddle.distributed.get_rank(), paddle.distributed.get_world_size()
         return 0, 1
-
-
-class _Override:
-    """An attribute set on one object over its class's; removing it uncovers the class's again."""
-
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
-        self._owner, self._name, self._value = owner, name, value
-        self._before = vars(owner).get(name)  # somebody else's, set the same way before us
-        setattr(owner, name, value)
-
-    def remove(self) -> None:
-        # Somebody may have put their own over ours meanwhile: theirs stays.
-        if vars(self._owner).get(self._name) is not self._value:
-            return
-        if self._before is not None:
-            setattr(self._owner, self._name, self._before)
-        else:
-            delattr(self._owner, self._name)
 
 
 def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, Hook, OnCall, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, OnCall, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.compiled import tell_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch_api import Seeing
+from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
+from padiff.frameworks.torch_environment import torch_autocast, torch_environment
+from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
 # numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.
 _BITS = {
@@ -21,6 +25,7 @@ _BITS = {
     torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: (torch.int8, ml_dtypes.float8_e5m2),
 }
+_PLAIN = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool})
 _WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
@@ -46,28 +51,32 @@ class Torch:
         wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
         while isinstance(model, wrappers):
             model = model.module
+        tell_compiled(compiled_paths(model), "torch.compile", "set TORCH_COMPILE_DISABLE=1 in the environment")
         return model
 
     def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
         # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
-        for name, child in layer._modules.items():
+        for name, child in original(layer)._modules.items():
             if child is not None:
                 yield name, child
 
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         lazy = torch.nn.parameter.UninitializedTensorMixin
+        layer = original(layer)
         for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
             for slot, tensor in tensors.items():
                 if tensor is not None and not isinstance(tensor, lazy):
                     yield slot, tensor, role
 
     def kind(self, layer: Any) -> str:
+        layer = original(layer)
         for cls in type(layer).__mro__:
             if cls.__module__.startswith("torch.") and cls is not torch.nn.Module:
                 return cls.__name__.lower()
         return type(layer).__name__.lower()
 
     def layout(self, layer: Any, slot: str) -> str:
+        layer = original(layer)
         if slot != "weight":
             return ""
         if isinstance(layer, torch.nn.Linear):
@@ -76,7 +85,7 @@ class Torch:
         return "in_out" if type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") else ""
 
     def settings(self, layer: Any) -> dict[str, Any]:
-        return plain_settings(vars(layer))
+        return plain_settings(vars(original(layer)))
 
     def trainable(self, tensor: Any) -> bool:
         return bool(tensor.requires_grad)
@@ -85,30 +94,79 @@ class Torch:
         return bool(model.training)
 
     def dtype(self, tensor: Any) -> str:
-        return str(tensor.dtype).removeprefix("torch.")
+        return _name(tensor.dtype)
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
         return tuple(tensor.shape)
 
     def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
-        tensor = tensor.detach()
-        if tensor.layout is not torch.strided:
-            tensor = tensor.to_dense()
-        if tensor.is_quantized:
-            tensor = tensor.dequantize()
         on_cpu = tensor.device.type == "cpu"
-        # On the CPU .numpy() is a view of live memory, so it is copied; from another device .cpu() copies already.
-        tensor = tensor.cpu().resolve_conj().resolve_neg()
-        if tensor.dtype in _BITS:
-            bits, dtype = _BITS[tensor.dtype]
-            array = tensor.contiguous().view(bits).numpy().view(dtype)
-        else:
-            array = tensor.numpy()
+        array = _view(tensor)
         if not on_cpu:
+            # .cpu() copied already.
             return np.ascontiguousarray(array).reshape(array.shape)
         copied = empty(array.shape, array.dtype)
         np.copyto(copied, array)
         return copied
+
+    def sample(self, tensor: Any, turned: bool = False) -> Any:
+        live = self.live(tensor)
+        if live is not None:
+            return sample(live, turned)
+        if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
+            return sample(_view(tensor), turned)
+        tensor = tensor.detach().t() if turned else tensor.detach()
+        flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+        if flat.numel() <= ELEMENTS:
+            return flat.clone()
+        first, _ = block_rows(flat.numel())
+        blocks = flat[first:]
+        blocks = blocks[: blocks.numel() // BLOCK * BLOCK].view(-1, BLOCK)
+        return blocks.index_select(0, _on_device(flat.numel(), flat.device)).reshape(-1)
+
+    def live(self, tensor: Any) -> np.ndarray | None:
+        if not tensor.is_cpu or tensor.dtype not in _PLAIN:
+            return None
+        try:
+            array: np.ndarray = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+            return array
+        except (RuntimeError, TypeError):
+            return None  # sparse, quantized, or with a conjugation still to do
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
+
+    def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+        groups: dict[Any, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            groups.setdefault((tensor.dtype, tensor.device), []).append(index)
+        moved = []
+        for (_, device), members in groups.items():
+            whole = torch.cat([tensors[k] for k in members]).resolve_conj()
+            if device.type == "cuda":
+                # Into pinned memory, so that the copy runs while the training goes on.
+                landing = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+                landing.copy_(whole, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(device))
+                moved.append((members, landing, event))
+            else:
+                moved.append((members, whole.cpu(), None))
+        lengths = [tensor.numel() for tensor in tensors]
+
+        def wait() -> list[np.ndarray]:
+            arrays: dict[int, np.ndarray] = {}
+            for members, landed, event in moved:
+                if event is not None:
+                    event.synchronize()
+                ends = np.cumsum([lengths[k] for k in members])[:-1]
+                arrays.update(zip(members, np.split(_view(landed), ends)))
+            return [arrays[k] for k in range(len(lengths))]
+
+        return wait
+
+    def itemsize(self, tensor: Any) -> int:
+        return int(tensor.element_size())
 
     def write(self, tensor: Any, array: np.ndarray) -> None:
         if array.dtype.name in _WIDENED:
@@ -118,17 +176,13 @@ class Torch:
             tensor.copy_(torch.from_numpy(np.array(array, order="C")))
 
     def version_of(self, tensor: Any) -> int:
-        return -1 if tensor.is_inference() else int(tensor._version)
+        try:
+            return int(tensor._version)
+        except RuntimeError:  # inference tensors keep none
+            return -1
 
     def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
-        def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            # always_call also calls after an exception in forward, with no output.
-            after(module, output, output is None and _raising())
-
-        return [
-            layer.register_forward_pre_hook(Hook(before), with_kwargs=True),
-            layer.register_forward_hook(Hook(hook), with_kwargs=True, always_call=True),
-        ]
+        return hook_calls(layer, before, after)
 
     def see_calls(self, called: OnCall, third_party: Sequence[str]) -> Handle:
         return Seeing(called)
@@ -211,14 +265,43 @@ class Torch:
     def without_grad(self) -> AbstractContextManager[Any]:
         return torch.no_grad()
 
+    def environment(self, kinds: Collection[str]) -> dict[str, Any]:
+        return torch_environment(kinds)
+
+    def autocast(self) -> dict[str, Any]:
+        return torch_autocast()
+
     def distributed(self) -> tuple[int, int]:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
 
 
-def _raising() -> bool:
-    return sys.exc_info()[0] is not None
+@lru_cache(maxsize=64)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _view(tensor: Any) -> np.ndarray:
+    """The tensor's values as an array; on the CPU a view of live memory."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    tensor = tensor.cpu()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype in _BITS:
+        bits, dtype = _BITS[tensor.dtype]
+        return np.asarray(tensor.contiguous().view(bits).numpy().view(dtype))
+    return np.asarray(tensor.numpy())
+
+
+@lru_cache(maxsize=1024)
+def _on_device(size: int, device: torch.device) -> torch.Tensor:
+    """Which blocks a sketch looks at, where the tensor is."""
+    return torch.from_numpy(block_rows(size)[1]).to(device)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from padiff.recorder.notes import Difference
 from padiff.records import InMemory, Step
 
 # Smaller arrays come from the heap anyway, which keeps its pages.
@@ -87,9 +88,12 @@ class Buffers:
 
 
 def _buffers(source: Any) -> Iterator[_Buffer]:
-    arrays = [source.array] if isinstance(source, InMemory) else [source.after, source.before]
+    if isinstance(source, InMemory):
+        arrays = [source.array]
+    else:
+        arrays = [source.after, source.before] if isinstance(source, Difference) else []
     for array in arrays:
-        base = array
+        base: np.ndarray | None = array
         while isinstance(base, np.ndarray) and not isinstance(base, _Buffer):
             base = base.base
         if isinstance(base, _Buffer):

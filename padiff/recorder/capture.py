@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from padiff.detail import NOTHING
 from padiff.frameworks.base import Empty, Framework, Handle
-from padiff.recorder.notes import Notes
-from padiff.recorder.parameters import Parameters
-from padiff.records import InMemory, Record, Step
+from padiff.recorder.notes import LevelOf, Notes, Taken, everything
+from padiff.recorder.parameters import Parameters, View
+from padiff.records import Step
 from padiff.selection import Node
 from padiff.structure import flatten, flatten_inputs
 from padiff.switches import Switches
@@ -41,8 +42,8 @@ class _Tensor:
 
     alive: weakref.ref[Any]
     version: int
-    array: np.ndarray | None
-    dtype: str
+    #: Its values as they were copied, by level; empty where it came from a recomputation.
+    sources: dict[str, Taken] = field(default_factory=dict)
     sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
 
 
@@ -53,6 +54,31 @@ def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
         for node in nodes[1:]
         if not any(framework.parameters(node.layer)) and len(list(framework.children(node.layer))) == 1
     )
+
+
+class _Relay:
+    """What hooks call: it hands on to the capture of the step under way, so that hooks can stay from step to step."""
+
+    __slots__ = ("capture",)
+
+    def __init__(self) -> None:
+        # Empty while no hook is on: it would be a cycle, and the model would live on until it is collected.
+        self.capture: Capture | None = None
+
+    def before_call(self, node: Node, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.capture is not None:
+            self.capture._before_call(node, layer, args, kwargs)
+
+    def after_call(self, node: Node, layer: Any, output: Any, failed: bool) -> None:
+        if self.capture is not None:
+            self.capture._after_call(node, layer, output, failed)
+
+    def after_function(self, name: str, output: Any) -> None:
+        if self.capture is not None:
+            self.capture._after_function(name, output)
+
+    def parameters(self) -> Parameters | None:
+        return self.capture._parameters if self.capture is not None else None
 
 
 class Capture:
@@ -68,6 +94,8 @@ class Capture:
         switches: what the environment switched on. Default: as it stands now.
         empty: makes the arrays that tensors are copied into.
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
+        levels: how much is kept of each layer's tensors at each stage. Default: everything.
+        views: where parameters' memory is, as earlier captures of the model found it.
     """
 
     def __init__(
@@ -81,6 +109,8 @@ class Capture:
         parameters: bool | Collection[str] = True,
         stacks: bool = False,
         switches: Switches | None = None,
+        levels: LevelOf = everything,
+        views: dict[int, View] | None = None,
     ) -> None:
         self.number = number
         self._framework = framework
@@ -93,13 +123,18 @@ class Capture:
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
         self._notes = Notes(framework, empty)
         owning = (self._chosen if parameters else ()) if isinstance(parameters, bool) else parameters
-        self._parameters = Parameters(self._notes, framework, nodes, owning, optimizers)
+        self._levels = levels
+        self._parameters = Parameters(self._notes, framework, nodes, owning, optimizers, levels, views)
+        self._relay = _Relay()
         self._handles: list[Handle] = []
+        self._leaf_handles: list[Handle] = []
         self._attached = False
         self._running: list[_Call] = []
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._recalls: Counter[tuple[str, bool]] = Counter()
         self._outermost: Counter[tuple[str, bool]] = Counter()
+        #: The autocast that the model was called in (`padiff.frameworks.base.Framework.autocast`); empty before.
+        self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
         self._tensors: dict[int, _Tensor] = {}
         self._fired: Counter[tuple[str, str, int, bool]] = Counter()
@@ -113,19 +148,29 @@ class Capture:
         if self._attached:
             return
         self._attached = True
+        relay = self._relay
+        relay.capture = self
         for node in self._nodes:
             self._handles += self._framework.hook_calls(
-                node.layer, partial(self._before_call, node), partial(self._after_call, node)
+                node.layer, partial(relay.before_call, node), partial(relay.after_call, node)
             )
         if self._switches.api_check:
-            self._handles.append(self._framework.see_calls(self._after_function, self._switches.third_party))
-        self._handles += self._parameters.hook()
+            self._handles.append(self._framework.see_calls(relay.after_function, self._switches.third_party))
+        self._handles += self._parameters.hook(relay.parameters)
+
+    def take_over(self, before: Capture) -> None:
+        """Go on with the hooks of the capture of the step before, instead of taking them off and putting them on."""
+        self._attached, self._handles, self._relay = before._attached, before._handles, before._relay
+        before._attached, before._handles, before._relay = False, [], _Relay()
+        self._relay.capture = self
 
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
         self._attached = False
-        while self._handles:
-            self._handles.pop().remove()
+        self._relay.capture = None
+        for handles in (self._handles, self._leaf_handles):
+            while handles:
+                handles.pop().remove()
         self._running.clear()
 
     # -- forward and backward -----------------------------------------------------------------------------
@@ -142,13 +187,15 @@ class Capture:
             self.stacks[node.path, number] = traceback.extract_stack()
         if self._switches.path_log:
             print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
+        if outermost and (training or not self.autocast):
+            self.autocast = self._framework.autocast()
         if not outermost or recomputed:
             return
         self._parameters.snapshot()
         self._outermost[node.path, training] += 1
         if node.path in self._chosen:
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._framework.is_tensor):
-                self._notes.tensor(node, "input", slot, tensor, number, training)
+                self._notes.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
 
     def _after_call(self, node: Node, layer: Any, output: Any, failed: bool) -> None:
         call = None
@@ -158,6 +205,9 @@ class Capture:
             if call.node is node:
                 break
         if call is None or call.node is not node or failed or node.path not in self._chosen:
+            return
+        if self._framework.is_tensor(output):
+            self._see(call, "output.0", output)
             return
         for slot, tensor in flatten(output, "output", self._framework.is_tensor):
             self._see(call, slot, tensor)
@@ -176,37 +226,45 @@ class Capture:
             self._see(call, slot, tensor)
 
     def _see(self, call: _Call, slot: str, tensor: Any) -> None:
-        framework = self._framework
+        framework, path = self._framework, call.node.path
+        level = self._levels(path, "forward")
+        backward = self._levels(path, "backward") != NOTHING
+        if level == NOTHING and not backward:
+            return
         version = framework.version_of(tensor)
         seen = self._tensors.get(id(tensor))
         if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
-            array = None if call.recomputed else self._notes.copy(tensor)
-            seen = _Tensor(weakref.ref(tensor), version, array, framework.dtype(tensor))
+            seen = _Tensor(weakref.ref(tensor), version)
             self._tensors[id(tensor)] = seen
             # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
             # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a parameter
             # or an input that a layer hands on, which lives on.
             handle = framework.hook_gradient(tensor, partial(self._gradient, seen))
             if handle is not None and tensor.is_leaf:
-                self._handles.append(handle)
-        seen.sites.append((call.node, slot, call.number, call.training))
-        if not call.recomputed and seen.array is not None:
-            source = InMemory(seen.array)
-            self._notes.put(
-                call.node, "forward", slot, source, seen.dtype, seen.array.shape, call.number, call.training
-            )
+                self._leaf_handles.append(handle)
+        if backward:
+            seen.sites.append((call.node, slot, call.number, call.training))
+        if level == NOTHING or call.recomputed:
+            return
+        taken = seen.sources.get(level)
+        if taken is None:
+            taken = seen.sources[level] = self._notes.take(tensor, level)
+        self._notes.put(call.node, "forward", slot, taken.source, taken.dtype, taken.shape, call.number, call.training)
 
     def _gradient(self, seen: _Tensor, gradient: Any) -> None:
         if self._closed or gradient is None:
             return
-        array = self._notes.copy(gradient)
-        dtype = self._framework.dtype(gradient)
+        copies: dict[str, Taken] = {}
         for node, slot, call, training in seen.sites:
+            level = self._levels(node.path, "backward")
+            if level not in copies:
+                copies[level] = self._notes.take(gradient, level)
+            taken = copies[level]
             again = self._fired[node.path, slot, call, training]
             self._fired[node.path, slot, call, training] += 1
             # A second backward through the same graph is a quantity of its own.
             name = f"{slot}@{again}" if again else slot
-            self._notes.put(node, "backward", name, InMemory(array), dtype, array.shape, call, training)
+            self._notes.put(node, "backward", name, taken.source, taken.dtype, taken.shape, call, training)
 
     # -- the end of the step ------------------------------------------------------------------------------
 
@@ -222,24 +280,31 @@ class Capture:
     @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
-        return not self._notes.taken
+        return not len(self._notes) and not self._calls
 
     @property
     def called(self) -> frozenset[str]:
         """Paths of the layers that were called."""
         return frozenset(path for path, _ in self._calls)
 
-    def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True) -> Step:
+    def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True, detach: bool = True) -> Step:
         """Take the hooks off and hand the step over; the capture is empty afterwards.
 
-        ``updates=False`` if no optimizer has stepped yet.
+        Args:
+            updates: false if no optimizer has stepped yet.
+            detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
         """
         self._parameters.finish(updates)
-        self.detach()
+        if detach:
+            self.detach()
+        while self._leaf_handles:
+            self._leaf_handles.pop().remove()
+        self._running.clear()
         self._closed = True
+        self._notes.fetch()
         step = self.peek(rank, loss_scale)
         self._tensors.clear()
-        self._notes.taken.clear()
+        self._notes.clear()
         return step
 
     def parameters_now(self) -> Step:
@@ -255,24 +320,16 @@ class Capture:
 
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
-        kept, notes = self._training_calls()
-        # As for the records: evaluation in between is no micro-batch.
+        # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
         modes = {training for _, training in self._outermost}
-        counts = [count for (_, training), count in self._outermost.items() if training or len(modes) < 2]
+        left_out = sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
+        counts = [count for (_, training), count in self._outermost.items() if training or not left_out]
+        recomputed = frozenset(path for path, _ in self._recalls)
         return Step(
             number=self.number,
-            records=tuple(replace(record, order=order) for order, record in enumerate(kept)),
+            records=self._notes.records(bool(left_out), recomputed),
             rank=rank,
             loss_scale=loss_scale,
             micro_batches=max(counts, default=1),
-            notes=tuple(notes),
+            notes=(f"{left_out} call(s) in evaluation mode within the step are not recorded",) if left_out else (),
         )
-
-    def _training_calls(self) -> tuple[list[Record], list[str]]:
-        """Leave out evaluation in between: calls in eval mode, where the step has calls in training mode too."""
-        modes = {training for _, training in self._outermost}
-        if len(modes) < 2:
-            return [record for record, _ in self._notes.taken], []
-        left_out = sum(count for (_, training), count in self._outermost.items() if not training)
-        note = f"{left_out} call(s) in evaluation mode within the step are not recorded"
-        return [record for record, training in self._notes.taken if training], [note]

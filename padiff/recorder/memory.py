@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from padiff.records import RunInfo, Step
+from padiff.records import RunInfo, Step, make_sketches
 
 
 class MemoryRun:
@@ -30,10 +30,14 @@ class MemoryRun:
     def finished(self) -> bool:
         return self._finished
 
-    # The same three calls as the folder's writer has.
+    # The same calls as the folder's writer has.
 
     def put(self, step: Step) -> None:
+        make_sketches(record.source for record in step.records)
         self._steps[step.number] = step
+
+    def describe(self, info: RunInfo) -> None:
+        self._info = info
 
     def flush(self) -> None:
         pass

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from padiff.detail import FULL, NOTHING, SKETCH
 from padiff.frameworks.base import Framework, Handle
-from padiff.recorder.notes import Difference, Notes
-from padiff.records import LOOP, InMemory
+from padiff.recorder.notes import LevelOf, Notes, Taken, everything
+from padiff.records import LOOP
 from padiff.selection import Node
+
+
+class View(NamedTuple):
+    """A parameter's own memory.
+
+    Attributes:
+        tensor: the parameter.
+        address: where it was when this was made; elsewhere it is other memory.
+        live: it as an array, if it is plain memory of the CPU.
+        turned: whether its sketch is of the transposed matrix.
+    """
+
+    tensor: Any
+    address: int
+    live: np.ndarray | None
+    turned: bool
 
 
 class Parameters:
@@ -26,6 +42,8 @@ class Parameters:
         nodes: all of the model's layers.
         chosen: paths of the layers whose parameters are recorded.
         optimizers: those whose gradients and updates are recorded.
+        levels: how much is kept of each.
+        views: where parameters' memory is, known from the steps before and kept for those to come.
     """
 
     def __init__(
@@ -35,13 +53,19 @@ class Parameters:
         nodes: Sequence[Node],
         chosen: Collection[str],
         optimizers: Sequence[Any] = (),
+        levels: LevelOf = everything,
+        views: dict[int, View] | None = None,
     ) -> None:
         self._notes = notes
         self._framework = framework
         self._optimizers = optimizers
-        self._before: dict[int, np.ndarray] = {}
-        self._consumed: dict[int, tuple[np.ndarray, str]] = {}
-        self._sums: dict[int, np.ndarray] = {}
+        self._levels = levels
+        self._views = {} if views is None else views
+        self._before: dict[int, Taken] = {}
+        self._consumed: dict[int, Taken | None] = {}
+        self._sums: dict[int, Taken] = {}
+        #: Which had gradients of which nothing is kept.
+        self._unseen: set[int] = set()
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
         self._snapped = self._closed = False
@@ -52,15 +76,31 @@ class Parameters:
                 if node.path in chosen:
                     self._owners.setdefault(id(tensor), (node, slot, tensor, role))
 
-    def hook(self) -> list[Handle]:
-        """Put hooks on the optimizers, or without one on the parameters."""
+    def hook(self, current: Callable[[], Parameters | None]) -> list[Handle]:
+        """Put hooks on the optimizers, or without one on the parameters.
+
+        ``current`` gives those that record when a hook is called: hooks may stay for the steps that follow.
+        """
         handles: list[Handle] = []
         for optimizer in self._optimizers:
-            consume, step = partial(self._consume, optimizer), partial(self._stepped, optimizer)
+
+            def consume(pairs: Iterable[tuple[Any, Any]], optimizer: Any = optimizer) -> None:
+                if (parameters := current()) is not None:
+                    parameters._consume(optimizer, pairs)
+
+            def step(optimizer: Any = optimizer) -> None:
+                if (parameters := current()) is not None:
+                    parameters._stepped(optimizer)
+
             handles += self._framework.hook_optimizer(optimizer, consume, step)
         if not self._optimizers:
             for key, tensor in self._trainable():
-                handle = self._framework.hook_gradient(tensor, partial(self._add, key))
+
+                def add(gradient: Any, key: int = key) -> None:
+                    if (parameters := current()) is not None:
+                        parameters._add(key, gradient)
+
+                handle = self._framework.hook_gradient(tensor, add)
                 handles += [handle] if handle is not None else []
         return handles
 
@@ -70,9 +110,14 @@ class Parameters:
             return
         self._snapped = True
         for key, (node, slot, tensor, role) in self._owners.items():
-            array = self._notes.tensor(node, "weight", slot, tensor, 0)
-            if role == "parameter":
-                self._before[key] = array
+            level, later = self._levels(node.path, "weight"), self._levels(node.path, "update")
+            taken = self._take(key, level) if level != NOTHING else None
+            if taken is not None:
+                self._notes.put(node, "weight", slot, taken.source, taken.dtype, taken.shape, 0)
+            if role == "parameter" and later != NOTHING and self._framework.trainable(tensor):
+                # Compared as it is kept: a sample with a sample.
+                same = taken is not None and taken.sampled == (later == SKETCH)
+                self._before[key] = taken if same and taken is not None else self._take(key, later)
 
     def finish(self, updates: bool = True) -> None:
         """Record what is not recorded yet; without ``updates`` no optimizer has stepped."""
@@ -87,19 +132,28 @@ class Parameters:
     # -- hooks ---------------------------------------------------------------------------------------------
 
     def _add(self, key: int, gradient: Any) -> None:
-        if not self._closed and gradient is not None:
-            array = self._notes.copy(gradient)
+        if self._closed or gradient is None:
+            return
+        level = self._level(key, "grad")
+        if level == NOTHING:
+            self._unseen.add(key)
+        else:
+            taken = self._take(key, level, gradient)
             known = self._sums.get(key)
-            self._sums[key] = array if known is None else known + array
+            if known is not None:
+                taken.values = known.values + taken.values
+            self._sums[key] = taken
 
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         for parameter, gradient in pairs:
-            if id(parameter) in self._owners and gradient is not None:
-                self._consumed[id(parameter)] = (self._notes.copy(gradient), self._framework.dtype(gradient))
+            key = id(parameter)
+            if key in self._owners and gradient is not None:
+                level = self._level(key, "grad")
+                self._consumed[key] = self._take(key, level, gradient) if level != NOTHING else None
         if id(optimizer) not in self._rates_seen:
             self._rates_seen.add(id(optimizer))
             for rate in self._framework.learning_rates(optimizer):
-                known = sum(r.layer == LOOP and r.stage == "update" for r, _ in self._notes.taken)
+                known = self._notes.count(LOOP, "update")
                 self._notes.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
 
     def _stepped(self, optimizer: Any) -> None:
@@ -108,29 +162,51 @@ class Parameters:
 
     # -- records -------------------------------------------------------------------------------------------
 
+    def _level(self, key: int, stage: str) -> str:
+        return self._levels(self._owners[key][0].path, stage)
+
+    def _take(self, key: int, level: str, tensor: Any = None) -> Taken:
+        """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
+        node, slot, parameter, _ = self._owners[key]
+        tensor = parameter if tensor is None else tensor
+        if level != SKETCH:
+            return self._notes.take(tensor, level)
+        known = self._views.get(key)
+        if known is None or known.tensor is not parameter or known.address != self._framework.address(parameter):
+            turned = self._framework.layout(node.layer, slot) == "in_out"
+            known = View(parameter, self._framework.address(parameter), self._framework.live(parameter), turned)
+            self._views[key] = known
+        return self._notes.take(tensor, level, known.turned, known.live if tensor is parameter else None)
+
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
         for key in list(keys):
-            array, dtype = self._consumed.pop(key)
+            taken = self._consumed.pop(key)
             node, slot, tensor, _ = self._owners[key]
             call = self._steps[key]
             self._steps[key] += 1
-            self._notes.put(node, "grad", slot, InMemory(array), dtype, array.shape, call)
+            if taken is not None:
+                self._notes.put(node, "grad", slot, taken.source, taken.dtype, taken.shape, call)
             before = self._before.get(key)
             if before is not None and before.shape == self._framework.shape(tensor):
-                after = self._notes.copy(tensor)
+                after = self._take(key, SKETCH if before.sampled else FULL)
                 self._before[key] = after
-                dtype = "float32" if after.dtype.itemsize < 4 else str(after.dtype)
-                self._notes.put(node, "update", slot, Difference(after, before), dtype, after.shape, call)
+                dtype = after.dtype if self._framework.itemsize(tensor) >= 4 else "float32"
+                self._notes.put(node, "update", slot, after.less(before), dtype, after.shape, call)
 
     def _take_what_is_there(self) -> None:
         for key, tensor in self._trainable():
             gradient = self._framework.gradient(tensor)
-            array = None if gradient is None else self._notes.copy(gradient)
-            if array is None or not array.any():
-                array = self._sums.get(key, array)  # cleared already
-            if array is not None:
-                self._consumed[key] = (array, str(array.dtype))
+            level = self._level(key, "grad")
+            if level == NOTHING:
+                if gradient is not None or key in self._unseen:
+                    self._consumed[key] = None  # its update is recorded
+                continue
+            taken = None if gradient is None else self._take(key, level, gradient)
+            if taken is None or taken.zero:
+                taken = self._sums.get(key, taken)  # cleared already
+            if taken is not None:
+                self._consumed[key] = taken
         self._sums.clear()
 
     def _trainable(self) -> list[tuple[int, Any]]:

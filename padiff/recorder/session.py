@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.detail import Detail, Levels
 from padiff.distribution import warn_of_older
+from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
-from padiff.errors import UsageError, WriterError
+from padiff.dump.zoom import Requests
+from padiff.environment import fingerprint
+from padiff.errors import UnwritableFolderError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
+from padiff.recorder.parameters import View
 from padiff.records import RunInfo, Step
 from padiff.schedule import Schedule
 from padiff.selection import find_paths, select
@@ -29,6 +37,8 @@ class Sink(Protocol):
     """Where finished steps go."""
 
     def put(self, step: Step) -> None: ...
+
+    def describe(self, info: RunInfo) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -45,7 +55,17 @@ class Recorder:
         step: number of the step under way.
         run: the `MemoryRun` that the steps go to, `None` where they go to a folder.
         active: false once recording was given up after a writing error (``on_error="warn"``).
+        watched: whether `padiff doctor` looks on; live comparison is then left out.
     """
+
+    watched = False
+
+    def __new__(cls, *args: Any, **options: Any) -> Recorder:
+        if "PADIFF_DOCTOR" not in os.environ:
+            return super().__new__(cls)
+        from padiff.recorder.watched import Watched  # it derives from this class
+
+        return super().__new__(Watched)
 
     def __init__(
         self,
@@ -53,10 +73,15 @@ class Recorder:
         dir_path: str | Path | None = None,
         *,
         every_n_steps: int | Schedule = 1,
+        detail: str | Mapping[str, str] | Detail = "full",
+        full_every_n_steps: int | Schedule | None = None,
         optimizer: Any = None,
         white_list: Iterable[Any] | None = None,
         black_list: Iterable[Any] | None = None,
         layer_map: Sequence[Any] | None = None,
+        pack: bool | None = None,
+        compression: str = "",
+        max_bytes: int | None = None,
         name: str = "",
         start_step: int = 0,
         existing: str = "error",
@@ -73,9 +98,14 @@ class Recorder:
         self._framework = framework_of(model)
         self._model = self._framework.unwrap(model)
         self._schedule = Schedule.of(every_n_steps)
+        self._detail = Detail.of(detail, full_every_n_steps)
+        self._storage = Storage.of(pack, compression, max_bytes, self._detail.sketches)
+        every = self._detail.full_every_n_steps
+        self._full = None if every is None else Schedule.of(every)
         self._optimizers = self._checked_optimizers(optimizer)
         self._nodes = walk(self._model, self._framework)
         map_items = list(layer_map or ())
+        self._detail.check(self._nodes)
         self._chosen = select(self._nodes, white_list, black_list, map_items)
         self._owning = owning(self._nodes, self._framework, self._chosen, map_items)
         if not self._chosen:
@@ -89,17 +119,24 @@ class Recorder:
             name=name,
             world_size=detected[1] if world_size is None else world_size,
             layer_map=tuple(path for item in map_items for path in find_paths(self._nodes, item, "layer_map")),
-            recording={"every_n_steps": self._schedule.every, "layers": len(self._chosen)},
+            recording={"every_n_steps": self._schedule.every, "layers": len(self._chosen), **self._detail.told()},
+            environment=fingerprint(self._framework, self._nodes),
         )
         self._dir_path = Path(dir_path) if dir_path is not None else None
         self._existing = existing
         self._on_error = on_error
         self._on_written = on_written
+        self._views: dict[int, View] = {}
+        self._requests: Requests | None = None
+        self._sparing = Levels(self._detail)
         self._buffers = Buffers()
         self._sink: Sink | None = None
         self._capture: Capture | None = None
+        #: The capture of the step before, whose hooks are still on for the step under way.
+        self._hooked: Capture | None = None
         self._mark: Mark | None = None
         self._dumped = False
+        self._autocast_known = False
         self.loss_scale: float = 1.0
         self.step = start_step
         self.active = True
@@ -131,7 +168,7 @@ class Recorder:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
         """
         self._dumped = True
-        written = self.end_step()
+        written = self.end_step(keep_hooks=True)
         self.attach()
         return written
 
@@ -157,7 +194,8 @@ class Recorder:
 
         Raises:
             UsageError: another recorder is recording the model.
-            RunFolderError: the folder holds a run already, and ``existing`` does not say what to do with it.
+            RunFolderError: the folder holds a run already, and ``existing`` does not say what to do with it; another
+                process records into it; or it cannot be written to (with ``on_error="raise"``).
         """
         if self._sink is not None:
             raise UsageError("this recorder is open already; a recorder records one model once")
@@ -170,14 +208,24 @@ class Recorder:
             self.run = MemoryRun(self._info)
             self._sink = self.run
         else:
-            self._sink = RunWriter(
-                self._dir_path,
-                self._info,
-                rank=self._rank,
-                existing=self._existing,
-                on_written=self._on_written,
-                on_done=self._buffers.recycle,
-            )
+            try:
+                self._sink = RunWriter(
+                    self._dir_path,
+                    self._info,
+                    rank=self._rank,
+                    storage=self._storage,
+                    existing=self._existing,
+                    on_written=self._on_written,
+                    on_done=self._buffers.recycle,
+                )
+            except UnwritableFolderError as error:
+                if self._on_error == "raise":
+                    raise
+                self.active = False
+                warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=3)
+                return
+            if self._detail.sketches:
+                self._requests = Requests(self._dir_path)
         self._mark = Mark.set(self._model, self)
 
     def attach(self) -> None:
@@ -188,43 +236,88 @@ class Recorder:
             # In memory, arrays stay with the run; on their way to a folder, they come back when they are written.
             empty = np.empty if self.run is not None else self._buffers.empty
             self._capture = Capture(
-                self.step, self._framework, self._nodes, self._chosen, self._optimizers, empty, parameters=self._owning
+                self.step,
+                self._framework,
+                self._nodes,
+                self._chosen,
+                self._optimizers,
+                empty,
+                parameters=self._owning,
+                levels=self._levels(),
+                views=self._views,
             )
+        if self._hooked is not None:
+            self._capture.take_over(self._hooked)
+            self._hooked = None
         try:
             self._capture.attach()
         except BaseException:
             self._capture.detach()
             raise
 
+    def _levels(self) -> Levels:
+        """How much is kept in the step under way."""
+        if self._full is not None and self._full.due(self.step):
+            return Levels(self._detail, full=True)
+        zoomed = self._requests.due(self.step) if self._requests is not None else None
+        if zoomed:
+            return Levels(self._detail, full=zoomed)
+        return self._sparing
+
     def detach(self) -> None:
         """Take the hooks off; the step goes on."""
-        if self._capture is not None:
-            self._capture.detach()
+        for capture in (self._capture, self._hooked):
+            if capture is not None:
+                capture.detach()
+        self._hooked = None
 
     def discard(self) -> None:
         """Forget what was recorded of the step under way."""
         self.detach()
         self._capture = None
 
-    def end_step(self) -> bool:
-        """End the step under way and hand it on if it was due. Returns whether it was."""
+    def end_step(self, keep_hooks: bool = False) -> bool:
+        """End the step under way and hand it on if it was due. Returns whether it was.
+
+        ``keep_hooks`` leaves the hooks on where the next step is due, too: `attach` is called right afterwards.
+        """
         capture, self._capture = self._capture, None
         self.step += 1
         self._buffers.keep = self.due
         if capture is None or self._sink is None:
             return False
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
-        if capture.empty:
+        if not capture.called:
             warnings.warn(
-                f"padiff: no layer of the recorded model was called in step {self.step - 1}, so nothing is recorded of "
-                "it. Is it this model that the loop trains?",
+                f"padiff: no layer of the recorded model was called in step {self.step - 1}, so nothing of what it "
+                "computes is recorded. Is it this model that the loop trains? (What a compiled function calls is not "
+                "seen.)",
                 RuntimeWarning,
                 stacklevel=3,
             )
+        if capture.empty:
             capture.detach()
             return False
-        step = capture.finish(self._rank, scale)
+        keep_hooks = keep_hooks and self.due
+        step = capture.finish(self._rank, scale, detach=not keep_hooks)
+        self._hooked = capture if keep_hooks else None
+        self._note_autocast(capture.autocast)
         return self._guard(lambda sink: sink.put(step))
+
+    def _note_autocast(self, autocast: Mapping[str, Any]) -> None:
+        """Autocast is on inside of the loop only: what a first recorded call sees is what the training has."""
+        if self._autocast_known or self._sink is None or not autocast:
+            return
+        self._autocast_known = True
+        known = self._info.environment
+        if any(known.get(name) != value for name, value in autocast.items()):
+            self._info = replace(self._info, environment={**known, **autocast})
+            self._sink.describe(self._info)
+
+    def mark(self, step: int, badness: float) -> None:
+        """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
+        if isinstance(self._sink, RunWriter):
+            self._sink.mark(step, badness)
 
     def flush(self) -> None:
         """Wait until every finished step is written."""
@@ -239,7 +332,11 @@ class Recorder:
         if self._sink is None:
             return
         try:
-            self._guard(lambda sink: sink.close(finished))
+            if self.active:
+                self._guard(lambda sink: sink.close(finished))
+            else:  # it was told already, and a run that was given up is not finished
+                with contextlib.suppress(WriterError):
+                    self._sink.close(finished=False)
         except WriterError:
             # In a `with` that is left by an exception, that exception is the one to see.
             if raise_errors:
@@ -247,6 +344,7 @@ class Recorder:
         finally:
             self._sink = None
             self._buffers.clear()
+            self._views.clear()
 
     def _guard(self, call: Callable[[Sink], None]) -> bool:
         if self._sink is None:
@@ -285,11 +383,21 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Re
         model: a torch Module or a paddle Layer.
         dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
         every_n_steps: which steps are due: a number or a `Schedule`. Default 1.
+        detail: how much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the
+            relative L2 error to another run is estimated), ``"nothing"``; or a mapping from stages and path patterns
+            to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
+        full_every_n_steps: in which of the due steps full tensors are kept instead of sketches. Default: none.
         optimizer: the optimizer, or several; with it `grad` is what the optimizer consumed (after clipping and
             unscaling) and `update` is what it did. Without it `grad` is what backward left.
         white_list, black_list: which layers to record; see `padiff.selection.select`.
         layer_map: layers that answer, in order, to those of the other run's ``layer_map``; their sublayers
             are not recorded.
+        pack: whether all of a step goes into one file, in the safetensors format. Default: where sketches or a
+            compression ask for it; else a step is JSON and an ``.npy`` file for each tensor.
+        compression: of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none.
+        max_bytes: how large the run folder may become. Before a step is written that does not fit, others are taken
+            away: first those in the middle; the first step, the worst ones (NaN, the largest diffs of a live
+            comparison) and the latest stay. Default: no limit.
         name: what reports call the run. Default: the folder's name.
         start_step: number of the first step. Default 0.
         existing: what to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it

@@ -1,0 +1,144 @@
+"""Keeping a run folder within a number of bytes: the first, the worst and the latest steps stay."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from padiff.dump.format import STEPS, step_folder
+from padiff.errors import UsageError
+from padiff.records import InMemory, Record, Sketched, Step
+
+#: How many steps are kept because they are the worst.
+WORST = 3
+
+# What a record costs beside its values: its entry in a JSON file, the header of its own file.
+_PER_RECORD = 700
+# And what its name costs, in a packed step's file of names; most steps have one that is there already.
+_NAMES = 250
+
+
+class Budget:
+    """Says which steps have to go so that the next one fits. Rank 0 asks, for all ranks.
+
+    What goes first is the oldest step that is neither the first of the run nor one of the `WORST` worst ones; only
+    then the least bad of these.
+
+    Args:
+        path: the run folder; steps that it has already count.
+        max_bytes: how large it may become.
+        ranks: how many processes write into it.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, ranks: int = 1) -> None:
+        self._path, self._limit, self._ranks = path, int(max_bytes), ranks
+        self._sizes: dict[int, int] = {}
+        self._badness: dict[int, float] = {}
+        self._overhead, self._per_record = 0, 0.0
+        self._lock = threading.Lock()
+        for folder in (path / STEPS).glob("*"):
+            if folder.name.isdecimal():
+                self._sizes[int(folder.name)] = size_of(folder)
+
+    def mark(self, number: int, badness: float) -> None:
+        """Say how bad a step is: how far beyond its limit its worst diff, infinity for NaN."""
+        with self._lock:
+            self._badness[number] = max(badness, self._badness.get(number, 0.0))
+
+    def make_room(self, step: Step, drop: Callable[[int], None]) -> None:
+        """Drop what has to go before a step is written.
+
+        Raises:
+            UsageError: even without the others the step would not fit.
+        """
+        needed = (self._values(step) + self._others(len(step.records))) * self._ranks
+        fixed = sum(size_of(entry) for entry in self._path.iterdir() if entry.name != STEPS)
+        # Other ranks may be ahead: their parts of steps that are not whole yet.
+        own = f".{step_folder(step.number)}."
+        ahead = [entry for entry in (self._path / STEPS).glob(".*") if not entry.name.startswith(own)]
+        fixed += sum(map(size_of, ahead))
+        while fixed + sum(self._sizes.values()) + needed > self._limit:
+            number = self._next(step.number)
+            if number is None:
+                raise UsageError(
+                    f"max_bytes={self._limit:,} is too small: the first step, the one to be written and the run's "
+                    f"other files need {fixed + sum(self._sizes.values()) + needed:,} bytes. Allow more, or record "
+                    "less (detail, white_list)"
+                )
+            drop(number)
+            del self._sizes[number]
+
+    def written(self, step: Step, folder: Path) -> None:
+        """This rank's part of a step is written, in ``folder``; the other ranks' are taken to be as large."""
+        size = size_of(folder)
+        self._sizes[step.number] = size * self._ranks
+        # A part goes with the records, a part (the tree of layers) is always there.
+        more = max(size - self._values(step), 0)
+        self._overhead = max(self._overhead, more)
+        self._per_record = max(self._per_record, more / max(len(step.records), 1))
+        if any(_nonfinite(record) for record in step.records):
+            self.mark(step.number, float("inf"))
+
+    def _next(self, number: int) -> int | None:
+        """The step that goes next so that another can be written; `None` where only the first one is left.
+
+        One that is written again stays until it is replaced, if there is room for both.
+        """
+        with self._lock:
+            present = [n for n in sorted(self._sizes)[1:] if n != number]
+            worst = sorted((n for n in present if n in self._badness), key=lambda n: (-self._badness[n], n))[:WORST]
+        for other in present:
+            if other not in worst:
+                return other
+        return worst[-1] if worst else number if number in self._sizes else None
+
+    @staticmethod
+    def _values(step: Step) -> int:
+        arrays = {id(r.source.array): r.source.array.nbytes for r in step.records if isinstance(r.source, InMemory)}
+        others = [r for r in step.records if not isinstance(r.source, InMemory)]
+        return sum(arrays.values()) + sum(_bytes(record) for record in others)
+
+    def _others(self, records: int) -> int:
+        """Bytes beside the values, and of a file that says what the records are called."""
+        if self._overhead:
+            return max(self._overhead, math.ceil(records * self._per_record)) + _NAMES * records
+        return _PER_RECORD * records + 4 * size_of(self._path / "run.json")
+
+
+def _bytes(record: Record) -> int:
+    if isinstance(record.source, Sketched):
+        return int(record.source.row.nbytes)
+    width = 16 if "128" in record.dtype else 8 if "64" in record.dtype else 4
+    return int(np.prod(record.shape, dtype=np.int64)) * width
+
+
+def _nonfinite(record: Record) -> bool:
+    """Whether a record says by itself that something overflowed; full tensors are not searched."""
+    if isinstance(record.source, Sketched):
+        return record.source.sketch.nonfinite > 0
+    return record.stage == "loss" and not bool(np.isfinite(record.value).all())
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    return sum(_files(path))
+
+
+def _files(path: Path) -> Iterator[int]:
+    try:
+        if not path.is_dir():
+            yield path.stat().st_size
+            return
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(Path(entry.path))
+                else:
+                    yield entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:  # another rank, or we ourselves, took it away
+        return

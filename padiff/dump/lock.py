@@ -1,0 +1,303 @@
+"""One recording process for each rank of a run folder: a lock that dies with its process.
+
+The lock is an ``flock`` on a hidden file, which the kernel lets go when the process ends, however it ends. Where the
+file system has no such locks, the file's content counts: which process it is, and a time stamp that it keeps fresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import hashlib
+import json
+import os
+import platform
+import stat
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from padiff.dump.format import RUN_FILE
+from padiff.errors import RunFolderError
+
+if sys.platform == "win32":
+    fcntl = None
+else:
+    import fcntl
+
+#: Seconds between two signs of life, and after how many without one a process elsewhere counts as dead; only where
+#: the file system has no locks.
+BEAT, DEAD = 20.0, 90.0
+
+_BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF})
+
+# Locks held by this process, for its forks to drop.
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+class _BusyError(Exception):
+    """The lock is somebody else's; holds who, as far as is known."""
+
+    def __init__(self, owner: dict[str, Any]) -> None:
+        self.owner = owner
+
+
+class FolderLock:
+    """Says that this process records a rank into a run folder; made by `take`."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._path = folder / f".rank_{rank}.lock"
+        self._rank = rank
+        self._fd: int | None = None
+        self._mine: dict[str, Any] = {}
+        self._identity: tuple[int, int] = (0, 0)
+        self._ended = threading.Event()
+
+    @classmethod
+    def take(cls, folder: Path, rank: int) -> FolderLock:
+        """Take the lock of a folder that is there.
+
+        Raises:
+            RunFolderError: another recorder holds it.
+            OSError: the folder cannot be written to.
+        """
+        lock = cls(folder, rank)
+        try:
+            lock._acquire()
+        except _BusyError as busy:
+            if busy.owner.get("pid") != os.getpid():
+                raise lock._refused(busy.owner) from None
+            # A recorder of this process that was dropped without being closed may hang in a cycle.
+            gc.collect()
+            try:
+                lock._acquire()
+            except _BusyError as still:
+                raise lock._refused(still.owner) from None
+        _held.add(lock)
+        return lock
+
+    def check(self) -> None:
+        """Make sure that the folder is still there, and still ours.
+
+        Raises:
+            FileNotFoundError: the folder was removed or moved away, or replaced.
+            RunFolderError: another process holds the lock by now.
+        """
+        try:
+            if self._is_ours():
+                return
+        except FileNotFoundError:
+            pass
+        # Somebody tidied hidden files away, or the folder is not the one that it was.
+        if not (self._folder / RUN_FILE).exists() or _identity(self._folder) != self._identity:
+            raise FileNotFoundError(errno.ENOENT, "the run folder was removed, moved or replaced", str(self._folder))
+        self._drop()
+        self._ended = threading.Event()
+        try:
+            self._acquire()
+        except _BusyError as busy:
+            raise self._refused(busy.owner) from None
+
+    def release(self) -> None:
+        """Let others record into the folder. May be called twice; a fork of the holder can't do it."""
+        _held.discard(self)
+        if self._mine.get("pid") == os.getpid():
+            with contextlib.suppress(OSError):
+                if self._is_ours():
+                    os.unlink(self._path)  # while it is held: takers look whether the file is still there
+        self._drop()
+
+    def __del__(self) -> None:
+        # A recorder that was dropped without being closed.
+        with contextlib.suppress(Exception):
+            self.release()
+
+    # -- taking ------------------------------------------------------------------------------------------------
+
+    def _acquire(self) -> None:
+        self._identity = _identity(self._folder)
+        self._mine = {"pid": os.getpid(), "machine": _machine(), "started": _started(os.getpid()), "since": time.time()}
+        # A holder that lets go removes the file: then what we locked is nobody's any more, and we look again.
+        for _ in range(100):
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise RunFolderError(f"{self._path} is no plain file: remove it, or give another run folder")
+                if not _flock(fd):
+                    os.close(fd)
+                    fd = -1
+                    return self._acquire_by_content()
+                if _same(fd, self._path):
+                    # A full disk takes no text; the lock holds without.
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(fd, 0)
+                        os.pwrite(fd, json.dumps(self._mine).encode(), 0)
+                    self._fd = fd
+                    return None
+            except BlockingIOError:
+                owner = _read_owner(self._path)
+                os.close(fd)
+                raise _BusyError(owner) from None
+            except BaseException:
+                if fd >= 0:
+                    os.close(fd)
+                raise
+            os.close(fd)
+        raise _BusyError({})
+
+    def _acquire_by_content(self) -> None:
+        owner = _read_owner(self._path)
+        if owner and _alive(owner, self._path):
+            raise _BusyError(owner)
+        aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        aside.write_text(json.dumps(self._mine), encoding="utf-8")
+        os.replace(aside, self._path)
+        if not self._is_ours():  # another one replaced it at the same moment
+            raise _BusyError(_read_owner(self._path))
+        threading.Thread(
+            target=_beat, args=(self._path, self._mine, self._ended), name="padiff-lock", daemon=True
+        ).start()
+
+    def _is_ours(self) -> bool:
+        if self._fd is not None:
+            return _same(self._fd, self._path)
+        return bool(self._mine) and json.loads(self._path.read_text(encoding="utf-8")) == self._mine
+
+    def _drop(self) -> None:
+        self._ended.set()
+        self._mine = {}
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            # Not only closed: a fork that was made before we knew may hold a copy, and the lock with it.
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def _forget(self) -> None:
+        """In a fork: the lock is the parent's. Closed only, for unlocking would unlock the parent's too."""
+        fd, self._fd = self._fd, None
+        self._mine = {}
+        if fd is not None:
+            os.close(fd)
+
+    def _refused(self, owner: dict[str, Any]) -> RunFolderError:
+        if owner.get("pid") == os.getpid() and owner.get("machine") == _machine():
+            who, remedy = "another recorder of this process", "Close that one first (leave its `with`)"
+        elif owner.get("machine") == _machine():
+            who, remedy = f"process {owner.get('pid')}", "End that process first"
+        else:
+            who, remedy = "a process on another machine, or in another container,", "End that process first"
+            if self._no_locks:
+                remedy += f" (a killed one counts as ended after {DEAD:.0f} seconds)"
+        since = owner.get("since")
+        when = time.strftime(" since %H:%M:%S", time.localtime(since)) if isinstance(since, float) else ""
+        return RunFolderError(
+            f"{self._folder} is being recorded into: {who} writes rank {self._rank} of it{when}. Two recorders would "
+            f"mix their steps, whatever `existing` says. {remedy}, or give this run a folder of its own"
+        )
+
+    @property
+    def _no_locks(self) -> bool:
+        return self._fd is None
+
+
+def _flock(fd: int) -> bool:
+    """Lock a file; false where the system or the file system can't.
+
+    Raises:
+        BlockingIOError: another one holds it.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _BUSY:
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked") from None
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return (-1, -1)
+    return (status.st_dev, status.st_ino)
+
+
+def _read_owner(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            content = json.loads(file.read(4096))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _machine() -> str:
+    """Which machine and container this is; a digest, because run folders are sent to others."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:12]
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the system's own words; empty where that is not told."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _alive(owner: dict[str, Any], path: Path) -> bool:
+    pid = owner.get("pid")
+    if owner.get("machine") == _machine() and isinstance(pid, int) and pid > 0 and os.name == "posix":
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            pass
+        except (OSError, OverflowError):
+            return False
+        return bool(_started(pid) == owner.get("started", ""))
+    try:
+        return time.time() - os.stat(path).st_mtime < DEAD
+    except OSError:
+        return False
+
+
+def _beat(path: Path, mine: dict[str, Any], ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with contextlib.suppress(OSError):
+            if _read_owner(path) == mine:
+                os.utime(path)
+
+
+def _drop_in_fork() -> None:
+    for lock in list(_held):
+        with contextlib.suppress(OSError):
+            lock._forget()
+    _held.clear()
+
+
+# A loader's worker lives longer than a training that was killed; with the file open it would keep the folder locked.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_fork)

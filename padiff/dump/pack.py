@@ -1,0 +1,405 @@
+"""A step in one file: full tensors and sketches of one rank, in the safetensors format, to be memory-mapped.
+
+The format (https://huggingface.co/docs/safetensors) is eight bytes with the header's length, a JSON header with each
+tensor's dtype, shape and place, and the tensors' bytes one after the other. Tensors are called ``0``, ``1``, ...;
+``sketches`` has a row for each sketch. What the records are called is the same in most steps, and so lies beside
+the steps in ``structures/<name>.json``, named after its content; and what does not change at all is in ``shared/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from padiff.dump import codecs
+from padiff.dump.bounded import parse_json, read_text, shape_of
+from padiff.dump.unchanged import Unchanged
+from padiff.errors import RunFolderError, TensorFileError
+from padiff.records import STAGES, InMemory, Record, Sketched, Step, TensorSource
+from padiff.sketch import BUCKETS, FIGURES
+
+PACK_FILE = "step.safetensors"
+STRUCTURES = "structures"
+SCHEMA_VERSION = 1
+
+_SKETCHES = "sketches"
+_DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
+# As the format's own library has it.
+_LARGEST_HEADER = 100_000_000
+
+
+class PackWriter:
+    """Writes steps of one run, each into one file.
+
+    Args:
+        run: the run folder.
+        unchanged: what was written before, and is shared by steps.
+        write_npy: writes what is shared.
+        compression: how tensors are compressed, as `padiff.dump.codecs` names it; empty: not.
+    """
+
+    def __init__(
+        self, run: Path, unchanged: Unchanged, write_npy: Callable[[Path, np.ndarray], None], compression: str = ""
+    ) -> None:
+        self._run, self._compression = run, compression
+        self._unchanged, self._write_npy = unchanged, write_npy
+        self._structures: dict[Any, str] = {}
+
+    def write(self, folder: Path, step: Step) -> None:
+        """Write one rank's step into its folder."""
+        tensors: dict[str, np.ndarray] = {}
+        names: dict[int, str] = {}
+        stored: dict[str, str] = {}
+        rows: list[np.ndarray] = []
+        places: list[tuple[str, Any]] = []
+        kept: dict[int, int] = {}
+        for record in step.records:
+            if isinstance(record.source, Sketched):
+                row = kept.setdefault(id(record.source), len(rows))
+                if row == len(rows):
+                    rows.append(record.source.row)
+                places.append(("turned" if record.source.turned else "sketch", row))
+                continue
+            # Records that share an array (a layer's output that is its parent's too) share a tensor.
+            key = id(record.source.array) if isinstance(record.source, InMemory) else None
+            name = names.get(key) if key is not None else None
+            if name is None:
+                array = record.value
+                shared = self._unchanged.share(record, array, self._run, self._write_npy)
+                if shared:
+                    places.append(("shared", shared))
+                    continue
+                name = str(len(tensors))
+                tensors[name] = _plain(array)
+                if key is not None:
+                    names[key] = name
+            stored[name] = stored.get(name) or _NAMES[tensors[name].dtype.name]
+            places.append(("tensor", (name, stored[name])))
+        if self._compression:
+            tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
+        if rows:
+            tensors[_SKETCHES] = np.stack(rows)
+        about = {
+            "schema_version": str(SCHEMA_VERSION),
+            "step": str(step.number),
+            "rank": str(step.rank),
+            "loss_scale": repr(step.loss_scale),
+            "micro_batches": str(step.micro_batches),
+            "notes": json.dumps(list(step.notes)),
+            "structure": self._structure(step, places),
+        }
+        write_safetensors(folder / PACK_FILE, tensors, about)
+
+    def _structure(self, step: Step, places: list[tuple[str, Any]]) -> str:
+        """The name of the file that says what the records are called; written where there is none yet."""
+        entries = [
+            (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place)
+            for r, place in zip(step.records, places)
+        ]
+        key = (self._compression, *entries)
+        name = self._structures.get(key)
+        if name is not None:
+            return name
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "compression": self._compression,
+            "fields": ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"],
+            "records": entries,
+        }
+        text = json.dumps(content)
+        name = _name_of(text.encode())
+        path = self._run / STRUCTURES / f"{name}.json"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            # Ranks write the same content: whichever comes last replaces it by itself.
+            aside = path.with_name(f".{name}.rank_{step.rank}.partial")
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(path)
+        if len(self._structures) >= 64:  # sequences of ever other lengths
+            self._structures.clear()
+        self._structures[key] = name
+        return name
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width."""
+    header: dict[str, Any] = {"__metadata__": dict(about)}
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    end = 0
+    for name, array in ordered:
+        header[name] = {
+            "dtype": _NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb", buffering=0) as file:
+        _write_all(file, len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            if array.size:
+                _write_all(file, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _write_all(file: Any, data: Any) -> None:
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The array as the format can hold it: a complex one with real and imaginary parts along a last axis."""
+    if array.dtype.kind == "c":
+        return np.ascontiguousarray(array).view(array.real.dtype).reshape(*array.shape, 2)
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies in a file.
+
+    Attributes:
+        start: of its first byte, from the beginning of the file.
+        dtype, shape: of what is stored.
+    """
+
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor source: one tensor of a step's file, read when asked.
+
+    Attributes:
+        path: the step's file.
+        place: where in it.
+        dtype, shape: of the tensor as it was recorded.
+        stored: the dtype that its values are stored in.
+        compression: how it is compressed; empty: it is not.
+    """
+
+    path: Path
+    place: Place
+    dtype: str
+    shape: tuple[int, ...]
+    stored: np.dtype[Any]
+    compression: str = ""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape that is stored; real and imaginary parts lie along a last axis of their own."""
+        return (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
+
+    @property
+    def file(self) -> tuple[Path, int]:
+        """What tells a stored tensor from others."""
+        return self.path, self.place.start
+
+    def read(self) -> np.ndarray:
+        """The tensor, memory-mapped where it is neither small nor compressed.
+
+        Raises:
+            TensorFileError: the file is gone or was changed.
+        """
+        place = self.place
+        try:
+            if place.size < 1 << 16:
+                with open(self.path, "rb", buffering=0) as file:
+                    file.seek(place.start)
+                    array = np.frombuffer(file.read(place.size), place.dtype).reshape(place.shape)
+            else:
+                raw = np.memmap(self.path, np.uint8, "r", place.start, (place.size,))
+                array = raw.view(place.dtype).reshape(place.shape)
+            if self.compression:
+                array = codecs.restored(array, self.compression, self.stored, self.stored_shape)
+            if self.dtype.startswith("complex"):
+                array = array.view(np.dtype(self.dtype)).reshape(self.shape)
+        except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise TensorFileError(
+                f"{self.path}: the tensor at byte {place.start} can't be read ({error}): copy the run again"
+            ) from error
+        return array
+
+
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, Place]]:
+    """The metadata of a file, and where its tensors lie; nothing else is read.
+
+    Raises:
+        RunFolderError: it is missing or damaged; every place is inside of the file.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no plain file")
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(_LARGEST_HEADER, status.st_size - 8):
+                raise ValueError(f"a header of {length} bytes in a file of {status.st_size}")
+            header = parse_json(file.read(length))
+        begin = 8 + length
+        about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+        places = {}
+        for name, entry in header.items():
+            start, end = (int(n) for n in entry["data_offsets"])
+            shape = shape_of(entry["shape"])
+            place = Place(begin + start, _DTYPES[entry["dtype"]], shape)
+            if start < 0 or end - start != place.size or begin + end > status.st_size:
+                raise ValueError(f"tensor {name!r} does not lie inside of the file")
+            places[str(name)] = place
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: copy the whole run folder, or record the step again") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise RunFolderError(f"{path} is damaged ({error}): copy it again from where it was recorded") from error
+    return about, places
+
+
+class PackReader:
+    """Reads the steps of one run that lie in one file each.
+
+    Args:
+        run: the run folder.
+        shared: makes the source of a tensor that several steps share, given its file's name, dtype, shape and site.
+    """
+
+    def __init__(self, run: Path, shared: Callable[[str, str, tuple[int, ...], str], TensorSource]) -> None:
+        self._run, self._shared = run, shared
+        self._structures: dict[str, tuple[str, list[Any]]] = {}
+
+    def read(self, folder: Path) -> Step:
+        """Read one rank's step, given its folder.
+
+        Raises:
+            RunFolderError: a file is missing or damaged.
+        """
+        path = folder / PACK_FILE
+        about, places = read_header(path)
+        try:
+            compression, entries = self._structure(about["structure"])
+            rows = _rows(path, places.get(_SKETCHES))
+            records = tuple(
+                _record(path, order, entry, places, rows, compression, self._shared)
+                for order, entry in enumerate(entries)
+            )
+            return Step(
+                number=int(about["step"]),
+                records=records,
+                rank=int(about.get("rank", 0)),
+                loss_scale=float(about.get("loss_scale", 1.0)),
+                micro_batches=int(about.get("micro_batches", 1)),
+                notes=tuple(str(note) for note in json.loads(about.get("notes", "[]"))),
+            )
+        except RunFolderError:
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+            raise RunFolderError(
+                f"{path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
+            ) from error
+
+    def _structure(self, name: str) -> tuple[str, list[Any]]:
+        if not re.fullmatch("[0-9a-f]{16}", name):
+            raise ValueError(f"{name!r} is no name of a structure")
+        if name not in self._structures:
+            if len(self._structures) >= 4:  # the same for most steps of a run
+                self._structures.clear()
+            self._structures[name] = _read_structure(self._run / STRUCTURES / f"{name}.json")
+        return self._structures[name]
+
+
+def _rows(path: Path, place: Place | None) -> np.ndarray:
+    if place is None:
+        return np.zeros((0, len(FIGURES) + BUCKETS))
+    if place.dtype != np.float64 or place.shape[1:] != (len(FIGURES) + BUCKETS,):
+        raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
+    # All of them at once, and not as a map: a few hundred kilobytes that every diff of the step looks at.
+    return np.array(PackedTensor(path, place, "float64", place.shape, place.dtype).read())
+
+
+def _record(
+    path: Path,
+    order: int,
+    entry: Any,
+    places: Mapping[str, Place],
+    rows: np.ndarray,
+    compression: str,
+    shared: Callable[[str, str, tuple[int, ...], str], TensorSource],
+) -> Record:
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where = entry
+    if stage not in STAGES:
+        raise ValueError(f"unknown stage {stage!r}")
+    shape = shape_of(shape)
+    size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
+    source: TensorSource
+    if kept_as == "tensor":
+        name, stored = where
+        place = places[name]
+        source = PackedTensor(path, place, dtype, shape, _DTYPES[stored], compression)
+        if not compression and (place.dtype != source.stored or place.shape != source.stored_shape):
+            raise ValueError(f"tensor {name!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
+    elif kept_as == "shared":
+        source = shared(str(where), dtype, shape, f"{layer}/{stage}/{slot}")
+    elif kept_as in ("sketch", "turned"):
+        if where < 0:
+            raise ValueError(f"no sketch {where}")
+        source = Sketched(rows[where], size, kept_as == "turned")
+    else:
+        raise ValueError(f"kept as {kept_as!r}")
+    return Record(
+        str(layer), stage, str(slot), source, str(dtype), shape, int(call), order, str(layer_type), bool(recomputed)
+    )
+
+
+def _name_of(text: bytes) -> str:
+    """What a structure is called: after its content."""
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _read_structure(path: Path) -> tuple[str, list[Any]]:
+    try:
+        text = read_text(path)
+        if _name_of(text) != path.stem:
+            raise ValueError("its content is not what it is named after")
+        content = parse_json(text)
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION}")
+        return str(content["compression"]), list(content["records"])
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{path} is missing: it names what the steps' files hold. Copy the whole run folder"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunFolderError(f"{path} is damaged ({error}): copy the run again") from error

@@ -1,0 +1,94 @@
+"""Making a run folder ready to be recorded into: nobody else's, nothing overwritten unasked, leftovers put away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from padiff.dump.format import FINISHED_FILE, RUN_FILE, STEPS
+from padiff.dump.lock import FolderLock
+from padiff.dump.pack import STRUCTURES
+from padiff.dump.read import read_info
+from padiff.dump.unchanged import SHARED
+from padiff.errors import RunFolderError
+from padiff.records import RunInfo
+
+
+def prepare(path: Path, info: RunInfo, rank: int, existing: str) -> FolderLock:
+    """Make or take over the folder for one rank; returns its lock. ``run.json`` is the caller's to write.
+
+    Raises:
+        RunFolderError: the folder holds a run (with ``error``), another model's run (with ``resume``), or files
+            that are no run; or another process records into it.
+        OSError: the folder cannot be written to.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    # Before anything is changed: what is being recorded is neither resumed nor overwritten.
+    lock = FolderLock.take(path, rank)
+    try:
+        if rank == 0:
+            _take_over(path, info, existing)
+        (path / STEPS).mkdir(exist_ok=True)
+        if rank == 0:
+            _clear_leftovers(path)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _take_over(path: Path, info: RunInfo, existing: str) -> None:
+    run_file, steps = path / RUN_FILE, path / STEPS
+    if not run_file.exists():
+        # A logger's own folder may hold runs' files beside ours, and a process that was killed as it began leaves an
+        # empty folder; only what we would write over counts.
+        if existing != "resume" and os.path.lexists(steps) and not _is_hollow(steps):
+            raise RunFolderError(
+                f"{path} has a folder '{STEPS}' but no {RUN_FILE}: it is no run folder. Give an empty one"
+            )
+        return
+    if existing == "error":
+        raise RunFolderError(
+            f"{path} holds a run already, and nothing of it is overwritten unasked. Give another folder, "
+            "or existing='resume' to go on with it, or existing='overwrite' to replace it"
+        )
+    if existing == "resume":
+        _check_same_model(path, info)
+    (path / FINISHED_FILE).unlink(missing_ok=True)
+    if existing == "overwrite" and os.path.lexists(steps):
+        # Renamed first: whoever looks in between, or after a kill, sees no half-removed steps.
+        aside = path / f".{STEPS}.{os.getpid()}.overwritten"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(steps, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        for beside in (STRUCTURES, SHARED):
+            shutil.rmtree(path / beside, ignore_errors=True)
+
+
+def _is_hollow(steps: Path) -> bool:
+    return steps.is_dir() and all(entry.name.startswith(".") for entry in steps.iterdir())
+
+
+def _check_same_model(path: Path, info: RunInfo) -> None:
+    before = read_info(path / RUN_FILE)
+    if [layer.path for layer in before.layers] != [layer.path for layer in info.layers]:
+        raise RunFolderError(
+            f"{path} holds the run of another model ({before.layers[0].type}, {len(before.layers)} layers; "
+            f"now {info.layers[0].type}, {len(info.layers)} layers), so it can't be resumed. "
+            "Give another folder, or existing='overwrite'"
+        )
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Put away what a process left that died while it wrote; a step that it was replacing comes back."""
+    for left in (path / STEPS).glob(".*"):
+        final = left.with_name(left.name[1:].removesuffix(".old"))
+        if left.name.endswith(".old") and not final.exists():
+            os.rename(left, final)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+    for left in (*path.glob(".*.partial"), *(path / STRUCTURES).glob(".*.partial")):
+        left.unlink(missing_ok=True)
+    for left in path.glob(f".{STEPS}.*.overwritten"):
+        shutil.rmtree(left, ignore_errors=True)

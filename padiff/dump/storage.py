@@ -1,0 +1,42 @@
+"""How a run's steps are stored: in one file each or in many, compressed, within a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from padiff.dump import codecs
+from padiff.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a run's steps are stored.
+
+    Args:
+        pack: all of a rank's step in one file, in the safetensors format (`padiff.dump.pack`).
+        compression: of packed tensors: ``zlib`` or ``zstd``; empty: none.
+        max_bytes: how large the run folder may become; see `padiff.dump.budget`. Default: no limit.
+
+    Raises:
+        UsageError: an unknown codec, one that is not installed, or a limit that is no positive number.
+    """
+
+    pack: bool = False
+    compression: str = ""
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression:
+            codecs.check(self.compression)
+            if not self.pack:
+                raise UsageError("compression is for packed steps: leave pack=False away")
+        limit = self.max_bytes
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+            raise UsageError(f"max_bytes has to be a number of bytes above 0, got {limit!r}")
+
+    @classmethod
+    def of(cls, pack: bool | None, compression: str, max_bytes: int | None, sketches: bool) -> Storage:
+        """What a recorder's arguments mean: sketches, and compression, ask for packed steps."""
+        if pack is False and sketches:
+            raise UsageError("sketches are written into packed steps: leave pack=False away")
+        return cls((sketches or bool(compression)) if pack is None else pack, compression, max_bytes)

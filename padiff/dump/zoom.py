@@ -1,0 +1,93 @@
+"""Asking recorders for full tensors: a small file in the run folder, written by who compares, read by who records."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from padiff.dump.format import FINISHED_FILE, RUN_FILE
+
+ZOOM_FILE = "zoom.json"
+SCHEMA_VERSION = 1
+
+# Larger than any request; what is larger is none.
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """A request for full tensors of some layers.
+
+    Attributes:
+        from_step: the first due step from this one on is meant.
+        layers: paths of the layers.
+    """
+
+    from_step: int
+    layers: frozenset[str]
+
+
+def ask(run: Path, zoom: Zoom) -> bool:
+    """Leave a request in a run folder; returns whether a recorder may still see it.
+
+    A folder that has ended, or that can't be written to, is left alone.
+    """
+    if (run / FINISHED_FILE).exists() or not (run / RUN_FILE).exists():
+        return False
+    aside = run / f".{ZOOM_FILE}.{os.getpid()}.partial"
+    content = {"schema_version": SCHEMA_VERSION, "from_step": zoom.from_step, "layers": sorted(zoom.layers)}
+    try:
+        aside.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(aside, run / ZOOM_FILE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        return False
+    return True
+
+
+class Requests:
+    """The requests that reach one recorder. Looking for one costs a file status in each due step.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / ZOOM_FILE
+        # What lies there already was meant for a recorder before this one.
+        self._seen = self._stamp()
+        self._waiting: Zoom | None = None
+
+    def due(self, step: int) -> frozenset[str]:
+        """Layers whose full tensors are asked for in this due step; each request is answered once."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            self._waiting = self._read()
+        if self._waiting is None or step < self._waiting.from_step:
+            return frozenset()
+        zoom, self._waiting = self._waiting, None
+        return zoom.layers
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            return (0, 0)
+        return status.st_mtime_ns, status.st_ino
+
+    def _read(self) -> Zoom | None:
+        """The request; what can't be read is none: the training must not suffer from it."""
+        try:
+            if not self._path.is_file() or self._path.stat().st_size > _LARGEST:
+                return None
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["schema_version"] != SCHEMA_VERSION:
+                return None
+            return Zoom(int(content["from_step"]), frozenset(str(path) for path in content["layers"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None

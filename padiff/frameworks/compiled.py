@@ -1,0 +1,30 @@
+"""Telling of layers whose inside can't be recorded, because it is compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+
+def tell_compiled(paths: Iterable[str], by: str, instead: str) -> None:
+    """Warn of compiled layers; of those inside of one another only the outermost.
+
+    Args:
+        paths: dotted paths from the model, outermost first; the model's own is empty.
+        by: what compiled them.
+        instead: how to train without.
+    """
+    outer: list[str] = []
+    for path in paths:
+        if not any(not above or f"{path}.".startswith(f"{above}.") for above in outer):
+            outer.append(path)
+    if not outer:
+        return
+    told = ", ".join(path or "the model itself" for path in outer[:5]) + (", ..." if len(outer) > 5 else "")
+    warnings.warn(
+        f"padiff: what {by} compiled is recorded from outside ({told}): its inputs, outputs, weights, gradients and "
+        f"updates, but not the outputs of the layers inside, of which compiled code leaves no trace. To see those, "
+        f"record a run without: {instead}",
+        RuntimeWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,97 @@
+"""Seeing the calls of torch modules, those under ``torch.compile`` too.
+
+What a compiled module computes inside never comes by in Python: it is recorded from outside. Hooks inside keep still
+while torch compiles: else the graph would break at each of them, and the compiled code would be another one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from padiff.frameworks.base import AfterCall, BeforeCall, Handle, Hook, Override
+
+
+def original(module: Any) -> Any:
+    """The module inside ``torch.compile``'s wrapper; any other module itself."""
+    # Never imported here: that takes seconds, and where nothing is compiled nobody needs it.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    while dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
+def compiled_in_place(module: Any) -> bool:
+    """Whether ``module.compile()`` was called."""
+    return vars(module).get("_compiled_call_impl") is not None
+
+
+def hook_calls(module: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+    """Call ``before`` and ``after`` around each call of a module."""
+    if compiled_in_place(module):
+        return [_hook_around(module, before, after)]
+
+    def hook_before(module: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            before(module, args, kwargs)
+
+    def hook_after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            # Always called, after an exception in forward too, with no output then.
+            after(module, output, output is None and sys.exc_info()[0] is not None)
+
+    return [_Hooked(module, Hook(hook_before), Hook(hook_after))]
+
+
+class _Hooked:
+    """Hooks on a module, as ``register_forward_hook`` sets them, but under a key that is the same from step to step.
+
+    Each registered hook has a new number, which torch.compile looks at: it would compile anew for each recorded step,
+    and after some give up compiling.
+    """
+
+    _BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+    _AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+
+    def __init__(self, module: Any, before: Hook, after: Hook) -> None:
+        self._module = module
+        self._key = -1  # torch counts its own from 0 on
+        while self._key in module._forward_hooks:  # another recorder's
+            self._key -= 1
+        for names, hook in ((self._BEFORE, before), (self._AFTER, after)):
+            for name in names:
+                getattr(module, name)[self._key] = hook if name == names[0] else True
+
+    def remove(self) -> None:
+        for name in (*self._BEFORE, *self._AFTER):
+            getattr(self._module, name).pop(self._key, None)
+
+
+def _hook_around(module: Any, before: BeforeCall, after: AfterCall) -> Handle:
+    """See the calls of a module that is compiled in place, whose own hooks are compiled with it."""
+    compiled = vars(module)["_compiled_call_impl"]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # inside of another compiled module
+            return compiled(*args, **kwargs)
+        before(module, args, kwargs)
+        try:
+            output = compiled(*args, **kwargs)
+        except BaseException:
+            after(module, None, True)
+            raise
+        after(module, output, False)
+        return output
+
+    return Override(module, "_compiled_call_impl", call)
+
+
+def compiled_paths(model: Any) -> Iterator[str]:
+    """Paths of the compiled modules that have others inside."""
+    for name, module in model.named_modules():
+        compiled = original(module) is not module or compiled_in_place(module)
+        if compiled and any(True for _ in original(module).children()):
+            yield ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -1,0 +1,249 @@
+"""The recorder that a script gets from `padiff doctor`: it notes what the training does, step by step, while recording
+is on, or while nothing but the noting is. What two such runs noted says whether recording changes the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from padiff.errors import WriterError
+from padiff.frameworks.base import Handle
+from padiff.recorder.memory import MemoryRun
+from padiff.recorder.session import Recorder
+from padiff.records import RunInfo, Step
+
+#: The environment variable that holds a `Plan`; set in the processes that the doctor starts, and nowhere else.
+VARIABLE = "PADIFF_DOCTOR"
+
+# How often a script may catch `Enough` and go on.
+_PATIENCE = 3
+
+# The scripts' recorders, counted: the same one has the same number in each of the doctor's runs.
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the doctor wants of a run of a script.
+
+    Attributes:
+        folder: where notes and run folders go.
+        record: whether to record, or only to watch.
+        steps: after how many steps the script is ended.
+    """
+
+    folder: str
+    record: bool
+    steps: int
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> Plan:
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+
+class Enough(SystemExit):
+    """Ends a script whose steps are seen: quietly, past its ``except Exception`` and through the hosts' clean-up."""
+
+    code = 0
+
+
+class Watched(Recorder):
+    """A `Recorder` that notes the losses, the gradients that the optimizers consume and the parameters of each step."""
+
+    watched = True
+    #: Called when a script makes a recorder of its own: what looked for its model is not needed.
+    leaving: ClassVar[list[Callable[[], None]]] = []
+
+    def __init__(self, model: Any, dir_path: str | Path | None = None, **options: Any) -> None:
+        for leave in list(self.leaving):
+            leave()
+        self._plan = Plan.from_environment()
+        self._number = next(_NUMBERS)
+        folder = None if dir_path is None else Path(self._plan.folder) / f"run_{self._number}"
+        # Live comparison and the scalars belong to the user's folders.
+        options.pop("on_written", None)
+        super().__init__(model, folder, **options)
+        self._log: StepLog | None = None
+        self._seen = self._caught = 0
+
+    def open(self) -> None:
+        if self._plan.record:
+            super().open()
+        else:
+            self._sink = Nowhere()
+            self.run = MemoryRun(self._info) if self._dir_path is None else None
+        self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._rank}.jsonl")
+
+    def attach(self) -> None:
+        if self._plan.record:
+            super().attach()
+
+    def log_loss(self, loss: Any) -> None:
+        if self._log is not None:
+            self._log.loss(loss)
+        super().log_loss(loss)
+
+    def end_step(self, *args: Any, **options: Any) -> bool:
+        due, step = self.due, self.step
+        if self._log is not None:
+            self._log.look()
+        written = super().end_step(*args, **options)
+        if self._log is not None:
+            self._log.end(step, due)
+        self._seen += 1
+        if self._seen >= self._plan.steps:
+            self._enough()
+        return written or (due and not self._plan.record)
+
+    def close(self, *args: Any, **options: Any) -> None:
+        super().close(*args, **options)
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def _enough(self) -> None:
+        self._caught += 1
+        with contextlib.suppress(WriterError):
+            self.close()
+        if self._caught > _PATIENCE:
+            os._exit(0)  # the script catches everything; its training is not to go on for days
+        raise Enough
+
+
+class Nowhere:
+    """A sink that keeps nothing."""
+
+    def put(self, step: Step) -> None:
+        pass
+
+    def describe(self, info: RunInfo) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self, finished: bool = True) -> None:
+        pass
+
+
+class StepLog:
+    """Digests and times of a recorder's steps, a line of JSON each. Its own time is not counted."""
+
+    def __init__(self, recorder: Recorder, path: Path) -> None:
+        self._framework, self._nodes = recorder._framework, recorder._nodes
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        self._losses: list[tuple[str, float]] = []
+        self._gradients: dict[str, str] = {}
+        self._parameters: dict[str, str] = {}
+        self._names: dict[int, str] = {}
+        self._times: Counter[str] = Counter()
+        self._owned()
+        self._handles: list[Handle] = []
+        for optimizer in recorder._optimizers:
+            self._handles += self._framework.hook_optimizer(optimizer, self._consumed, lambda: None)
+        self._own = 0.0
+        self._began = time.perf_counter()
+
+    def loss(self, value: Any) -> None:
+        began = time.perf_counter()
+        array = self._framework.to_numpy(value) if self._framework.is_tensor(value) else np.asarray(value)
+        self._losses.append((_digest(array), float(array.astype(np.float64).mean())))
+        self._own += time.perf_counter() - began
+
+    def look(self) -> None:
+        """The step's work is done: what has it left?"""
+        owned = self._owned()
+        if owned:
+            # On a GPU, work that is queued is part of the step; a copy of the smallest tensor waits for it.
+            self._framework.to_numpy(min((tensor for _, tensor in owned), key=self._size))
+        began = time.perf_counter()
+        self._parameters = {name: _digest(self._framework.to_numpy(tensor)) for name, tensor in owned}
+        if not self._handles:
+            for name, tensor in owned:
+                gradient = self._framework.gradient(tensor)
+                if gradient is not None:
+                    self._gradients[name] = _digest(self._framework.to_numpy(gradient))
+        self._own += time.perf_counter() - began
+
+    def end(self, step: int, due: bool) -> None:
+        """Write the step down."""
+        line = {
+            "step": step,
+            "due": due,
+            "seconds": time.perf_counter() - self._began - self._own,
+            "losses": self._losses,
+            "gradients": self._gradients,
+            "parameters": self._parameters,
+            "peak": peak_memory(),
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        self._losses, self._gradients, self._own = [], {}, 0.0
+        self._times.clear()
+        self._began = time.perf_counter()
+
+    def close(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._file.close()
+
+    def _consumed(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        began = time.perf_counter()
+        for parameter, gradient in pairs:
+            name = self._names.get(id(parameter))
+            if name is not None and gradient is not None:
+                again = self._times[name]
+                self._times[name] += 1
+                key = f"{name}#{again}" if again else name
+                self._gradients[key] = _digest(self._framework.to_numpy(gradient))
+        self._own += time.perf_counter() - began
+
+    def _owned(self) -> list[tuple[str, Any]]:
+        """Parameters and buffers with their names, a tied one once."""
+        found: dict[int, tuple[str, Any]] = {}
+        for node in self._nodes:
+            for slot, tensor, _ in self._framework.parameters(node.layer):
+                found.setdefault(id(tensor), (f"{node.path}/{slot}", tensor))
+        self._names = {key: name for key, (name, _) in found.items()}
+        return list(found.values())
+
+    def _size(self, tensor: Any) -> int:
+        return int(np.prod(self._framework.shape(tensor)))
+
+
+def peak_memory() -> int:
+    """The most memory that this process ever held, in bytes."""
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        # Not getrusage(): its figure is handed down from the process that started this one.
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    with contextlib.suppress(ImportError):
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return 0
+
+
+def _digest(array: np.ndarray) -> str:
+    """Equal for arrays that are the same to the bit."""
+    told = blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=8)
+    told.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return told.hexdigest()

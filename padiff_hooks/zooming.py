@@ -1,0 +1,82 @@
+"""Zooming in: where a sketch is beyond its limit, both recorders are asked for full tensors around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from padiff.dump.zoom import Zoom, ask
+from padiff.records import LOOP, Diff, Report, Run
+
+# Layers that ran so many places before or after the one that differs are looked at, too.
+_AROUND = 2
+# Due steps that a recorder may be ahead of what it has written, and then some.
+_AHEAD = 4
+#: Requests that are made in one comparison, at most: each costs the recorders a step of full tensors.
+MOST = 8
+
+
+class Zooming:
+    """Asks for full tensors of the layers around a first diff that was judged from sketches.
+
+    One request at a time, and one for each place: another one is made when the steps asked for are there.
+
+    Args:
+        paths: the two run folders, the reference's first.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._places: set[tuple[str, str]] = set()
+        self._until = -1
+
+    def look(self, report: Report, runs: tuple[Run, Run]) -> Zoom | None:
+        """Ask, if a step's report gives reason to; returns what the candidate was asked for, or the reference."""
+        step = report.coverage.steps[0]
+        first = next((diff for diff in report.diffs if not diff.passed), None)
+        if first is None or not report.coverage.sketched or step <= self._until or len(self._places) >= MOST:
+            return None
+        if first.figures is not None and first.figures.basis == "tensors" and first.pair.anchor.layer != LOOP:
+            return None  # its tensors are there
+        place = (first.pair.anchor.layer, first.pair.stage)
+        if place in self._places:
+            return None
+        self._places.add(place)
+        from_step = _ahead(runs)
+        asked = None
+        for side, (path, layers) in enumerate(zip(self._paths, _around(report, first))):
+            if layers and not runs[side].finished():
+                zoom = Zoom(from_step, frozenset(layers))
+                asked = zoom if ask(path, zoom) else asked
+        self._until = from_step if asked is not None else self._until
+        return asked
+
+
+def _ahead(runs: tuple[Run, Run]) -> int:
+    """A step that neither recorder has begun: those at work are as far as what they wrote, and a little further."""
+    numbers = [run.numbers() for run in runs if not run.finished()]
+    last = max((n[-1] for n in numbers if n), default=0)
+    apart = max((n[-1] - n[-2] for n in numbers if len(n) > 1), default=1)
+    return last + _AHEAD * apart
+
+
+def _around(report: Report, first: Diff) -> tuple[set[str], set[str]]:
+    """Paths, on either side, of the layer that differs, of those that hold it, and of those that ran around it."""
+    forward = [d.pair for d in report.diffs if d.pair.stage == "forward" and d.pair.complete]
+    layers = list(dict.fromkeys((p.reference.layer, p.candidate.layer) for p in forward if p.reference and p.candidate))
+    pair = first.pair
+    here = [
+        k
+        for k, (ours, theirs) in enumerate(layers)
+        if (pair.reference is not None and pair.reference.layer == ours)
+        or (pair.candidate is not None and pair.candidate.layer == theirs)
+    ]
+    place = here[0] if here else len(layers) - 1  # the loss: what comes last
+    found = layers[max(0, place - _AROUND) : place + _AROUND + 1]
+    for side, record in enumerate((pair.reference, pair.candidate)):
+        if record is not None and record.layer != LOOP:
+            above = [names for names in layers if record.layer.startswith(f"{names[side]}.")]
+            found = [*found, *above]
+    ours = {names[0] for names in found} | ({pair.reference.layer} if pair.reference else set())
+    theirs = {names[1] for names in found} | ({pair.candidate.layer} if pair.candidate else set())
+    return ours - {LOOP}, theirs - {LOOP}
