@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | map``.
+"""The command line: ``padiff demo | show | compare | watch | map | doctor``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse or something that can't be read.
 """
@@ -25,6 +25,7 @@ from padiff.dump.format import RUN_FILE
 from padiff.errors import PadiffError, UsageError
 from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
+from padiff_hooks.doctor import add_doctor
 from padiff_hooks.map_text import map_to_yaml
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
@@ -51,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISUSE
     except OSError as error:  # a disk that is full, a name that is too long
         print(f"padiff: {error}", file=sys.stderr)
+        return MISUSE
+    except MemoryError:
+        print(
+            "padiff: out of memory; record less (detail, white_list), or compare on a larger machine", file=sys.stderr
+        )
         return MISUSE
     except KeyboardInterrupt:
         return 130
@@ -86,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, metavar="S", help="end after so many seconds without a new step (default: never)"
     )
     watch.set_defaults(run=_watch)
+
+    add_doctor(commands)
 
     layer_map = commands.add_parser("map", help="print the found layer map as YAML, to edit and give back")
     layer_map.add_argument("reference", metavar="REFERENCE")
@@ -182,6 +190,12 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
                 compared += 1
                 last_news = time.monotonic()
                 failed = _tell_step(report, failed, console)
+                if pairs.asked is not None:
+                    layers = ", ".join(sorted(pairs.asked.layers)[:5])
+                    console.print(
+                        f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}",
+                        markup=False,
+                    )
             if pairs.finished():
                 console.print(f"both runs have ended; {compared} steps compared")
                 break

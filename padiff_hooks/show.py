@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from padiff.compare.explain import figures_text
+from padiff.dump.budget import size_of
+from padiff.environment import environment_text
 from padiff.records import LOOP, Layer, Report, Run
 from padiff.report import coverage_lines, stage_table, verdict
 
@@ -55,13 +57,16 @@ def print_run(run: Run, path: Path, console: Console) -> None:
     """What a run holds: framework, layers, steps, sizes."""
     info = run.info
     numbers = run.numbers()
-    size = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+    size = size_of(path)
     parameters = sum(_count(layer, "parameter") for layer in info.layers)
     console.print(f"{run.name}: {info.framework} {info.framework_version}, {info.layers[0].type}", markup=False)
     console.print(
         f"{len(info.layers)} layers, {parameters:,} parameters; {len(numbers)} recorded steps, {_bytes(size)}; "
         f"{'finished' if run.finished() else 'still growing, or ended early'}"
     )
+    if info.environment:
+        told = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
+        console.print(f"environment: {told}", markup=False)
     if numbers:
         shown = ", ".join(map(str, numbers[:10])) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
         console.print(f"steps: {shown}")

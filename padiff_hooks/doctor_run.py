@@ -1,0 +1,109 @@
+"""Whether a run folder is whole: every tensor of every step is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from padiff.dump.format import STEPS
+from padiff.environment import cautions
+from padiff.errors import PadiffError, RunFolderError
+from padiff.records import Record, Run, Step
+
+
+@dataclass(frozen=True)
+class Health:
+    """What a run folder is like.
+
+    Attributes:
+        damaged: what can't be read, or is not as it was recorded, each with its place.
+        remarks: what is worth knowing, though nothing is broken: leftovers of a process that died, NaN.
+        cautions: what of the environment makes the run hard to repeat.
+        steps, tensors, sketches: how many were read whole.
+        bytes: the folder's size.
+    """
+
+    damaged: tuple[str, ...]
+    remarks: tuple[str, ...]
+    cautions: tuple[str, ...]
+    steps: int
+    tensors: int
+    sketches: int
+    bytes: int
+
+
+def check_run(run: Run, path: Path) -> Health:
+    """Read everything that a run folder holds."""
+    damaged: list[str] = []
+    nonfinite: list[str] = []
+    whole = tensors = sketches = 0
+    numbers = run.numbers()
+    for number in numbers:
+        found: list[str] = []
+        try:
+            steps = run.steps(number)
+        except PadiffError as error:
+            damaged.append(f"step {number}: {error}")
+            continue
+        found += _missing_ranks(number, steps, run.info.world_size)
+        for record in (record for step in steps for record in step.records):
+            try:
+                finite = _finite(record)
+            except (PadiffError, OSError, ValueError) as error:
+                found.append(f"step {number}: {error}")
+                continue
+            tensors += record.sketch is None
+            sketches += record.sketch is not None
+            if not finite and len(nonfinite) < 1:
+                nonfinite.append(f"NaN or infinity, first in step {number} at {record.site}")
+        whole += not found
+        damaged += found
+    remarks = [*_leftovers(path, numbers, run.info.world_size), *nonfinite]
+    if not numbers:
+        remarks.append("no step was recorded")
+    if not run.finished():
+        remarks.append("the run has not ended: it is still growing, or its process died")
+    if not run.info.environment:
+        remarks.append("nothing is known of the environment: an older padiff recorded this run")
+    size = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+    return Health(tuple(damaged), tuple(remarks), tuple(cautions(run.info.environment)), whole, tensors, sketches, size)
+
+
+def _finite(record: Record) -> bool:
+    sketch = record.sketch
+    if sketch is not None:
+        return not sketch.nonfinite
+    values = record.value
+    if tuple(values.shape) != tuple(record.shape):
+        raise RunFolderError(f"{record.site} has shape {values.shape}, but {record.shape} was recorded")
+    # A part at a time: a tensor may be larger than the memory. Reading all of it also shows a file that was cut.
+    flat = values.reshape(-1)
+    return all(bool(np.isfinite(part).all()) for part in _parts(flat))
+
+
+def _parts(flat: np.ndarray, size: int = 1 << 22) -> Iterator[np.ndarray]:
+    for start in range(0, flat.size, size):
+        part = flat[start : start + size]
+        yield part if part.dtype.kind in "biufc" else part.astype(np.float32)
+
+
+def _missing_ranks(number: int, steps: list[Step], world_size: int) -> list[str]:
+    missing = sorted(set(range(world_size)) - {step.rank for step in steps})
+    return [f"step {number}: rank {rank} of {world_size} is missing" for rank in missing]
+
+
+def _leftovers(path: Path, numbers: list[int], world_size: int) -> list[str]:
+    found = []
+    for left in sorted((path / STEPS).glob(".*")):
+        digits = left.name[1:].partition(".")[0]
+        if not digits.isdecimal():
+            continue
+        there = sorted(entry.name for entry in left.glob("rank_*")) if left.is_dir() else []
+        text = f"step {int(digits)} was being written when its process died, or is being written ({left.name})"
+        if world_size > 1 and int(digits) not in numbers:
+            text += f"; of {world_size} ranks {', '.join(there) or 'none'} wrote"
+        found.append(text)
+    return found
