@@ -1,0 +1,275 @@
+"""Compiled models: recorded from outside and told so; what is compiled is the same as without recording."""
+
+from __future__ import annotations
+
+import paddle
+import pytest
+import torch
+
+import padiff
+
+from .loops import Frozen
+from .making import PADDLE, TORCH, assert_neutral, counts, train
+
+BACKEND = "aot_eager"  # traces and guards as the default does, and needs no C++ compiler
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Nothing compiled is left from one test to the next."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Net:
+    def __new__(cls, kit):
+        class Inner(kit.Layer):
+            def __init__(self):
+                super().__init__()
+                self.first = kit.Linear(4, 8)
+                self.body = Block(kit)
+                self.last = kit.Linear(8, 3)
+
+            def forward(self, x):
+                return self.last(self.body(self.first(x)))
+
+        return Inner()
+
+
+class Block:
+    def __new__(cls, kit):
+        class Inner(kit.Layer):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.act = kit.Linear(8, 8), kit.ReLU()
+
+            def forward(self, x):
+                return self.act(self.inner(x))
+
+        return Inner()
+
+
+class Compiled(Frozen):
+    """Compiled in one way or another; the fault is a learning rate a tenth too large."""
+
+    steps = 12  # torch gives up compiling after 8 times
+    whole = False
+
+    def build(self):
+        return Net(self.kit)
+
+    def optimize(self):
+        self.call = self.compile()
+        return [self.kit.sgd(self.model.parameters(), 0.11 if self.fault else 0.1)]
+
+    def compile(self):
+        return self.model
+
+    def loss(self, number):
+        x, y = self.batch(number)
+        return self.kit.cross_entropy(self.call(x), y)
+
+
+def compiled(module):
+    return torch.compile(module, backend=BACKEND, fullgraph=True)
+
+
+class Wrapped(Compiled):
+    whole = True
+
+    def compile(self):
+        self.model = compiled(self.model)
+        return self.model
+
+
+class InPlace(Compiled):
+    whole = True
+
+    def compile(self):
+        self.model.compile(backend=BACKEND, fullgraph=True)
+        return self.model
+
+
+class WrappedPart(Compiled):
+    def compile(self):
+        self.model.body = compiled(self.model.body)
+        return self.model
+
+
+class PartInPlace(Compiled):
+    def compile(self):
+        self.model.body.compile(backend=BACKEND, fullgraph=True)
+        return self.model
+
+
+class Function(Compiled):
+    """What is compiled calls the model, and the recorder can't know it."""
+
+    def compile(self):
+        return compiled(lambda x: self.model(x))
+
+
+class Static(Compiled):
+    """paddle's to_static, of the whole graph."""
+
+    whole = True
+
+    def compile(self):
+        return paddle.jit.to_static(self.model, full_graph=True)
+
+
+class StaticPart(Compiled):
+    def compile(self):
+        paddle.jit.to_static(self.model.body, full_graph=True)
+        return self.model
+
+
+class Symbolic(Compiled):
+    """paddle's to_static as it is by default: it follows the bytecode and calls hooks."""
+
+    steps = 2  # paddle follows what the hooks do, too, which takes seconds the first time
+
+    def compile(self):
+        return paddle.jit.to_static(self.model, full_graph=False)
+
+
+class StaticFunction(Compiled):
+    def compile(self):
+        def call(x):
+            return self.model(x)
+
+        return paddle.jit.to_static(call, full_graph=True)
+
+
+WHOLE = ((TORCH, Wrapped), (TORCH, InPlace), (PADDLE, Static))
+PART = ((TORCH, WrappedPart), (TORCH, PartInPlace), (PADDLE, StaticPart))
+FUNCTION = ((TORCH, Function), (PADDLE, StaticFunction))
+WARNS = "compiled is recorded from outside"
+
+# The frameworks' own, while they compile.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Tensor do not have 'place' interface",
+    "ignore:.*script_method",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",
+)
+
+
+def named(ways):
+    return pytest.mark.parametrize(("kit", "way"), ways, ids=[way.__name__.lower() for _, way in ways])
+
+
+def graphs():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@named((*WHOLE, *PART))
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, every, options, tmp_path):
+    plain, before = train(way(kit)), graphs()
+    torch._dynamo.utils.counters.clear()
+    with pytest.warns(RuntimeWarning, match=WARNS):
+        assert_neutral(plain, train(way(kit), tmp_path / "run", options, every_n_steps=every))
+    if kit is TORCH:
+        # Once more at most: with the hooks that keep still inside, and without.
+        assert before <= graphs() <= before + (every > 1)
+
+
+@named((*WHOLE, *PART))
+def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, options, tmp_path):
+    with pytest.warns(RuntimeWarning, match=WARNS) as told:
+        run = train(way(kit), tmp_path / "run", options).run
+    assert ("(the model itself)" if way.whole else "(body)") in str(told[0].message)
+    layers = 1 if way.whole else 4
+    for number in run.numbers():
+        found = counts(run, number)
+        assert found == {
+            "input": 1,
+            "weight": 6,
+            "forward": layers,
+            "loss": 1,
+            "backward": layers,
+            "grad": 6,
+            "update": 6,
+            "rate": 1,
+        }, number
+    assert [layer.path for layer in run.info.layers] == [
+        "(root)",
+        "first",
+        "body",
+        "body.inner",
+        "body.act",
+        "last",
+    ]
+
+
+@named((*WHOLE, *PART))
+def test_a_compiled_run_matches_a_plain_one_but_for_a_mistake(kit, way, options, tmp_path):
+    train(Compiled(TORCH), tmp_path / "plain", options)
+    with pytest.warns(RuntimeWarning, match=WARNS):
+        train(way(kit), tmp_path / "run", options)
+    with pytest.warns(RuntimeWarning, match=WARNS):
+        train(way(kit, fault=True), tmp_path / "wrong", options)
+    report = padiff.compare_runs(tmp_path / "plain", tmp_path / "run")
+    assert report.passed, report.first_diff.message
+    assert not report.coverage.candidate_parameters
+    # What could not be seen is told by name.
+    unseen = {"body.inner", "body.act", *(("first", "last", "body") if way.whole else ())}
+    assert {name.removeprefix("candidate: ") for name in report.coverage.uncalled} == unseen
+    first = padiff.compare_runs(tmp_path / "plain", tmp_path / "wrong").first_diff
+    assert (first.step, first.stage) == (0, "update"), first.message
+
+
+@named((*WHOLE, *PART, *FUNCTION))
+def test_recording_begins_after_compiling(kit, way, options, tmp_path):
+    """What was compiled before the hooks came is not compiled again, and hooks that are taken off leave no trace."""
+
+    class Late(way):
+        def optimize(self):
+            optimizers = super().optimize()
+            self.loss(0)
+            return optimizers
+
+    plain, before = train(Late(kit)), graphs()
+    torch._dynamo.utils.counters.clear()
+    recorded = _recorded(Late(kit), tmp_path, options)
+    assert_neutral(plain, recorded)
+    assert graphs() == before or kit is PADDLE
+    assert counts(recorded.run, 3)["grad"] == 6
+
+
+@named(FUNCTION)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_model_inside_a_compiled_function_trains_the_same(kit, way, every, options, tmp_path):
+    assert_neutral(train(way(kit)), _recorded(way(kit), tmp_path, options, every_n_steps=every))
+
+
+def _recorded(training, folder, options, **more):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="padiff: ")
+        return train(training, folder / "run", options, **more)
+
+
+@named(FUNCTION)
+def test_a_model_inside_a_compiled_function_is_told(kit, way, options, tmp_path):
+    with pytest.warns(RuntimeWarning, match="no layer of the recorded model was called"):
+        train(way(kit), tmp_path / "run", options)
+
+
+def test_paddles_default_to_static_is_recorded_through(options, tmp_path):
+    plain, recorded = train(Symbolic(PADDLE)), train(Symbolic(PADDLE), tmp_path / "run", options)
+    assert_neutral(plain, recorded)
+    for number in recorded.run.numbers():
+        assert counts(recorded.run, number)["forward"] == counts(recorded.run, number)["backward"] == 6
+    train(Compiled(TORCH), tmp_path / "plain", options)
+    report = padiff.compare_runs(tmp_path / "plain", tmp_path / "run")
+    assert report.passed, report.first_diff.message
+
+
+def test_without_compiling_as_the_warning_advises_all_layers_are_recorded(options, tmp_path):
+    with torch.compiler.set_stance("force_eager"), pytest.warns(RuntimeWarning, match=WARNS):
+        run = train(Wrapped(TORCH), tmp_path / "run", options).run
+    assert counts(run, 0)["forward"] == counts(run, 0)["backward"] == 6

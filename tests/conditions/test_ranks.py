@@ -1,0 +1,163 @@
+"""Two processes train one model: a folder for each rank, a step once both have written, and both compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import padiff
+
+from . import ranked
+
+FRAMEWORKS = ("torch", "paddle")
+
+
+def launch(framework, trainings):
+    """Start two processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
+    ports = []
+    for _ in range(3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    places = [f"127.0.0.1:{port}" for port in ports]
+    processes = []
+    for rank in range(2):
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports[2]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PADDLE_MASTER": places[2],
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": "2",
+            "PADDLE_CURRENT_ENDPOINT": places[rank],
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(places[:2]),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        command = [sys.executable, "-W", "ignore", ranked.__file__, framework, json.dumps(trainings)]
+        processes.append(
+            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    outputs = [process.communicate(timeout=120)[0][-2000:] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs by framework, number of processes and fault: the folder, and what each rank's training left."""
+    base = tmp_path_factory.mktemp("ranks")
+    known = {}
+
+    def two(framework):
+        faults = ["plain", "nothing", "same samples", "not synchronised"]
+        # It ends without its last step, so it comes last.
+        faults += ["one ends early"] if framework == "torch" else []
+        jobs = {fault: base / f"{framework}-{fault.replace(' ', '_')}" for fault in faults}
+        launch(framework, [("" if fault == "plain" else str(p), fault, f"{p}.result") for fault, p in jobs.items()])
+        for fault, path in jobs.items():
+            results = [dict(np.load(f"{path}.result.{rank}.npz")) for rank in range(2)]
+            known[framework, 2, fault] = path, results
+
+    def make(framework, world=2, fault="nothing"):
+        if (framework, world, fault) not in known:
+            if world == 2:
+                two(framework)
+            else:
+                path = base / f"{framework}-alone"
+                ranked.train(framework, str(path), fault, f"{path}.result")
+                known[framework, 1, fault] = path, [dict(np.load(f"{path}.result.0.npz"))]
+        return known[framework, world, fault]
+
+    return make
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_training_is_the_same_to_the_bit_on_every_rank(made, framework):
+    _, plain = made(framework, fault="plain")
+    _, recorded = made(framework)
+    for ours, theirs in zip(plain, recorded):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            np.testing.assert_array_equal(theirs[name], value, err_msg=name)
+    assert not np.array_equal(plain[0]["losses"], plain[1]["losses"])  # each its own samples
+    for name in ("p0", "p3"):
+        np.testing.assert_array_equal(plain[0][name], plain[1][name])  # and one model
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_rank_has_a_folder_below_each_step(made, framework):
+    folder, _ = made(framework)
+    found = padiff.open_run(folder)
+    assert found.info.world_size == 2
+    assert found.finished()
+    assert found.numbers() == [0, 1, 2]
+    for number in found.numbers():
+        step = folder / "steps" / f"{number:08d}"
+        assert sorted(entry.name for entry in step.iterdir()) == ["rank_0", "rank_1"]
+        steps = found.steps(number)
+        assert [step.rank for step in steps] == [0, 1]
+        sites = [[record.site for record in step.records] for step in steps]
+        assert sites[0] == sites[1]
+        assert len(sites[0]) == 4 + 4 + 4 + 4 + 4 + 1 + 1 + 1
+        x, _ = ranked.batch(number)
+        for step in steps:
+            values = {record.site: record.value for record in step.records}
+            np.testing.assert_array_equal(values["(root)/input/input.input"], x[step.rank :: 2])
+        # Reduced: what the optimizers consumed is the same on both.
+        gradients = [{r.site: r.value for r in step.records if r.stage == "grad"} for step in steps]
+        for site, gradient in gradients[0].items():
+            np.testing.assert_array_equal(gradients[1][site], gradient, err_msg=site)
+
+
+def test_torch_and_paddle_on_two_processes_match(made):
+    report = padiff.compare_runs(made("torch")[0], made("paddle")[0])
+    assert report.passed, report.first_diff.message
+    assert list(report.coverage.steps) == [0, 1, 2]
+    assert report.coverage.complete
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("fault", "step", "stages"),
+    [("same samples", 0, {"input"}), ("not synchronised", 1, {"grad"})],
+)
+def test_the_mistakes_of_parallel_trainings_are_found(made, framework, fault, step, stages):
+    first = padiff.compare_runs(made("torch")[0], made(framework, fault=fault)[0]).first_diff
+    assert first.step == step, first.message
+    assert first.stage in stages, first.message
+
+
+def test_a_step_that_one_rank_did_not_write_is_no_step(made):
+    found = padiff.open_run(made("torch", fault="one ends early")[0])
+    assert found.numbers() == [0, 1]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_processes_match_one_in_what_is_comparable(made, framework):
+    one, two = made(framework, world=1)[0], made(framework)[0]
+    # Equal shares of each batch: the mean of the processes' gradients is that of the whole.
+    for stages in (("weight",), ("grad",), ("update",), ("weight", "grad", "update")):
+        report = padiff.compare_runs(one, two, stages=stages)
+        assert report.passed, report.first_diff.message
+        assert report.coverage.compared >= 3 * 4
+    wrong = made(framework, fault="not synchronised")[0]
+    assert not padiff.compare_runs(one, wrong, stages=("weight", "grad", "update")).passed
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_processes_match_one_without_naming_stages(made, framework):
+    report = padiff.compare_runs(made(framework, world=1)[0], made(framework)[0])
+    assert report.passed, report.first_diff.message
+    stages = {diff.pair.stage for diff in report.diffs if diff.compared}
+    assert stages == {"weight", "loss", "grad", "update"}
+    assert "1 process against 2" in report.coverage.ranks
