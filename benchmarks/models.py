@@ -44,3 +44,37 @@ class ResNet18(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.avgpool(x).flatten(1))
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.act = nn.GELU(approximate="tanh")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads).unbind(2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(self.act(self.up(self.ln_2(x))))
+
+
+class GPT2(nn.Module):
+    """A GPT-2 small: 124 M parameters with 12 layers. Input ``(batch, length)`` of token ids."""
+
+    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50257) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(words, width), nn.Embedding(1024, width)
+        self.h = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        for layer in self.h:
+            x = layer(x)
+        return self.ln_f(x) @ self.wte.weight.T
