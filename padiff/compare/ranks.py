@@ -8,7 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.records import LOOP, PARAMETER_STAGES, InMemory, Record, RunInfo, Step
+from padiff.records import LOOP, PARAMETER_STAGES, Diff, InMemory, Pair, Record, RunInfo, Step
+
+#: Why the rest is not compared.
+OWN_SAMPLES = "each process saw samples of its own"
 
 
 def ranks_told(infos: tuple[RunInfo, RunInfo]) -> str:
@@ -41,3 +44,17 @@ def common_part(steps: Sequence[Step], info: RunInfo) -> Step:
         elif record.stage in PARAMETER_STAGES and (record.layer, record.slot) not in buffers:
             kept.append(record)
     return replace(steps[0], records=tuple(kept))
+
+
+def rest(steps: Sequence[Step], common: Step, reference: bool) -> list[Diff]:
+    """What one side recorded besides the common part: shown, and not compared."""
+    known = {record.site for record in common.records}
+    alone = [
+        record
+        for step in steps
+        for record in step.records
+        if step is not steps[0] or record.site not in known
+        if not (record.layer == LOOP and record.stage == "loss" and record.site in known)
+    ]
+    sides = ((record, None) if reference else (None, record) for record in alone)
+    return [Diff(Pair(common.number, ours, theirs, optional=True), problem=OWN_SAMPLES) for ours, theirs in sides]

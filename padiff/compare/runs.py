@@ -13,7 +13,7 @@ from padiff.align.units import homes_of
 from padiff.compare.cuts import cut_elsewhere
 from padiff.compare.explain import first_diff, setting_diff, setting_notes
 from padiff.compare.noise import NoisePolicy, drift
-from padiff.compare.ranks import common_part, ranks_told
+from padiff.compare.ranks import OWN_SAMPLES, common_part, ranks_told, rest
 from padiff.compare.sketched import measure_pair
 from padiff.compare.surroundings import blamed
 from padiff.compare.tolerance import Policy
@@ -94,7 +94,10 @@ class RunComparison:
         infos = self.reference.info, self.candidate.info
         if ranks_told(infos) and references and candidates:
             self._align(references[0], candidates[0])
-            references, candidates = [common_part(references, infos[0])], [common_part(candidates, infos[1])]
+            common = common_part(references, infos[0]), common_part(candidates, infos[1])
+            found = rest(references, common[0], True) + rest(candidates, common[1], False)
+            references, candidates = [common[0]], [common[1]]
+            found = [diff for diff in found if diff.pair.stage in self.stages]
         for reference, candidate in zip_longest(references, candidates):
             empty = Step((reference or candidate).number, ())
             found += self._judged(reference or empty, candidate or empty)
@@ -172,7 +175,7 @@ class RunComparison:
         alignment = self.alignment
         # Functional calls that only one side makes are ways of writing, not gaps.
         told = [d for d in diffs if d.compared or not _optional(d.pair.anchor.slot)]
-        lone = [d.pair for d in told if not d.pair.complete]
+        lone = [d.pair for d in told if not d.pair.complete and d.problem != OWN_SAMPLES]
         unmatched = (
             {layer.path for layer in alignment.reference_only},
             {layer.path for layer in alignment.candidate_only},

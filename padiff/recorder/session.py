@@ -281,7 +281,9 @@ class Recorder:
 
         ``keep_hooks`` leaves the hooks on where the next step is due, too: `attach` is called right afterwards.
         """
-        capture, self._capture = self._capture, None
+        # Never out of reach: an interrupt in what follows must find the hooks.
+        capture = self._hooked = self._capture
+        self._capture = None
         self.step += 1
         self._buffers.keep = self.due
         if capture is None or self._sink is None:
@@ -296,11 +298,12 @@ class Recorder:
                 stacklevel=3,
             )
         if capture.empty:
-            capture.detach()
+            self.detach()
             return False
         keep_hooks = keep_hooks and self.due
         step = capture.finish(self._rank, scale, detach=not keep_hooks)
-        self._hooked = capture if keep_hooks else None
+        if not keep_hooks:
+            self._hooked = None
         self._note_autocast(capture.autocast)
         return self._guard(lambda sink: sink.put(step))
 

@@ -224,13 +224,16 @@ def test_all_ranks_are_compared(tmp_path):
     assert not compare_runs(good, bad)
 
 
-def test_a_rank_that_one_run_has_alone_is_not_lost(tmp_path):
+def test_what_ranks_have_besides_what_is_comparable_is_not_lost(tmp_path):
     one, two = two_ranks(tmp_path, "one", 1), two_ranks(tmp_path, "two", 2)
-    for runs, counts in (((one, two), (22, 44)), ((two, one), (44, 22))):
+    # 22 records of each rank, of which the two losses are one, their mean.
+    for runs, counts in (((one, two), (22, 43)), ((two, one), (43, 22))):
         report = compare_runs(*runs)
         assert report.passed and not report.coverage.complete
         assert (report.coverage.reference_records, report.coverage.candidate_records) == counts
-        assert report.coverage.compared == 22
+        # Parameters, gradients, updates, the learning rate and the mean loss: no matter how the batch is shared out.
+        assert report.coverage.compared == 14
+        assert {d.pair.stage for d in report.diffs if d.compared} == {"weight", "loss", "grad", "update"}
 
 
 def test_one_rank_does_not_loosen_what_is_asked_of_the_next():
