@@ -92,6 +92,8 @@ def _print_stages(run: Run, number: int, console: Console) -> None:
             key = record.stage if record.layer != LOOP or record.stage == "loss" else "learning rate"
             counts[key] = counts.get(key, 0) + 1
         text = ", ".join(f"{count} {stage}" for stage, count in counts.items())
+        sketched = sum(record.sketch is not None for record in step.records)
+        text += f"; {sketched} of them as sketches" if sketched else ""
         console.print(f"step {number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)", markup=False)
         for note in step.notes:
             console.print(f"  {note}", markup=False)

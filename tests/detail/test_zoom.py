@@ -169,3 +169,16 @@ def test_requests(tmp_path):
     assert (tmp_path / ZOOM_FILE).read_bytes() == before
     assert json.loads(before)["from_step"] == 7
     assert not ask(tmp_path / "nowhere", Zoom(9, frozenset()))
+
+
+def test_show_says_how_much_is_kept_as_sketches(kit, tmp_path, capsys):
+    from padiff_hooks.cli import main
+
+    model = model_of(kit)
+    optimizer = kit.sgd(model.parameters())
+    with padiff.record(model, tmp_path / "run", optimizer=optimizer, detail={"*": "sketch", "0": "full"}) as rec:
+        list(trained(kit, model, rec, range(1), optimizer=optimizer))
+    assert main(["show", str(tmp_path / "run")]) == 0
+    step = padiff.open_run(tmp_path / "run").steps(0)[0]
+    count = sum(record.sketch is not None for record in step.records)
+    assert f"; {count} of them as sketches" in capsys.readouterr().out
