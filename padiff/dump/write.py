@@ -222,7 +222,11 @@ class RunWriter:
             with contextlib.suppress(OSError):
                 partial.rmdir()
             raise
-        if len(list(partial.glob("rank_*"))) < self._info.world_size:
+        try:
+            there = sum(entry.startswith("rank_") for entry in os.listdir(partial))
+        except FileNotFoundError:  # another rank, which came last, takes the step
+            return
+        if there < self._info.world_size:
             return
         # All ranks are there. Two that come last together both get here: one takes the step, the other finds it taken.
         taken = final.with_name(f".{final.name}.rank_{step.rank}.taken")

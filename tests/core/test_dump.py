@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -370,3 +371,30 @@ def test_a_step_whose_replacement_was_cut_off_comes_back(tmp_path):
     RunWriter(tmp_path / "run", TREE, existing="resume").close()
     assert open_run(tmp_path / "run").numbers() == [0, 1]
     assert sorted(entry.name for entry in steps.iterdir()) == ["00000000", "00000001"]
+
+
+def test_ranks_that_write_at_the_same_time_lose_no_step(tmp_path):
+    # Which of them comes last, and takes the step, is chance; the other one must not stumble over that.
+    count, errors = 150, []
+    writers = [RunWriter(tmp_path / "run", toy_info(world_size=2), rank=rank) for rank in range(2)]
+    (one,) = toy_steps([0])
+
+    def write(rank):
+        try:
+            for number in range(count):
+                writers[rank].put(replace(one, number=number, rank=rank))
+            writers[rank].flush()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for writer in reversed(writers):
+        writer.close()
+    run = open_run(tmp_path / "run")
+    assert run.numbers() == list(range(count))
+    assert all(len(run.steps(number)) == 2 for number in run.numbers())
