@@ -21,6 +21,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from padiff.dump.files import write_json
 from padiff.dump.format import RUN_FILE
 from padiff.errors import RunFolderError
 
@@ -155,9 +156,7 @@ class FolderLock:
         owner = _read_owner(self._path)
         if owner and _alive(owner, self._path):
             raise _BusyError(owner)
-        aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
-        aside.write_text(json.dumps(self._mine), encoding="utf-8")
-        os.replace(aside, self._path)
+        write_json(self._path, self._mine)
         if not self._is_ours():  # another one replaced it at the same moment
             raise _BusyError(_read_owner(self._path))
         threading.Thread(

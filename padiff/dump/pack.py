@@ -13,7 +13,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ import numpy as np
 
 from padiff.dump import codecs
 from padiff.dump.bounded import parse_json, read_text, shape_of
-from padiff.dump.unchanged import Unchanged
+from padiff.dump.files import bytes_of, write_all, write_text
+from padiff.dump.tensor_file import TensorFile
+from padiff.dump.unchanged import SHARED, Unchanged
 from padiff.errors import RunFolderError, TensorFileError
 from padiff.records import STAGES, InMemory, Record, Sketched, Step, TensorSource
 from padiff.sketch import BUCKETS, FIGURES
@@ -61,22 +63,17 @@ class PackWriter:
     Args:
         run: the run folder.
         unchanged: what was written before, and is shared by steps.
-        write_npy: writes what is shared.
         compression: how tensors are compressed, as `padiff.dump.codecs` names it; empty: not.
     """
 
-    def __init__(
-        self, run: Path, unchanged: Unchanged, write_npy: Callable[[Path, np.ndarray], None], compression: str = ""
-    ) -> None:
-        self._run, self._compression = run, compression
-        self._unchanged, self._write_npy = unchanged, write_npy
+    def __init__(self, run: Path, unchanged: Unchanged, compression: str = "") -> None:
+        self._run, self._unchanged, self._compression = run, unchanged, compression
         self._structures: dict[Any, str] = {}
 
     def write(self, folder: Path, step: Step) -> None:
         """Write one rank's step into its folder."""
         tensors: dict[str, np.ndarray] = {}
-        names: dict[int, str] = {}
-        stored: dict[str, str] = {}
+        known: dict[int, tuple[str, str]] = {}
         rows: list[np.ndarray] = []
         places: list[tuple[str, Any]] = []
         kept: dict[int, int] = {}
@@ -89,19 +86,19 @@ class PackWriter:
                 continue
             # Records that share an array (a layer's output that is its parent's too) share a tensor.
             key = id(record.source.array) if isinstance(record.source, InMemory) else None
-            name = names.get(key) if key is not None else None
-            if name is None:
+            place = known.get(key) if key is not None else None
+            if place is None:
                 array = record.value
-                shared = self._unchanged.share(record, array, self._run, self._write_npy)
+                shared = self._unchanged.share(record, array, self._run)
                 if shared:
                     places.append(("shared", shared))
                     continue
-                name = str(len(tensors))
-                tensors[name] = _plain(array)
+                array = _plain(array)
+                place = (str(len(tensors)), _NAMES[array.dtype.name])
+                tensors[place[0]] = array
                 if key is not None:
-                    names[key] = name
-            stored[name] = stored.get(name) or _NAMES[tensors[name].dtype.name]
-            places.append(("tensor", (name, stored[name])))
+                    known[key] = place
+            places.append(("tensor", place))
         if self._compression:
             tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
         if rows:
@@ -138,10 +135,7 @@ class PackWriter:
         path = self._run / STRUCTURES / f"{name}.json"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            # Ranks write the same content: whichever comes last replaces it by itself.
-            aside = path.with_name(f".{name}.rank_{step.rank}.partial")
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(path)
+            write_text(path, text)  # ranks write the same content: whichever comes last replaces it by itself
         if len(self._structures) >= 64:  # sequences of ever other lengths
             self._structures.clear()
         self._structures[key] = name
@@ -163,16 +157,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], about: Mapp
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb", buffering=0) as file:
-        _write_all(file, len(text).to_bytes(8, "little") + text)
+        write_all(file, len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
-            if array.size:
-                _write_all(file, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def _write_all(file: Any, data: Any) -> None:
-    written = 0
-    while written < len(data):
-        written += file.write(data[written:])
+            write_all(file, bytes_of(array))
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
@@ -293,11 +280,10 @@ class PackReader:
 
     Args:
         run: the run folder.
-        shared: makes the source of a tensor that several steps share, given its file's name, dtype, shape and site.
     """
 
-    def __init__(self, run: Path, shared: Callable[[str, str, tuple[int, ...], str], TensorSource]) -> None:
-        self._run, self._shared = run, shared
+    def __init__(self, run: Path) -> None:
+        self._run = run
         self._structures: dict[str, tuple[str, list[Any]]] = {}
 
     def read(self, folder: Path) -> Step:
@@ -312,8 +298,7 @@ class PackReader:
             compression, entries = self._structure(about["structure"])
             rows = _rows(path, places.get(_SKETCHES))
             records = tuple(
-                _record(path, order, entry, places, rows, compression, self._shared)
-                for order, entry in enumerate(entries)
+                _record(path, order, entry, places, rows, compression, self._run) for order, entry in enumerate(entries)
             )
             return Step(
                 number=int(about["step"]),
@@ -356,7 +341,7 @@ def _record(
     places: Mapping[str, Place],
     rows: np.ndarray,
     compression: str,
-    shared: Callable[[str, str, tuple[int, ...], str], TensorSource],
+    run: Path,
 ) -> Record:
     layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where = entry
     if stage not in STAGES:
@@ -371,7 +356,7 @@ def _record(
         if not compression and (place.dtype != source.stored or place.shape != source.stored_shape):
             raise ValueError(f"tensor {name!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
     elif kept_as == "shared":
-        source = shared(str(where), dtype, shape, f"{layer}/{stage}/{slot}")
+        source = TensorFile(run, f"{SHARED}/{where}", dtype, shape, f"{layer}/{stage}/{slot}")
     elif kept_as in ("sketch", "turned"):
         if where < 0:
             raise ValueError(f"no sketch {where}")

@@ -88,7 +88,8 @@ def _clear_leftovers(path: Path) -> None:
             os.rename(left, final)
         else:
             shutil.rmtree(left, ignore_errors=True)
-    for left in (*path.glob(".*.partial"), *(path / STRUCTURES).glob(".*.partial")):
-        left.unlink(missing_ok=True)
+    for folder in (path, path / STRUCTURES, path / SHARED):
+        for left in folder.glob(".*.partial"):
+            left.unlink(missing_ok=True)
     for left in path.glob(f".{STEPS}.*.overwritten"):
         shutil.rmtree(left, ignore_errors=True)

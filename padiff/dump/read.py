@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from sys import intern
 from typing import Any
-
-import numpy as np
 
 from padiff.dump.bounded import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.dump.format import (
@@ -22,90 +19,17 @@ from padiff.dump.format import (
     RUN_FILE,
     SCHEMA_VERSION,
     STEPS,
-    fits_stored,
-    from_stored,
     nodes_from_json,
     step_folder,
     tree_from_json,
 )
-from padiff.dump.npy import SMALL, read_plain
 from padiff.dump.pack import PACK_FILE, PackReader
-from padiff.dump.unchanged import SHARED
+from padiff.dump.tensor_file import TensorFile
 from padiff.environment import environment_from_json
-from padiff.errors import RunFolderError, TensorFileError
+from padiff.errors import RunFolderError
 from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step
 
 _STEP_NAME = re.compile(r"\d{8,}")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFile:
-    """A tensor source: one ``.npy`` file, read when asked."""
-
-    folder: Path
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    site: str
-
-    def read(self) -> np.ndarray:
-        """The tensor, memory-mapped where it is not small.
-
-        Raises:
-            TensorFileError: missing, truncated, pickled, outside of the folder, or not of the recorded shape.
-        """
-        array = read_plain(str(self.folder), self.file)
-        if array is None:
-            array = self._read_thoroughly()
-        if array.shape != self.shape:
-            raise self._error(f"has shape {array.shape}, but {self.shape} was recorded", "the file was changed")
-        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
-            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed")
-        return from_stored(array, self.dtype)
-
-    def _read_thoroughly(self) -> np.ndarray:
-        path = self._inside()
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise self._error("is no plain file", "do not use this run folder")  # reading a pipe would wait
-            with open(path, "rb") as file:
-                start = file.read(12)
-            # numpy looks at the length that a header of the later formats claims when it has read it.
-            if start[:6] == b"\x93NUMPY" and start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
-                raise ValueError("a header of that length is no tensor's")
-            small = status.st_size < SMALL
-            array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
-        except FileNotFoundError:
-            raise self._error("is missing", "copy the whole run folder, or record the run again") from None
-        except TensorFileError:
-            raise
-        except Exception as error:  # a header made to harm raises nearly anything, MemoryError too
-            if "pickle" in str(error).lower():
-                raise self._error("holds pickled objects, which are never loaded", "record the run again") from error
-            raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
-        if not isinstance(array, np.ndarray):
-            array.close()  # an .npz archive under the name of an .npy
-            raise self._error(
-                f"has shape {type(array).__name__}, but {self.shape} was recorded", "the file was changed"
-            )
-        return array
-
-    def _inside(self) -> Path:
-        if "\\" in self.file or PurePosixPath(self.file).is_absolute() or ".." in PurePosixPath(self.file).parts:
-            raise self._error("leaves the run folder, and is not read", "do not use this run folder")
-        path = self.folder / self.file
-        root = self.folder.resolve()
-        try:
-            resolved = path.resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null byte
-            raise self._error(f"cannot be a path ({error})", "do not use this run folder") from error
-        if root not in resolved.parents:
-            raise self._error("leaves the run folder by a link, and is not read", "do not use this run folder")
-        return path
-
-    def _error(self, what: str, remedy: str) -> TensorFileError:
-        return TensorFileError(f"{self.folder / self.file} (the tensor of {self.site}) {what}: {remedy}")
 
 
 class _OnDisk:
@@ -129,7 +53,7 @@ class FolderRun(_OnDisk):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._info = read_info(self.path / RUN_FILE)
-        self._packs = _packs(self.path)
+        self._packs = PackReader(self.path)
 
     def numbers(self) -> list[int]:
         steps = self.path / STEPS
@@ -237,13 +161,6 @@ def _ranks(folder: Path) -> list[Path]:
     return sorted((e for e in folder.glob("rank_*") if e.name[5:].isdecimal()), key=lambda entry: int(entry.name[5:]))
 
 
-def _packs(run: Path) -> PackReader:
-    def shared(name: str, dtype: str, shape: tuple[int, ...], site: str) -> TensorFile:
-        return TensorFile(run, f"{SHARED}/{name}", dtype, shape, site)
-
-    return PackReader(run, shared)
-
-
 def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
     """One rank's folder of a step; what a packed one is of, the run folder around it says."""
     if not (folder / PACK_FILE).exists():
@@ -253,7 +170,7 @@ def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
         raise RunFolderError(
             f"{folder} is a packed step, which is read in its run folder only: {run} has no {RUN_FILE}"
         )
-    return read_info(run / RUN_FILE), _packs(run).read(folder)
+    return read_info(run / RUN_FILE), PackReader(run).read(folder)
 
 
 def read_info(run_file: Path) -> RunInfo:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from padiff.dump.files import aside, digest, write_npy
 from padiff.records import Record, RunInfo
 
 #: Where packed steps find what they share; each file is named after its content.
@@ -34,21 +33,8 @@ class Unchanged:
             for p in layer.parameters
             if p.role == "buffer" or not p.trainable
         }
+        # By layer and slot: what the content was called, and the file that has it.
         self._known: dict[tuple[str, str], tuple[str, Path | None]] = {}
-
-    def same_as_before(self, record: Record, array: np.ndarray) -> tuple[str, Path | None] | None:
-        """The content's name, and the file that it was linked as, where it is what it was when last asked."""
-        key = (record.layer, record.slot)
-        if record.stage != "weight" or key not in self._fixed or array.nbytes < _SMALLEST:
-            return None
-        content = hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=8)
-        content.update(repr((record.dtype, array.shape)).encode())
-        name = content.hexdigest()
-        known = self._known.get(key)
-        if known is not None and known[0] == name:
-            return known
-        self._known[key] = (name, None)
-        return None
 
     def link(self, record: Record, array: np.ndarray, path: Path, final: Path) -> bool:
         """Give a file that holds the same already a second name, instead of writing it again; whether that was done.
@@ -57,28 +43,35 @@ class Unchanged:
             path: the new name, for now.
             final: what the new name will be when the step is whole.
         """
-        known = self.same_as_before(record, array)
-        linked = False
-        if known is not None and known[1] is not None:
-            try:
-                os.link(known[1], path)
-                linked = True
-            except OSError:  # a file system without links, or the step was taken away
-                linked = False
-        key = (record.layer, record.slot)
-        if key in self._known:
-            self._known[key] = (self._known[key][0], final)
-        return linked
+        _, file = self._same_as_before(record, array, final)
+        if file is None:
+            return False
+        try:
+            os.link(file, path)
+        except OSError:  # a file system without links, or the step was taken away
+            return False
+        return True
 
-    def share(self, record: Record, array: np.ndarray, run: Path, write: Callable[[Path, np.ndarray], None]) -> str:
+    def share(self, record: Record, array: np.ndarray, run: Path) -> str:
         """The name of the file below `SHARED` that holds the same, written if need be; empty if it has changed."""
-        known = self.same_as_before(record, array)
-        if known is None:
+        name, _ = self._same_as_before(record, array)
+        if not name:
             return ""
-        path = run / SHARED / f"{known[0]}.npy"
+        path = run / SHARED / f"{name}.npy"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-            write(aside, array)
-            os.replace(aside, path)
+            with aside(path) as partial:
+                write_npy(partial, array)
         return path.name
+
+    def _same_as_before(self, record: Record, array: np.ndarray, file: Path | None = None) -> tuple[str, Path | None]:
+        """The content's name and the file that has it, where it is what it was when last asked.
+
+        From now on, ``file`` has it.
+        """
+        key = (record.layer, record.slot)
+        if record.stage != "weight" or key not in self._fixed or array.nbytes < _SMALLEST:
+            return "", None
+        name = digest(array)
+        before, self._known[key] = self._known.get(key), (name, file)
+        return before if before is not None and before[0] == name else ("", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import re
@@ -15,9 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from padiff.dump.budget import Budget
+from padiff.dump.files import write_json, write_npy
 from padiff.dump.format import (
     FINISHED_FILE,
     FOLDERS,
@@ -27,7 +25,6 @@ from padiff.dump.format import (
     loop_layer,
     record_to_json,
     step_folder,
-    to_storable,
     tree_to_json,
 )
 from padiff.dump.pack import PackWriter
@@ -87,7 +84,7 @@ class RunWriter:
         self._on_written = on_written
         self._on_done = on_done
         self._unchanged = Unchanged(info)
-        self._pack = PackWriter(self.path, self._unchanged, write_npy, storage.compression) if storage.pack else None
+        self._pack = PackWriter(self.path, self._unchanged, storage.compression) if storage.pack else None
         self._error: BaseException | None = None
         self._failed = ""
         self._queue: queue.Queue[Step | None] = queue.Queue(maxsize=QUEUED_STEPS)
@@ -95,7 +92,7 @@ class RunWriter:
             self._lock = prepare(self.path, info, rank, existing)
             try:
                 if rank == 0:
-                    _write_json(self.path / RUN_FILE, run_to_json(info))
+                    write_json(self.path / RUN_FILE, run_to_json(info))
             except BaseException:
                 self._lock.release()
                 raise
@@ -152,7 +149,7 @@ class RunWriter:
             if finished and self._rank == 0:
                 try:
                     self._lock.check()
-                    _write_json(self.path / FINISHED_FILE, {"schema_version": SCHEMA_VERSION})
+                    write_json(self.path / FINISHED_FILE, {"schema_version": SCHEMA_VERSION})
                 except (OSError, RunFolderError) as error:
                     self._error, self._failed = error, "the note that the run has ended"
                     self._raise_error()
@@ -186,7 +183,7 @@ class RunWriter:
                 self._failed = f"step {step.number}"
                 self._lock.check()
                 if not self._told and self._rank == 0:
-                    _write_json(self.path / RUN_FILE, run_to_json(self._info))
+                    write_json(self.path / RUN_FILE, run_to_json(self._info))
                     self._told = True
                 make_sketches(record.source for record in step.records)
                 self._write(step)
@@ -302,7 +299,7 @@ def write_dump(
                 files[key] = name
         entries[json_file][record.layer].append(record_to_json(record, name))
     for json_file, by_layer in entries.items():
-        _write_json(
+        write_json(
             folder / json_file,
             {
                 "schema_version": SCHEMA_VERSION,
@@ -318,20 +315,6 @@ def write_dump(
                 "tree": tree_to_json(info.layers, by_layer),
             },
         )
-
-
-def write_npy(path: Path, array: np.ndarray) -> None:
-    """Write one tensor as ``.npy``."""
-    array = to_storable(array)
-    # Not np.save(path): it buffers through a Python file; unbuffered, the array's memory goes out in one write.
-    with open(path, "wb", buffering=0) as file:
-        header = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array).reshape(array.shape))
-        np.lib.format.write_array_header_1_0(file, header)
-        if array.size:
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            written = 0
-            while written < len(data):
-                written += file.write(data[written:])
 
 
 def run_to_json(info: RunInfo) -> dict[str, Any]:
@@ -352,10 +335,3 @@ def _file_name(record: Record) -> str:
     # The order makes it unique, the rest is for people; a name of 255 bytes is too long for file systems.
     text = _UNSAFE.sub("_", f"{record.stage}-{record.layer}-{record.slot}-{record.call}")
     return f"{record.order:06d}-{text[:120]}.npy"
-
-
-def _write_json(path: Path, content: Any) -> None:
-    # Aside, then renamed: run.json is never seen half-written either.
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    aside.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(aside, path)

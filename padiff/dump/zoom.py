@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from padiff.dump.files import write_json
 from padiff.dump.format import FINISHED_FILE, RUN_FILE
 
 ZOOM_FILE = "zoom.json"
@@ -37,14 +37,10 @@ def ask(run: Path, zoom: Zoom) -> bool:
     """
     if (run / FINISHED_FILE).exists() or not (run / RUN_FILE).exists():
         return False
-    aside = run / f".{ZOOM_FILE}.{os.getpid()}.partial"
     content = {"schema_version": SCHEMA_VERSION, "from_step": zoom.from_step, "layers": sorted(zoom.layers)}
     try:
-        aside.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(aside, run / ZOOM_FILE)
+        write_json(run / ZOOM_FILE, content)
     except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         return False
     return True
 

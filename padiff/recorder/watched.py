@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from padiff.dump.files import digest
 from padiff.errors import WriterError
 from padiff.frameworks.base import Handle
 from padiff.recorder.memory import MemoryRun
@@ -162,7 +162,7 @@ class StepLog:
     def loss(self, value: Any) -> None:
         began = time.perf_counter()
         array = self._framework.to_numpy(value) if self._framework.is_tensor(value) else np.asarray(value)
-        self._losses.append((_digest(array), float(array.astype(np.float64).mean())))
+        self._losses.append((digest(array), float(array.astype(np.float64).mean())))
         self._own += time.perf_counter() - began
 
     def look(self) -> None:
@@ -172,12 +172,12 @@ class StepLog:
             # On a GPU, work that is queued is part of the step; a copy of the smallest tensor waits for it.
             self._framework.to_numpy(min((tensor for _, tensor in owned), key=self._size))
         began = time.perf_counter()
-        self._parameters = {name: _digest(self._framework.to_numpy(tensor)) for name, tensor in owned}
+        self._parameters = {name: digest(self._framework.to_numpy(tensor)) for name, tensor in owned}
         if not self._handles:
             for name, tensor in owned:
                 gradient = self._framework.gradient(tensor)
                 if gradient is not None:
-                    self._gradients[name] = _digest(self._framework.to_numpy(gradient))
+                    self._gradients[name] = digest(self._framework.to_numpy(gradient))
         self._own += time.perf_counter() - began
 
     def end(self, step: int, due: bool) -> None:
@@ -210,7 +210,7 @@ class StepLog:
                 again = self._times[name]
                 self._times[name] += 1
                 key = f"{name}#{again}" if again else name
-                self._gradients[key] = _digest(self._framework.to_numpy(gradient))
+                self._gradients[key] = digest(self._framework.to_numpy(gradient))
         self._own += time.perf_counter() - began
 
     def _owned(self) -> list[tuple[str, Any]]:
@@ -240,10 +240,3 @@ def peak_memory() -> int:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
     return 0
-
-
-def _digest(array: np.ndarray) -> str:
-    """Equal for arrays that are the same to the bit."""
-    told = blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=8)
-    told.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return told.hexdigest()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from padiff.dump import FolderRun, RunWriter, open_run
+from padiff.dump.files import aside, write_json
 from padiff.errors import RunFolderError, UsageError, WriterError
 from padiff.records import LOOP, ROOT, Record, Step
 
@@ -183,6 +184,32 @@ def test_what_a_killed_writer_left_is_ignored_and_removed_by_the_next(tmp_path):
     assert open_run(tmp_path / "run").numbers() == [0, 1]
     RunWriter(tmp_path / "run", toy_info(), existing="resume").close()
     assert sorted(p.name for p in steps.iterdir()) == ["00000000", "00000001"]
+
+
+def test_what_a_killed_writer_left_beside_the_steps_is_removed_by_the_next(tmp_path):
+    run = tmp_path / "run"
+    toy_folder(run, [0])
+    for folder in (run, run / "structures", run / "shared"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".left.json.4711.partial").write_text("{")
+        (folder / "kept.json").write_text("{}")
+    RunWriter(run, toy_info(), existing="resume").close()
+    assert not list(run.rglob("*.partial")) and len(list(run.rglob("kept.json"))) == 3
+
+
+def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path):
+    (tmp_path / "taken" / "full").mkdir(parents=True)
+    with pytest.raises(OSError, match="taken"):
+        write_json(tmp_path / "taken", {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
+
+
+def test_two_that_write_one_file_at_once_do_not_meet(tmp_path):
+    path = tmp_path / "same.json"
+    with aside(path) as one, aside(path) as other:
+        one.write_text("first")
+        other.write_text("second")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["same.json"]
 
 
 def test_the_loop_waits_when_it_is_two_steps_ahead_of_the_disk(tmp_path):

@@ -6,8 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
+from core.making import info, parameter, plain, record, root, step, write_run
 
 import padiff
+from padiff.dump import open_run
 
 BYTES = 4 * 64 * 64
 LAYOUTS = [{}, {"pack": True}, {"pack": True, "compression": "zlib"}]
@@ -96,3 +98,15 @@ def test_overwriting_leaves_nothing_of_what_was_shared(kit, tmp_path):
     after = {file.name for file in (tmp_path / "run" / "shared").iterdir()}
     assert after
     assert not before & after
+
+
+def test_a_gradient_that_a_frozen_weight_came_to_have_is_not_taken_for_it(tmp_path):
+    frozen = plain("fc", "linear", parameters=(parameter("weight", 64, 64, trainable=False),))
+    weight, gradient = np.ones((64, 64), np.float32), np.zeros((64, 64), np.float32)
+    steps = [
+        step(n, [record("fc", "weight", "weight", weight), record("fc", "grad", "weight", gradient)]) for n in range(3)
+    ]
+    run = open_run(write_run(tmp_path / "run", info(root(1), frozen), steps))
+    for number in run.numbers():
+        values = {one.stage: one.value for one in run.steps(number)[0].records}
+        assert (values["weight"] == 1).all() and (values["grad"] == 0).all()

@@ -1,0 +1,83 @@
+"""A tensor in an ``.npy`` file: read when asked, and not trusted."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from padiff.dump.format import fits_stored, from_stored
+from padiff.dump.npy import SMALL, read_plain
+from padiff.errors import TensorFileError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A tensor source: one ``.npy`` file, read when asked."""
+
+    folder: Path
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    site: str
+
+    def read(self) -> np.ndarray:
+        """The tensor, memory-mapped where it is not small.
+
+        Raises:
+            TensorFileError: missing, truncated, pickled, outside of the folder, or not of the recorded shape.
+        """
+        array = read_plain(str(self.folder), self.file)
+        if array is None:
+            array = self._read_thoroughly()
+        if array.shape != self.shape:
+            raise self._error(f"has shape {array.shape}, but {self.shape} was recorded", "the file was changed")
+        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
+            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed")
+        return from_stored(array, self.dtype)
+
+    def _read_thoroughly(self) -> np.ndarray:
+        path = self._inside()
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise self._error("is no plain file", "do not use this run folder")  # reading a pipe would wait
+            with open(path, "rb") as file:
+                start = file.read(12)
+            # numpy looks at the length that a header of the later formats claims when it has read it.
+            if start[:6] == b"\x93NUMPY" and start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
+                raise ValueError("a header of that length is no tensor's")
+            small = status.st_size < SMALL
+            array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
+        except FileNotFoundError:
+            raise self._error("is missing", "copy the whole run folder, or record the run again") from None
+        except TensorFileError:
+            raise
+        except Exception as error:  # a header made to harm raises nearly anything, MemoryError too
+            if "pickle" in str(error).lower():
+                raise self._error("holds pickled objects, which are never loaded", "record the run again") from error
+            raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
+        if not isinstance(array, np.ndarray):
+            array.close()  # an .npz archive under the name of an .npy
+            raise self._error(
+                f"has shape {type(array).__name__}, but {self.shape} was recorded", "the file was changed"
+            )
+        return array
+
+    def _inside(self) -> Path:
+        if "\\" in self.file or PurePosixPath(self.file).is_absolute() or ".." in PurePosixPath(self.file).parts:
+            raise self._error("leaves the run folder, and is not read", "do not use this run folder")
+        path = self.folder / self.file
+        root = self.folder.resolve()
+        try:
+            resolved = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null byte
+            raise self._error(f"cannot be a path ({error})", "do not use this run folder") from error
+        if root not in resolved.parents:
+            raise self._error("leaves the run folder by a link, and is not read", "do not use this run folder")
+        return path
+
+    def _error(self, what: str, remedy: str) -> TensorFileError:
+        return TensorFileError(f"{self.folder / self.file} (the tensor of {self.site}) {what}: {remedy}")
