@@ -17,11 +17,9 @@ Signs and places come from integer arithmetic of our own, so that no version of 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,24 +108,76 @@ class Sketch:
 
 def sketch_of(array: np.ndarray, turned: bool = False) -> Sketch:
     """Sketch a whole tensor; ``turned`` looks at a matrix transposed."""
-    size = array.size * (2 if array.dtype.kind == "c" else 1)
-    return sketches([sample(array, turned)], [size], [turned])[0]
+    return sketch_of_sample(sample(array, turned), array.size * (2 if array.dtype.kind == "c" else 1), turned)
+
+
+def sketch_of_sample(taken: np.ndarray, size: int, turned: bool = False) -> Sketch:
+    """The sketch of a tensor, given its sample and how many elements it has."""
+    if taken.dtype.kind == "c":
+        raise TypeError("a complex tensor has no sketch: look at its view as real numbers")
+    values = np.zeros((1, padded(taken.size)), arithmetic(taken.dtype))
+    values[0, : taken.size] = taken
+    return Sketch.of_row(rows_of(values, taken.size, np.empty_like(values))[0], size, turned)
 
 
 def sample(array: np.ndarray, turned: bool = False) -> np.ndarray:
     """A copy of the elements that are looked at, one after the other; in the tensor's own dtype, but real."""
+    cut = cut_of(array, turned)
+    taken: np.ndarray = np.empty(cut.kind[0], cut.view.dtype)
+    cut.copy_to(taken)
+    return taken
+
+
+#: Length of a sample, and what its sketch is calculated in.
+Kind = tuple[int, type]
+
+
+class Cut(NamedTuple):
+    """Where the elements that are looked at lie in a tensor's memory.
+
+    Attributes:
+        view: the memory.
+        chosen: rows of the view, or indices into it; `None`: all of it.
+        kind: of the sample.
+    """
+
+    view: np.ndarray
+    chosen: np.ndarray | tuple[np.ndarray, ...] | None
+    kind: Kind
+
+    def copy_to(self, row: np.ndarray) -> None:
+        """Copy them, one after the other, into a row of numbers."""
+        view, chosen = self.view, self.chosen
+        if chosen is None:
+            row.reshape(view.shape)[...] = view
+        elif isinstance(chosen, tuple):
+            row[:] = view[chosen]
+        elif view.dtype == row.dtype:
+            # With "raise" numpy would copy twice.
+            view.take(chosen, 0, row.reshape(-1, BLOCK), "clip")
+        else:
+            row[:] = view.take(chosen, 0).reshape(-1)
+
+
+def cut_of(array: np.ndarray, turned: bool = False) -> Cut:
+    """Which elements are looked at; ``turned`` looks at a matrix transposed.
+
+    Good for as long as the array has its memory, whatever is written there; but for a complex one once only.
+    """
     if turned:
         array = array.T
     if array.dtype.kind == "c":
         # Real and imaginary parts are numbers of their own.
         array = np.ascontiguousarray(array).view(array.real.dtype)
-    if array.size <= ELEMENTS:
-        return array.flatten()
-    if array.flags.c_contiguous:
-        first, rows = block_rows(array.size)
-        flat = array.reshape(-1)[first:]
-        return flat[: flat.size // BLOCK * BLOCK].reshape(-1, BLOCK).take(rows, axis=0).reshape(-1)
-    return np.asarray(array[np.unravel_index(places(array.size), array.shape)])
+    size = array.size
+    if size <= ELEMENTS:
+        return Cut(array, None, (size, arithmetic(array.dtype)))
+    kind = ELEMENTS, arithmetic(array.dtype)
+    if not array.flags.c_contiguous:
+        return Cut(array, np.unravel_index(places(size), array.shape), kind)
+    first, rows = block_rows(size)
+    flat = array.reshape(-1)
+    return Cut(flat[first : first + (size - first) // BLOCK * BLOCK].reshape(-1, BLOCK), rows, kind)
 
 
 @lru_cache(maxsize=1024)
@@ -166,50 +216,34 @@ def _random(count: int, seed: int) -> np.ndarray:
         return np.asarray(state ^ (state >> np.uint64(31)))
 
 
-def sketches(samples: Sequence[np.ndarray], sizes: Sequence[int], turned: Sequence[bool]) -> list[Sketch]:
-    """Sketch many tensors at once, given their samples, numbers of elements, and whether they are of the transposed."""
-    return [Sketch.of_row(row, size, turn) for row, size, turn in zip(rows_of(samples), sizes, turned)]
-
-
-def rows_of(samples: Sequence[np.ndarray]) -> np.ndarray:
-    """Sketches of many tensors, as they are stored: a row for each; those of one length are made together."""
-    groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
-    for index, taken in enumerate(samples):
-        if taken.dtype.kind == "c":
-            raise TypeError("a complex tensor has no sketch: look at its view as real numbers")
-        wide = taken.dtype.itemsize > 4 or taken.dtype.kind in "iu"
-        groups[taken.size, wide].append(index)
-    rows = np.zeros((len(samples), len(FIGURES) + BUCKETS))
-    # Memory to work in, taken from the system once, not for each group: that would cost more than the arithmetic.
-    work = np.empty((2, _AT_ONCE + ELEMENTS + BUCKETS))
-    for (length, wide), members in groups.items():
-        at_once = max(1, _AT_ONCE // max(length, 1))
-        for start in range(0, len(members), at_once):
-            some = members[start : start + at_once]
-            rows[some] = _rows([samples[k] for k in some], length, np.float64 if wide else np.float32, work)
-    return rows
-
-
-# Elements that are worked on at a time: what fits the processor's second cache, with room for the signs.
-_AT_ONCE = 1 << 16
 # Below this, a sum of squares would lose digits that float32 has; above the other, it would overflow.
 _TINY, _HUGE = 2.0**-50, 2.0**50
 
 
-def _rows(samples: Sequence[np.ndarray], length: int, dtype: type, memory: np.ndarray) -> np.ndarray:
-    """What is stored of tensors whose samples are equally long: a row for each."""
-    count = len(samples)
+def padded(length: int) -> int:
+    """How long a sample of this length is with the zeros that make it a multiple of `BUCKETS`."""
+    return -(-length // BUCKETS) * BUCKETS
+
+
+@lru_cache(maxsize=64)
+def arithmetic(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
+    """What sketches of a dtype are calculated in: float32 where that loses nothing, else float64."""
+    return np.float64 if dtype.itemsize > 4 or dtype.kind in "iu" else np.float32
+
+
+def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:
+    """Sketches of tensors whose samples are equally long, as they are stored: a row for each.
+
+    Args:
+        samples: one in each row, filled up with zeros to `padded` of their length; float32 or float64.
+        length: of a sample.
+        work: memory of the same shape and dtype to work in.
+    """
+    count, width = samples.shape
     out = np.zeros((count, len(FIGURES) + BUCKETS))
-    if not length:
+    if not length or not count:
         return out
-    height = -(-length // BUCKETS)
-    width = height * BUCKETS
-    padded, work = (m.view(dtype)[: count * width].reshape(count, width) for m in memory)
-    if length < width:
-        padded[:, length:] = 0
-    for row, taken in zip(padded, samples):
-        row[:length] = taken
-    values = padded[:, :length]
+    values, dtype = samples[:, :length], samples.dtype
     with np.errstate(all="ignore"):
         least, most = values.min(axis=1), values.max(axis=1)
         largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
@@ -219,32 +253,39 @@ def _rows(samples: Sequence[np.ndarray], length: int, dtype: type, memory: np.nd
             none = ~finite.any(axis=1)
             least = np.where(none, 0, np.where(finite, values, np.inf).min(axis=1))
             most = np.where(none, 0, np.where(finite, values, -np.inf).max(axis=1))
+            samples = samples.copy()
+            values = samples[:, :length]
             values[~finite] = 0
             largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
         out[:, 0], out[:, 1] = least, most
         # By a power of two, which rounds nothing, so that no square leaves the range of float32.
-        scale = np.ones(count)
+        scale = np.ones((count, 1))
         odd = (largest > 0) & ((largest < _TINY) | (largest > _HUGE))
         if odd.any():
-            most_bits = 126 if dtype is np.float32 else 1000  # the scale is a normal number itself
-            scale[odd] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd])), -most_bits, most_bits)
-            padded *= scale.astype(dtype)[:, None]
-        cube = padded.reshape(count, height, BUCKETS)
-        ones: np.ndarray = np.ones((1, height), dtype)
-        out[:, 2] = _sums(ones, cube) / length / scale
-        out[:, 5] = [1 - np.count_nonzero(row) / length for row in values != 0]
+            most_bits = 126 if dtype == np.float32 else 1000  # the scale is a normal number itself
+            scale[odd, 0] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd])), -most_bits, most_bits)
+            samples = samples * scale.astype(dtype)
+        # A product with ones adds up several times faster than a sum does: down the columns, then across in float64.
+        ones: np.ndarray = np.ones((1, width // BUCKETS), dtype)
+
+        def columns(terms: np.ndarray) -> np.ndarray:
+            return np.asarray(np.matmul(ones, terms.reshape(count, -1, BUCKETS))[:, 0].astype(np.float64))
+
+        out[:, 2] = columns(samples).sum(axis=1)
+        out[:, 3] = columns(np.abs(samples, out=work)).sum(axis=1)
+        out[:, 4] = columns(np.multiply(samples, samples, out=work)).sum(axis=1)
+        out[:, 5] = length - np.array([np.count_nonzero(row) for row in samples != 0])
+        out[:, 2:6] /= length
         out[:, 5] -= out[:, 6]
-        np.abs(padded, out=work)
-        out[:, 3] = _sums(ones, work.reshape(cube.shape)) / length / scale
-        np.multiply(padded, padded, out=work)
-        out[:, 4] = _sums(ones, work.reshape(cube.shape)) / length / scale**2
-        np.multiply(values, signs()[:length], out=work[:, :length])
-        # The padding holds zeros still: their squares.
-        projected = np.matmul(ones, work.reshape(cube.shape))[:, 0].astype(np.float64)
-        out[:, len(FIGURES) :] = projected / scale[:, None]
+        np.multiply(samples, _padded_signs(width), out=work)
+        out[:, len(FIGURES) :] = columns(work)
+        if odd.any():
+            out[:, 2:4] /= scale
+            out[:, 4:5] /= scale**2
+            out[:, len(FIGURES) :] /= scale
     return out
 
 
-def _sums(ones: np.ndarray, cube: np.ndarray) -> np.ndarray:
-    """Sums of all elements: down the columns by a matrix product, which is several times faster, across in float64."""
-    return np.asarray(np.matmul(ones, cube)[:, 0].astype(np.float64).sum(axis=1))
+@lru_cache(maxsize=64)
+def _padded_signs(width: int) -> np.ndarray:
+    return np.resize(signs(), width)  # what is beyond a sample is zero, whatever its sign

@@ -102,7 +102,7 @@ class PackWriter:
         if self._compression:
             tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
         if rows:
-            tensors[_SKETCHES] = np.stack(rows)
+            tensors[_SKETCHES] = np.concatenate(rows).reshape(len(rows), -1)
         about = {
             "schema_version": str(SCHEMA_VERSION),
             "step": str(step.number),

@@ -21,6 +21,7 @@ from padiff.frameworks.base import Empty, Framework, Handle
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
 from padiff.records import Step
+from padiff.samples import Samples
 from padiff.selection import Node
 from padiff.structure import flatten, flatten_inputs
 from padiff.switches import Switches
@@ -96,6 +97,7 @@ class Capture:
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
         levels: how much is kept of each layer's tensors at each stage. Default: everything.
         views: where parameters' memory is, as earlier captures of the model found it.
+        samples: what the step's sketches are to be made from.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Capture:
         switches: Switches | None = None,
         levels: LevelOf = everything,
         views: dict[int, View] | None = None,
+        samples: Samples | None = None,
     ) -> None:
         self.number = number
         self._framework = framework
@@ -121,7 +124,7 @@ class Capture:
         #: Python stack of each layer's call, outermost frame first, by path and number of the call; a
         #: functional call's by ``path/name()``.
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
-        self._notes = Notes(framework, empty)
+        self._notes = Notes(framework, empty, samples)
         owning = (self._chosen if parameters else ()) if isinstance(parameters, bool) else parameters
         self._levels = levels
         self._parameters = Parameters(self._notes, framework, nodes, owning, optimizers, levels, views)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from padiff.detail import FULL, NOTHING
+from padiff.detail import FULL, NOTHING, SKETCH
 from padiff.frameworks.base import Empty, Framework
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
+from padiff.samples import Samples
 from padiff.selection import Node
-from padiff.sketch import sample
+from padiff.sketch import Cut, cut_of
 
 #: ``levels(path, stage)``: how much is kept of a layer's tensors.
 LevelOf = Callable[[str, str], str]
@@ -44,59 +45,93 @@ def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 @dataclass(slots=True)
-class Taken:
-    """What was copied of a tensor: its values, or those of a sample.
+class Whole:
+    """A copy of a tensor.
 
     Attributes:
-        values: the tensor, or a flat sample of it; from another device than the CPU, a sample may still be there.
-        shape, dtype: of the tensor.
-        sampled: whether it is a sample.
-        turned: whether the sample is of the transposed matrix.
+        dtype, shape: of the tensor.
+        values: its own.
     """
 
-    values: Any
-    shape: tuple[int, ...]
     dtype: str
-    sampled: bool
-    turned: bool = False
+    shape: tuple[int, ...]
+    values: np.ndarray
     _source: TensorSource | None = None
+
+    level = FULL
 
     @property
     def source(self) -> TensorSource:
         """Where a record finds the values."""
         if self._source is None:
-            sketched = self.sampled
-            self._source = (
-                Sketched.of_sample(self.values, self._numbers, self.turned) if sketched else InMemory(self.values)
-            )
+            self._source = InMemory(self.values)
         return self._source
-
-    def less(self, before: Taken) -> TensorSource:
-        """Where a record finds the values less those of another tensor of this shape."""
-        if self.sampled:
-            return Sketched.of_sample(self.values, self._numbers, self.turned, before.values)
-        return Difference(self.values, before.values)
-
-    @property
-    def _numbers(self) -> tuple[int, ...]:
-        """The shape with real and imaginary parts as numbers of their own, as a sample has them."""
-        return (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
 
     @property
     def zero(self) -> bool:
         """Whether all values are zero."""
         return not bool((self.values != 0).any())
 
+    def less(self, before: Taken) -> TensorSource:
+        """Where a record finds the values less those of another tensor of this shape."""
+        assert isinstance(before, Whole)
+        return Difference(self.values, before.values)
 
-@dataclass(frozen=True, slots=True)
-class _Coming:
-    """An array that is on its way from another device: numpy asks for it when it is needed."""
+    def add(self, other: Taken) -> None:
+        """Add the values of another tensor of this shape."""
+        assert isinstance(other, Whole)
+        self.values = self.values + other.values
 
-    wait: Callable[[], list[np.ndarray]]
-    index: int
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.wait()[self.index], dtype)
+@dataclass(slots=True)
+class Sampled:
+    """A sample of a tensor.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        samples, number: where the sample is.
+        turned: whether it is of the transposed matrix.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    samples: Samples
+    number: int
+    turned: bool = False
+    _source: TensorSource | None = None
+
+    level = SKETCH
+
+    @property
+    def source(self) -> TensorSource:
+        """Where a record finds the sketch."""
+        if self._source is None:
+            self._source = self._sketched(self.number)
+        return self._source
+
+    @property
+    def zero(self) -> bool:
+        """Whether all of the sample is zero."""
+        return self.samples.zero(self.number)
+
+    def less(self, before: Taken) -> TensorSource:
+        """Where a record finds the sketch of the values less those of another tensor of this shape."""
+        assert isinstance(before, Sampled)
+        return self._sketched(self.samples.difference(self.number, before.number))
+
+    def add(self, other: Taken) -> None:
+        """Add the sample of another tensor of this shape."""
+        assert isinstance(other, Sampled)
+        self.samples.add_to(self.number, other.number)
+
+    def _sketched(self, number: int) -> Sketched:
+        # Real and imaginary parts are numbers of their own.
+        size = math.prod(self.shape) * (2 if self.dtype.startswith("complex") else 1)
+        return Sketched((self.samples, number), size, self.turned)
+
+
+#: What was copied of a tensor.
+Taken = Whole | Sampled
 
 
 class _Note(NamedTuple):
@@ -119,9 +154,10 @@ class Notes:
         copying: whether a tensor is being copied just now: what that calls is not the model's.
     """
 
-    def __init__(self, framework: Framework, empty: Empty = np.empty) -> None:
+    def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
         self._framework = framework
         self._empty = empty
+        self._samples = Samples(bring=framework.fetch) if samples is None else samples
         self._notes: list[_Note] = []
         self.copying = False
 
@@ -140,23 +176,27 @@ class Notes:
         finally:
             self.copying = False
 
-    def take(self, tensor: Any, level: str, turned: bool = False, live: np.ndarray | None = None) -> Taken:
-        """The tensor's values as they are now, or a sample of them, as the level asks for.
-
-        ``live`` is the tensor's own memory, where it is known.
-        """
-        dtype = self._framework.dtype(tensor)
-        if level == FULL:
-            array = self.copy(tensor)
-            return Taken(array, array.shape, dtype, False)
-        if live is not None:
-            return Taken(sample(live, turned), live.shape, dtype, True, turned)
+    def take(self, tensor: Any, level: str, turned: bool = False) -> Taken:
+        """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
+        framework, samples = self._framework, self._samples
+        dtype = framework.dtype(tensor)
         self.copying = True
         try:
-            values = self._framework.sample(tensor, turned)
+            if level == FULL:
+                array = framework.to_numpy(tensor, self._empty)
+                return Whole(dtype, array.shape, array)
+            live = framework.live(tensor)
+            if live is not None:
+                return self.take_cut(dtype, live.shape, cut_of(live, turned), turned)
+            values = framework.sample(tensor, turned)
+            number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
+            return Sampled(dtype, framework.shape(tensor), samples, number, turned)
         finally:
             self.copying = False
-        return Taken(values, self._framework.shape(tensor), dtype, True, turned)
+
+    def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, turned: bool) -> Sampled:
+        """A sample from where a tensor's memory is."""
+        return Sampled(dtype, shape, self._samples, self._samples.add(cut), turned)
 
     def tensor(self, node: Node, stage: str, slot: str, tensor: Any, level: str, call: int, training: bool) -> None:
         """Copy a tensor and write it down."""
@@ -189,15 +229,7 @@ class Notes:
 
     def fetch(self) -> None:
         """Begin to bring over the samples that are still on another device: all of them at once."""
-        sources = [note.source for note in self._notes if isinstance(note.source, Sketched)]
-        there = {id(v): v for s in sources for v in s.taken if not isinstance(v, (np.ndarray, type(None)))}
-        if not there:
-            return
-        wait = lru_cache(maxsize=1)(self._framework.fetch(list(there.values())))
-        coming = {key: _Coming(wait, index) for index, key in enumerate(there)}
-        for source in sources:
-            values, before = source.taken
-            source.taken = coming.get(id(values), values), coming.get(id(before), before)
+        self._samples.fetch()
 
     def records(self, training_only: bool, recomputed: frozenset[str]) -> tuple[Record, ...]:
         """The records, in the order in which they came.

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from padiff.detail import FULL, NOTHING, SKETCH
+from padiff.detail import NOTHING, SKETCH
 from padiff.frameworks.base import Framework, Handle
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.records import LOOP
 from padiff.selection import Node
+from padiff.sketch import Cut, cut_of
 
 
 class View(NamedTuple):
@@ -21,14 +20,17 @@ class View(NamedTuple):
     Attributes:
         tensor: the parameter.
         address: where it was when this was made; elsewhere it is other memory.
-        live: it as an array, if it is plain memory of the CPU.
+        dtype, shape: of the parameter.
         turned: whether its sketch is of the transposed matrix.
+        cut: where its sample is, if it is plain memory of the CPU.
     """
 
     tensor: Any
     address: int
-    live: np.ndarray | None
+    dtype: str
+    shape: tuple[int, ...]
     turned: bool
+    cut: Cut | None
 
 
 class Parameters:
@@ -116,7 +118,7 @@ class Parameters:
                 self._notes.put(node, "weight", slot, taken.source, taken.dtype, taken.shape, 0)
             if role == "parameter" and later != NOTHING and self._framework.trainable(tensor):
                 # Compared as it is kept: a sample with a sample.
-                same = taken is not None and taken.sampled == (later == SKETCH)
+                same = taken is not None and taken.level == later
                 self._before[key] = taken if same and taken is not None else self._take(key, later)
 
     def finish(self, updates: bool = True) -> None:
@@ -140,9 +142,10 @@ class Parameters:
         else:
             taken = self._take(key, level, gradient)
             known = self._sums.get(key)
-            if known is not None:
-                taken.values = known.values + taken.values
-            self._sums[key] = taken
+            if known is None:
+                self._sums[key] = taken
+            else:
+                known.add(taken)
 
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         for parameter, gradient in pairs:
@@ -171,12 +174,20 @@ class Parameters:
         tensor = parameter if tensor is None else tensor
         if level != SKETCH:
             return self._notes.take(tensor, level)
-        known = self._views.get(key)
-        if known is None or known.tensor is not parameter or known.address != self._framework.address(parameter):
-            turned = self._framework.layout(node.layer, slot) == "in_out"
-            known = View(parameter, self._framework.address(parameter), self._framework.live(parameter), turned)
-            self._views[key] = known
-        return self._notes.take(tensor, level, known.turned, known.live if tensor is parameter else None)
+        view = self._views.get(key)
+        if view is None or view.tensor is not parameter or view.address != self._framework.address(parameter):
+            view = self._views[key] = self._view(node, slot, parameter)
+        if view.cut is not None and tensor is parameter:
+            return self._notes.take_cut(view.dtype, view.shape, view.cut, view.turned)
+        return self._notes.take(tensor, level, view.turned)
+
+    def _view(self, node: Node, slot: str, parameter: Any) -> View:
+        framework = self._framework
+        turned = framework.layout(node.layer, slot) == "in_out"
+        live = framework.live(parameter)
+        cut = cut_of(live, turned) if live is not None and live.dtype.kind != "c" else None
+        about = framework.dtype(parameter), framework.shape(parameter)
+        return View(parameter, framework.address(parameter), *about, turned, cut)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
@@ -189,7 +200,7 @@ class Parameters:
                 self._notes.put(node, "grad", slot, taken.source, taken.dtype, taken.shape, call)
             before = self._before.get(key)
             if before is not None and before.shape == self._framework.shape(tensor):
-                after = self._take(key, SKETCH if before.sampled else FULL)
+                after = self._take(key, before.level)
                 self._before[key] = after
                 dtype = after.dtype if self._framework.itemsize(tensor) >= 4 else "float32"
                 self._notes.put(node, "update", slot, after.less(before), dtype, after.shape, call)

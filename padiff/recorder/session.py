@@ -28,8 +28,10 @@ from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.parameters import View
 from padiff.records import RunInfo, Step
+from padiff.samples import Samples
 from padiff.schedule import Schedule
 from padiff.selection import find_paths, select
+from padiff.sketch import Kind
 from padiff.tree import describe, owning, walk
 
 
@@ -127,6 +129,7 @@ class Recorder:
         self._on_error = on_error
         self._on_written = on_written
         self._views: dict[int, View] = {}
+        self._counts: dict[Kind, int] = {}
         self._requests: Requests | None = None
         self._sparing = Levels(self._detail)
         self._buffers = Buffers()
@@ -168,9 +171,7 @@ class Recorder:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
         """
         self._dumped = True
-        written = self.end_step(keep_hooks=True)
-        self.attach()
-        return written
+        return self.end_step(go_on=True)
 
     def log_loss(self, loss: Any) -> None:
         """Record the loss of a micro-batch: a number, or a tensor of one element. Costs nothing if not due."""
@@ -234,7 +235,8 @@ class Recorder:
             return
         if self._capture is None:
             # In memory, arrays stay with the run; on their way to a folder, they come back when they are written.
-            empty = np.empty if self.run is not None else self._buffers.empty
+            kept = self.run is not None
+            empty = np.empty if kept else self._buffers.empty
             self._capture = Capture(
                 self.step,
                 self._framework,
@@ -245,6 +247,7 @@ class Recorder:
                 parameters=self._owning,
                 levels=self._levels(),
                 views=self._views,
+                samples=Samples(empty, None if kept else self._buffers.take_back, self._framework.fetch, self._counts),
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -276,36 +279,43 @@ class Recorder:
         self.detach()
         self._capture = None
 
-    def end_step(self, keep_hooks: bool = False) -> bool:
+    def end_step(self, go_on: bool = False) -> bool:
         """End the step under way and hand it on if it was due. Returns whether it was.
 
-        ``keep_hooks`` leaves the hooks on where the next step is due, too: `attach` is called right afterwards.
+        ``go_on`` begins the next step, as `attach` does; hooks that are on stay on for it.
         """
+        self.step += 1
+        self._buffers.keep = self.due
+        step = self._finish(keep_hooks=go_on and self.due)
+        if go_on:
+            # Before the writer's thread is woken, with which the interpreter then has to be shared.
+            self.attach()
+        return step is not None and self._guard(lambda sink: sink.put(step))
+
+    def _finish(self, keep_hooks: bool) -> Step | None:
+        """What was recorded of the step that ends; `None` where it was not due."""
         # Never out of reach: an interrupt in what follows must find the hooks.
         capture = self._hooked = self._capture
         self._capture = None
-        self.step += 1
-        self._buffers.keep = self.due
         if capture is None or self._sink is None:
-            return False
-        scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
+            return None
         if not capture.called:
             warnings.warn(
                 f"padiff: no layer of the recorded model was called in step {self.step - 1}, so nothing of what it "
                 "computes is recorded. Is it this model that the loop trains? (What a compiled function calls is not "
                 "seen.)",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         if capture.empty:
             self.detach()
-            return False
-        keep_hooks = keep_hooks and self.due
+            return None
+        scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
         self._note_autocast(capture.autocast)
-        return self._guard(lambda sink: sink.put(step))
+        return step
 
     def _note_autocast(self, autocast: Mapping[str, Any]) -> None:
         """Autocast is on inside of the loop only: what a first recorded call sees is what the training has."""
@@ -356,8 +366,8 @@ class Recorder:
             call(self._sink)
         except WriterError as error:
             self.active = False
+            self.discard()
             if self._on_error == "raise":
-                self.discard()
                 raise
             warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=4)
             return False

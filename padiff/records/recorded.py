@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.errors import SketchOnlyError
-from padiff.sketch import Sketch, rows_of
+from padiff.samples import Samples
+from padiff.sketch import Sketch
 
 #: Where in a step, in causal order.
 STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
@@ -55,28 +55,16 @@ class Sketched:
     """A tensor source of which a sketch is all that is kept.
 
     Args:
-        row: the sketch, as `padiff.sketch.Sketch.row` gives it.
+        row: the sketch, as `padiff.sketch.Sketch.row` gives it; or the step's samples, and the number of its own.
         size: how many numbers the tensor has; a complex one is two.
         turned: whether the sketch is of the transposed matrix.
     """
 
-    __slots__ = ("_row", "size", "taken", "turned")
+    __slots__ = ("_row", "size", "turned")
 
-    def __init__(self, row: np.ndarray | None, size: int, turned: bool = False) -> None:
-        self._row, self.size, self.turned = row, size, turned
-        #: The sample that the sketch is still to be made from, and one to take from it before; arrays, or what becomes
-        #: one (``numpy.asarray``) when its device is done.
-        self.taken: tuple[Any, Any] = (None, None)
-
-    @classmethod
-    def of_sample(cls, values: Any, shape: tuple[int, ...], turned: bool = False, before: Any = None) -> Sketched:
-        """What becomes a sketch, from the sample of a tensor of a shape (a complex one has an axis of two more).
-
-        ``before`` is a sample to take from it: an update is what a parameter is, less what it was.
-        """
-        source = cls(None, math.prod(shape), turned)
-        source.taken = (values, before)
-        return source
+    def __init__(self, row: np.ndarray | tuple[Samples, int], size: int, turned: bool = False) -> None:
+        self.size, self.turned = size, turned
+        self._row = row
 
     @property
     def sketched(self) -> bool:
@@ -85,23 +73,19 @@ class Sketched:
     @property
     def row(self) -> np.ndarray:
         """The sketch as it is stored."""
-        if self._row is None:
-            make_sketches([self])
-        assert self._row is not None
+        if isinstance(self._row, tuple):
+            samples, number = self._row
+            return np.asarray(samples.table[number])
         return self._row
 
     @property
     def sketch(self) -> Sketch:
         return Sketch.of_row(self.row, self.size, self.turned)
 
-    def settle(self, row: np.ndarray) -> None:
-        """The sketch is made: the sample is let go."""
-        self._row, self.taken = row, (None, None)
-
     @property
-    def made(self) -> bool:
-        """Whether the sketch is made."""
-        return self._row is not None
+    def samples(self) -> Samples | None:
+        """What the sketch is made from, with the others of its step; `None` if it was read from a file."""
+        return self._row[0] if isinstance(self._row, tuple) else None
 
     def read(self) -> np.ndarray:
         raise SketchOnlyError(
@@ -110,19 +94,11 @@ class Sketched:
 
 
 def make_sketches(sources: Iterable[TensorSource]) -> None:
-    """Make what is still to be made of sketches, those of one length together."""
-    waiting = list({id(s): s for s in sources if isinstance(s, Sketched) and not s.made}.values())
-    samples = []
-    for source in waiting:
-        values, before = (None if v is None else np.asarray(v) for v in source.taken)
-        assert values is not None
-        if before is not None:
-            # In float32 at least: the difference of two 16-bit neighbours would be rounded away.
-            narrow = values.dtype.itemsize < 4 and values.dtype.kind not in "iub"
-            values = values.astype(np.float32) - before.astype(np.float32) if narrow else values - before
-        samples.append(values)
-    for source, row in zip(waiting, rows_of(samples)):
-        source.settle(row)
+    """Make what is still to be made of sketches, and let the samples go."""
+    samples = {id(s.samples): s.samples for s in sources if isinstance(s, Sketched)}
+    for some in samples.values():
+        if some is not None:
+            some.close()
 
 
 @dataclass(frozen=True, slots=True)

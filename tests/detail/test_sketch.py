@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from padiff.samples import Samples
 from padiff.sketch import (
     BLOCK,
     BUCKETS,
@@ -16,11 +17,11 @@ from padiff.sketch import (
     SPREAD,
     Sketch,
     block_rows,
+    cut_of,
     places,
     sample,
     signs,
     sketch_of,
-    sketches,
 )
 
 LARGE = (ELEMENTS + 1, ELEMENTS + 63, 3 * ELEMENTS + 17, 100_000, 1 << 20)
@@ -344,8 +345,10 @@ def test_many_at_once_are_the_same_bits_as_one_by_one():
     data.shuffle(tensors)
     tensors[3] = tensors[3].astype(np.float32)
     tensors[3][:1] = np.nan
-    many = sketches([sample(t) for t in tensors], [t.size for t in tensors], [False] * len(tensors))
-    for together, tensor in zip(many, tensors):
+    many = Samples()
+    numbers = [many.add(cut_of(t)) for t in tensors]
+    for number, tensor in zip(numbers, tensors):
+        together = Sketch.of_row(many.table[number], tensor.size, False)
         alone = sketch_of(tensor)
         assert together.size == alone.size
         assert together.row().tobytes() == alone.row().tobytes()

@@ -9,7 +9,7 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
-from padiff.sketch import ELEMENTS, sample, sketch_of, sketches
+from padiff.sketch import ELEMENTS, sample, sketch_of, sketch_of_sample
 
 from .making import sketched_run
 from .twins import FAULTS, paddle_run, torch_run
@@ -142,7 +142,7 @@ def test_samples_are_the_same_in_both_frameworks(dtype, shape):
             taken = framework.sample(tensor, turned)
             size = whole.size * (2 if dtype.startswith("complex") else 1)
             assert taken.shape == (min(size, ELEMENTS),)
-            rows.append(sketches([taken], [size], [turned])[0].row().tobytes())
+            rows.append(sketch_of_sample(taken, size, turned).row().tobytes())
         assert rows[0] == rows[1] == rows[2]
 
 
