@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,12 @@ from padiff.dump.unchanged import Unchanged
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import LOOP, InMemory, Record, RunInfo, Step, make_sketches
 
-#: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays bounded.
-QUEUED_STEPS = 2
+#: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays bounded: to what is
+#: recorded, what waits and what is written.
+QUEUED_STEPS = 1
+
+#: Files of a step that are written at a time: what the kernel does for a new file takes longer than its bytes do.
+FILES_AT_ONCE = 2
 
 #: Steps of many files, without a limit.
 PLAIN = Storage()
@@ -282,22 +287,30 @@ def write_dump(
     entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
     for sub in {sub for _, sub in places.values()}:
         (folder / sub).mkdir(exist_ok=True)
-    for record in step.records:
-        place = places.get("loss" if record.layer == LOOP else record.stage)
-        if place is None:
-            continue
-        json_file, sub = place
-        # Records that share an array (a layer's output that is its parent's too) share a file.
-        key = id(record.source.array) if isinstance(record.source, InMemory) else None
-        name = files.get(key) if key is not None else None
-        if name is None or not name.startswith(f"{sub}/"):
-            name = f"{sub}/{_file_name(record)}"
-            array = record.value
-            if unchanged is None or not unchanged.link(record, array, folder / name, (final or folder) / name):
-                write_npy(folder / name, array)
-            if key is not None:
-                files[key] = name
-        entries[json_file][record.layer].append(record_to_json(record, name))
+
+    def write(record: Record, name: str) -> None:
+        array = record.value
+        if unchanged is None or not unchanged.link(record, array, folder / name, (final or folder) / name):
+            write_npy(folder / name, array)
+
+    with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
+        under_way: list[Future[None]] = []
+        for record in step.records:
+            place = places.get("loss" if record.layer == LOOP else record.stage)
+            if place is None:
+                continue
+            json_file, sub = place
+            # Records that share an array (a layer's output that is its parent's too) share a file.
+            key = id(record.source.array) if isinstance(record.source, InMemory) else None
+            name = files.get(key) if key is not None else None
+            if name is None or not name.startswith(f"{sub}/"):
+                name = f"{sub}/{_file_name(record)}"
+                under_way.append(pool.submit(write, record, name))
+                if key is not None:
+                    files[key] = name
+            entries[json_file][record.layer].append(record_to_json(record, name))
+        for writing in under_way:
+            writing.result()
     for json_file, by_layer in entries.items():
         write_json(
             folder / json_file,
