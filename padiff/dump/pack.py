@@ -1,9 +1,8 @@
-"""A step in one file: full tensors and sketches of one rank, in the safetensors format, to be memory-mapped.
+"""A step in one file: full tensors and sketches of one rank, in the safetensors format.
 
-The format (https://huggingface.co/docs/safetensors) is eight bytes with the header's length, a JSON header with each
-tensor's dtype, shape and place, and the tensors' bytes one after the other. Tensors are called ``0``, ``1``, ...;
-``sketches`` has a row for each sketch. What the records are called is the same in most steps, and so lies beside
-the steps in ``structures/<name>.json``, named after its content; and what does not change at all is in ``shared/``.
+Tensors are called ``0``, ``1``, ...; ``sketches`` has a row for each sketch. What the records are called is the same in
+most steps, and so lies beside the steps in ``structures/<name>.json``, named after its content; and what does not
+change at all is in ``shared/``.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import hashlib
 import json
 import math
 import re
-import stat
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from padiff.dump import codecs
-from padiff.dump.bounded import parse_json, read_text, shape_of
-from padiff.dump.files import bytes_of, write_all, write_text
+from padiff.dump.bounded import check_inside, parse_json, read_text, shape_of
+from padiff.dump.files import write_text
+from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.unchanged import SHARED, Unchanged
 from padiff.errors import RunFolderError, TensorFileError
@@ -35,26 +34,6 @@ STRUCTURES = "structures"
 SCHEMA_VERSION = 1
 
 _SKETCHES = "sketches"
-_DTYPES = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "I16": np.dtype("<i2"),
-    "U16": np.dtype("<u2"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I32": np.dtype("<i4"),
-    "U32": np.dtype("<u4"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-    "I64": np.dtype("<i8"),
-    "U64": np.dtype("<u8"),
-}
-_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
-# As the format's own library has it.
-_LARGEST_HEADER = 100_000_000
 
 
 class PackWriter:
@@ -94,7 +73,7 @@ class PackWriter:
                     places.append(("shared", shared))
                     continue
                 array = _plain(array)
-                place = (str(len(tensors)), _NAMES[array.dtype.name])
+                place = (str(len(tensors)), NAMES[array.dtype.name])
                 tensors[place[0]] = array
                 if key is not None:
                     known[key] = place
@@ -142,26 +121,6 @@ class PackWriter:
         return name
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width."""
-    header: dict[str, Any] = {"__metadata__": dict(about)}
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-    end = 0
-    for name, array in ordered:
-        header[name] = {
-            "dtype": _NAMES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
-        }
-        end += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb", buffering=0) as file:
-        write_all(file, len(text).to_bytes(8, "little") + text)
-        for _, array in ordered:
-            write_all(file, bytes_of(array))
-
-
 def _plain(array: np.ndarray) -> np.ndarray:
     """The array as the format can hold it: a complex one with real and imaginary parts along a last axis."""
     if array.dtype.kind == "c":
@@ -170,37 +129,18 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies in a file.
-
-    Attributes:
-        start: of its first byte, from the beginning of the file.
-        dtype, shape: of what is stored.
-    """
-
-    start: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A tensor source: one tensor of a step's file, read when asked.
 
     Attributes:
-        path: the step's file.
+        file: the step's file.
         place: where in it.
         dtype, shape: of the tensor as it was recorded.
         stored: the dtype that its values are stored in.
         compression: how it is compressed; empty: it is not.
     """
 
-    path: Path
+    file: Mapped
     place: Place
     dtype: str
     shape: tuple[int, ...]
@@ -212,67 +152,23 @@ class PackedTensor:
         """The shape that is stored; real and imaginary parts lie along a last axis of their own."""
         return (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
 
-    @property
-    def file(self) -> tuple[Path, int]:
-        """What tells a stored tensor from others."""
-        return self.path, self.place.start
-
     def read(self) -> np.ndarray:
-        """The tensor, memory-mapped where it is neither small nor compressed.
+        """The tensor, memory-mapped where it is not compressed.
 
         Raises:
-            TensorFileError: the file is gone or was changed.
+            TensorFileError: the file was changed.
         """
-        place = self.place
         try:
-            if place.size < 1 << 16:
-                with open(self.path, "rb", buffering=0) as file:
-                    file.seek(place.start)
-                    array = np.frombuffer(file.read(place.size), place.dtype).reshape(place.shape)
-            else:
-                raw = np.memmap(self.path, np.uint8, "r", place.start, (place.size,))
-                array = raw.view(place.dtype).reshape(place.shape)
+            array = self.file.array(self.place)
             if self.compression:
                 array = codecs.restored(array, self.compression, self.stored, self.stored_shape)
             if self.dtype.startswith("complex"):
                 array = array.view(np.dtype(self.dtype)).reshape(self.shape)
         except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
             raise TensorFileError(
-                f"{self.path}: the tensor at byte {place.start} can't be read ({error}): copy the run again"
+                f"{self.file.path}: the tensor at byte {self.place.start} can't be read ({error}): copy the run again"
             ) from error
         return array
-
-
-def read_header(path: Path) -> tuple[dict[str, str], dict[str, Place]]:
-    """The metadata of a file, and where its tensors lie; nothing else is read.
-
-    Raises:
-        RunFolderError: it is missing or damaged; every place is inside of the file.
-    """
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no plain file")
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(_LARGEST_HEADER, status.st_size - 8):
-                raise ValueError(f"a header of {length} bytes in a file of {status.st_size}")
-            header = parse_json(file.read(length))
-        begin = 8 + length
-        about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-        places = {}
-        for name, entry in header.items():
-            start, end = (int(n) for n in entry["data_offsets"])
-            shape = shape_of(entry["shape"])
-            place = Place(begin + start, _DTYPES[entry["dtype"]], shape)
-            if start < 0 or end - start != place.size or begin + end > status.st_size:
-                raise ValueError(f"tensor {name!r} does not lie inside of the file")
-            places[str(name)] = place
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing: copy the whole run folder, or record the step again") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise RunFolderError(f"{path} is damaged ({error}): copy it again from where it was recorded") from error
-    return about, places
 
 
 class PackReader:
@@ -284,6 +180,7 @@ class PackReader:
 
     def __init__(self, run: Path) -> None:
         self._run = run
+        self._recent: deque[Mapped] = deque()
         self._structures: dict[str, tuple[str, list[Any]]] = {}
 
     def read(self, folder: Path) -> Step:
@@ -293,12 +190,14 @@ class PackReader:
             RunFolderError: a file is missing or damaged.
         """
         path = folder / PACK_FILE
-        about, places = read_header(path)
+        check_inside(path, self._run)
+        file = Mapped(path, self._recent)
+        about, places = file.header()
         try:
             compression, entries = self._structure(about["structure"])
-            rows = _rows(path, places.get(_SKETCHES))
+            rows = _rows(file, places)
             records = tuple(
-                _record(path, order, entry, places, rows, compression, self._run) for order, entry in enumerate(entries)
+                _record(file, places, order, entry, rows, compression, self._run) for order, entry in enumerate(entries)
             )
             return Step(
                 number=int(about["step"]),
@@ -325,20 +224,21 @@ class PackReader:
         return self._structures[name]
 
 
-def _rows(path: Path, place: Place | None) -> np.ndarray:
+def _rows(file: Mapped, places: Mapping[str, Place]) -> np.ndarray:
+    place = places.get(_SKETCHES)
     if place is None:
         return np.zeros((0, len(FIGURES) + BUCKETS))
     if place.dtype != np.float64 or place.shape[1:] != (len(FIGURES) + BUCKETS,):
         raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
-    # All of them at once, and not as a map: a few hundred kilobytes that every diff of the step looks at.
-    return np.array(PackedTensor(path, place, "float64", place.shape, place.dtype).read())
+    # Not as a map: a few hundred kilobytes that every diff of the step looks at.
+    return np.array(file.array(place))
 
 
 def _record(
-    path: Path,
+    file: Mapped,
+    places: Mapping[str, Place],
     order: int,
     entry: Any,
-    places: Mapping[str, Place],
     rows: np.ndarray,
     compression: str,
     run: Path,
@@ -352,7 +252,7 @@ def _record(
     if kept_as == "tensor":
         name, stored = where
         place = places[name]
-        source = PackedTensor(path, place, dtype, shape, _DTYPES[stored], compression)
+        source = PackedTensor(file, place, dtype, shape, DTYPES[stored], compression)
         if not compression and (place.dtype != source.stored or place.shape != source.stored_shape):
             raise ValueError(f"tensor {name!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
     elif kept_as == "shared":

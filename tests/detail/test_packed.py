@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -482,9 +483,25 @@ def test_a_file_cut_off_after_it_was_opened(tmp_path, storage):
         file.truncate(pack_of(folder).stat().st_size // 2)
     with pytest.raises(TensorFileError, match=PACK_FILE):
         _ = [r.value for r in found]
-    pack_of(folder).unlink()
+
+
+def test_a_file_that_is_replaced_after_it_was_opened(tmp_path):
+    """Resuming a run replaces steps: what was read from one stays that one's, and many steps are not kept open."""
+    given = [record("fc", "forward", "output.0", np.full((300, 300), n, np.float32)) for n in range(40)]
+    steps = [one_step(one, number=n) for n, one in enumerate(given)]
+    folder = write_run(tmp_path, info(*LAYERS), steps, storage=PACKED)
+    run = open_run(folder)
+    found = [run.steps(n)[0].records[0] for n in run.numbers()]
+    assert len(found) == 40
+    for path in sorted(folder.glob("steps/*/*/step.safetensors"))[-2:]:
+        path.unlink()
+    assert found[-1].value[0, 0] == 39
+    before = len(os.listdir("/proc/self/fd"))
+    for n in range(38):
+        assert found[n].value[0, 0] == n
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
     with pytest.raises(TensorFileError, match=PACK_FILE):
-        _ = found[0].value
+        _ = found[-1].value
 
 
 @pytest.mark.parametrize("name", ["zlib", "zstd"])

@@ -1,0 +1,165 @@
+"""The safetensors format (https://huggingface.co/docs/safetensors): many arrays in one file, to be memory-mapped.
+
+A file is eight bytes with the header's length, a JSON header with each array's dtype, shape and place, and the arrays'
+bytes one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import stat
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from padiff.dump.bounded import parse_json, shape_of
+from padiff.dump.files import bytes_of, write_all
+from padiff.errors import RunFolderError
+
+#: The format's names of dtypes, and those of numpy's.
+DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+# As the format's own library has it.
+_LARGEST_HEADER = 100_000_000
+_MOST_MAPPED = 4
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width."""
+    header: dict[str, Any] = {"__metadata__": dict(about)}
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    end = 0
+    for name, array in ordered:
+        header[name] = {
+            "dtype": NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb", buffering=0) as file:
+        write_all(file, len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            write_all(file, bytes_of(array))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies in a file, and what it is.
+
+    Attributes:
+        start: of its first byte, from the beginning of the file.
+        dtype, shape: of what is stored.
+    """
+
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Mapped:
+    """A file that is mapped into memory while it is read; arrays are views of it, and keep their map.
+
+    Args:
+        path: the file.
+        recent: files that are mapped, the oldest first: with too many of them it is let go, and mapped again if need
+            be. A report refers to the files of all steps; to have them open would be more than systems allow.
+    """
+
+    __slots__ = ("_map", "_recent", "path")
+
+    def __init__(self, path: Path, recent: deque[Mapped]) -> None:
+        self.path, self._recent = path, recent
+        self._map: mmap.mmap | None = None
+
+    def header(self) -> tuple[dict[str, str], dict[str, Place]]:
+        """The file's own metadata, and where its arrays lie: inside of the file.
+
+        Raises:
+            RunFolderError: it is missing or damaged.
+        """
+        try:
+            return _parse_header(self._mapped())
+        except FileNotFoundError:
+            raise RunFolderError(
+                f"{self.path} is missing: copy the whole run folder, or record the step again"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise RunFolderError(
+                f"{self.path} is damaged ({error}): copy it again from where it was recorded"
+            ) from error
+
+    def array(self, place: Place) -> np.ndarray:
+        """One of the arrays.
+
+        Raises:
+            OSError: the file is gone.
+            ValueError: it has become shorter.
+        """
+        mapped = self._mapped()
+        if mapped.size() < place.start + place.size:
+            raise ValueError("the file was cut off")  # to look at what was there would end the process
+        return np.frombuffer(mapped, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
+
+    def _mapped(self) -> mmap.mmap:
+        found = self._map
+        if found is None:
+            # Without waiting for whoever would write into a pipe.
+            descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise ValueError("it is no plain file")
+                found = self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+            self._recent.append(self)
+            if len(self._recent) > _MOST_MAPPED:
+                self._recent.popleft()._map = None
+        return found
+
+
+def _parse_header(data: mmap.mmap) -> tuple[dict[str, str], dict[str, Place]]:
+    length = int.from_bytes(data[:8], "little")
+    if not 0 < length <= min(_LARGEST_HEADER, len(data) - 8):
+        raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+    begin = 8 + length
+    header = parse_json(data[8:begin])
+    about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    places = {}
+    for name, entry in header.items():
+        start, end = (int(n) for n in entry["data_offsets"])
+        place = Place(begin + start, DTYPES[entry["dtype"]], shape_of(entry["shape"]))
+        if start < 0 or end - start != place.size or begin + end > len(data):
+            raise ValueError(f"tensor {name!r} does not lie inside of the file")
+        places[str(name)] = place
+    return about, places
