@@ -3,7 +3,8 @@
 For two run folders of synthetic steps, written by numpy alone, medians of several rounds, interleaved:
 
 * compare / floor: ``padiff.compare_runs``, everything included, beside loading each pair of files with ``np.load`` and
-  taking ``np.abs(a - b).max()``, one after the other; by wall clock, and by the processor time of all threads;
+  taking ``np.abs(a - b).max()``, one after the other; by wall clock, and by the processor time of all threads; and
+  the same of runs whose steps are packed into one file each, beside the same floor;
 * alignment: pairing the layers, as a share of the comparison;
 * watch: from the appearance of a step in both folders to its report, beside the floor of that step;
 * growth: how the time of a comparison grows when there are more steps, more layers, larger tensors.
@@ -28,6 +29,7 @@ import numpy as np
 import padiff
 from padiff.align import align
 from padiff.dump import RunWriter, open_run
+from padiff.dump.storage import Storage
 from padiff.records import ROOT, InMemory, Layer, Parameter, Record, RunInfo, Step
 from padiff_hooks.paired import PairedRuns
 
@@ -36,12 +38,12 @@ SHAPES = {"large tensors": (3, 20, 1 << 20), "many small tensors": (10, 80, 256)
 STAGES = (("forward", "output.0"), ("backward", "output.0"), ("weight", "w"), ("grad", "w"), ("update", "w"))
 
 
-def write(folder: Path, steps: int, layers: int, size: int, noise: float) -> Path:
+def write(folder: Path, steps: int, layers: int, size: int, noise: float, pack: bool = False) -> Path:
     paths = [f"layer{k}" for k in range(layers)]
     owned = (Parameter("w", (size,), "float32"),)
     tree = (Layer(ROOT, "Net", "net", children=layers), *(Layer(p, "Scale", "scale", owned) for p in paths))
     info = RunInfo("torch", "2.0", tree, name=folder.name)
-    writer = RunWriter(folder, info)
+    writer = RunWriter(folder, info, storage=Storage(pack=pack))
     for number in range(steps):
         writer.put(made(number, paths, size, noise))
     writer.close()
@@ -97,11 +99,13 @@ def ratios(folder: Path, name: str, noise: float, rounds: int, workers: int | No
     b = write(folder / "b", steps, layers, size, noise)
     pairs = files(a, b)
     infos = [open_run(path).info for path in (a, b)]
+    packed = [write(folder / f"packed_{side}", steps, layers, size, n, True) for side, n in (("a", 0.0), ("b", noise))]
     m = medians(
         {
             "floor": lambda: floor(pairs),
             "compare": lambda: padiff.compare_runs(a, b, workers=workers),
             "one": lambda: padiff.compare_runs(a, b, workers=1),
+            "packed": lambda: padiff.compare_runs(*packed, workers=workers),
             "align": lambda: align(*infos),
         },
         rounds,
@@ -113,10 +117,11 @@ def ratios(folder: Path, name: str, noise: float, rounds: int, workers: int | No
         f"        compare / floor                  {m['compare'][0] / m['floor'][0]:.2f}  "
         f"(processor time {m['compare'][1] / m['floor'][1]:.2f})\n"
         f"        compare with one worker / floor  {m['one'][0] / m['floor'][0]:.2f}\n"
+        f"        compare packed runs / floor      {m['packed'][0] / m['floor'][0]:.2f}\n"
         f"        alignment's share of comparing   {m['align'][0] / m['compare'][0]:.3f}"
     )
     watch(folder, name, noise, rounds)
-    for path in (a, b):
+    for path in (a, b, *packed):
         shutil.rmtree(path)
 
 

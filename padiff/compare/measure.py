@@ -13,10 +13,13 @@ from padiff import equivalents
 from padiff.align import views
 from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair
 
-# Elements that are held in float64 at a time: few enough to stay in a core's own cache.
+# Elements that are held in float64 at a time, and in float32: few enough to stay in a core's own cache.
 _CHUNK = 1 << 16
+_CHUNK32 = 2 * _CHUNK
 # Elements that are squared and added up in float32 at a time.
-_PIECE = 512
+_PIECE = 2048
+_ONES = np.ones(_CHUNK32, np.float32)
+_ONES.setflags(write=False)
 # Between these, sums of squares of float32 neither overflow nor lose their smallest terms.
 _SMALL, _LARGE = 1e-24, 1e30
 # From how many elements on a few may be left out, and how few of them.
@@ -146,8 +149,9 @@ def figures_of(
         return Figures(size=0)
     shape = reference.shape
     total = _Sums()
+    narrow = reference.dtype == candidate.dtype == np.float32
     with np.errstate(all="ignore"):
-        for start, left, right in _chunks(reference, candidate):
+        for start, left, right in _chunks(reference, candidate, most=_CHUNK32 if narrow else _CHUNK):
             total.add(start, left, right, elementwise, scales)
     index = (0,) * len(shape) if not total.worst else tuple(int(i) for i in np.unravel_index(total.worst, shape))
     return Figures(
@@ -234,14 +238,14 @@ class _Sums:
         Differences of neighbours are exact, sums are taken over short pieces and added up in float64: norms and means
         are right to some 1e-7, in half the time. Numbers whose squares leave float32's range are left to float64.
         """
-        error, size, spare = (room.view(np.float32)[: left.size] for room in _buffers.arrays)
+        error, size, spare = (room[: left.size] for room in _buffers.narrow)
         np.subtract(right, left, out=error)
         squares = [_dot32(values) for values in (left, right, error)]
         if not all(value == 0 or _SMALL < value < _LARGE for value in squares):
             return False
         np.absolute(error, out=error)
         np.absolute(left, out=size)
-        sums = float(np.add.reduce(error)), float(np.add.reduce(size))
+        sums = _sum32(error), _sum32(size)
         if (squares[2] == 0) != (sums[0] == 0) or (squares[0] == 0) != (sums[1] == 0):
             return False
         self.finite += left.size
@@ -286,22 +290,22 @@ class _Sums:
 
 
 def _chunks(
-    reference: np.ndarray, candidate: np.ndarray, each: int = 1
+    reference: np.ndarray, candidate: np.ndarray, each: int = 1, most: int = _CHUNK
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Position and elements of pieces that fit into the cache, row by row; whole multiples, or parts, of ``each``."""
-    if reference.size <= _CHUNK and each == 1:
+    if reference.size <= most and each == 1:
         yield 0, reference.ravel(), candidate.ravel()
         return
     blocks = [(0, reference, candidate)]
     if not (reference.flags.c_contiguous and candidate.flags.c_contiguous):
         # In slices of the first axis: a tensor in another layout is never copied whole.
         row = reference.size // len(reference)
-        rows = max(1, _CHUNK // row)
+        rows = max(1, most // row)
         blocks = [(k * row, reference[k : k + rows], candidate[k : k + rows]) for k in range(0, len(reference), rows)]
-    length = _CHUNK // each * each if each <= _CHUNK else _CHUNK
+    length = most // each * each if each <= most else most
     for offset, ours, theirs in blocks:
         left, right = ours.ravel(), theirs.ravel()
-        part = min(each, left.size) if each > _CHUNK else left.size
+        part = min(each, left.size) if each > most else left.size
         for begin in range(0, left.size, part):
             for start in range(begin, min(begin + part, left.size), length):
                 end = min(start + length, begin + part)
@@ -309,10 +313,11 @@ def _chunks(
 
 
 class _Buffers(threading.local):
-    """Room for three chunks in float64, for each thread."""
+    """Room for three chunks, for each thread."""
 
     def __init__(self) -> None:
-        self.arrays = np.empty((3, _CHUNK))
+        self.arrays = np.empty((3, _CHUNK32))  # float32 that needs it is looked at in float64, too
+        self.narrow = self.arrays.view(np.float32)
 
 
 _buffers = _Buffers()
@@ -345,10 +350,22 @@ def _dot(values: np.ndarray) -> float:
 
 def _dot32(values: np.ndarray) -> float:
     """Sum of squares of float32, in float32 over short pieces."""
-    pieces = values[: values.size // _PIECE * _PIECE].reshape(-1, 1, _PIECE)
-    whole = float(np.matmul(pieces, pieces.transpose(0, 2, 1)).sum(dtype=np.float64)) if pieces.size else 0.0
-    rest = values[pieces.size :]
-    return whole + float(np.einsum("i,i->", rest, rest))
+    return _products(values, values)
+
+
+def _sum32(values: np.ndarray) -> float:
+    """Sum of float32 likewise; twice as fast as numpy's own."""
+    return _products(values, _ONES[: values.size])
+
+
+def _products(left: np.ndarray, right: np.ndarray) -> float:
+    """Sum of the products of two vectors of float32; pieces are so short that numpy starts no threads beside ours."""
+    whole = left.size // _PIECE * _PIECE
+    total = float(np.dot(left[whole:], right[whole:]))
+    if whole:
+        pieces, others = left[:whole].reshape(-1, 1, _PIECE), right[:whole].reshape(-1, _PIECE, 1)
+        total += float(np.add.reduce(np.matmul(pieces, others), axis=None, dtype=np.float64))
+    return total
 
 
 def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
