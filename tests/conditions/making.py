@@ -19,7 +19,7 @@ __all__ = ["KITS", "OPTIONS", "PADDLE", "TORCH", "Result", "Training", "assert_n
 TORCH, PADDLE = KITS
 
 #: What `padiff.record` is called with besides; every condition holds for each of them.
-OPTIONS: dict[str, dict[str, Any]] = {"full": {}}
+OPTIONS: dict[str, dict[str, Any]] = {"full": {}, "sketch": {"detail": "sketch"}}
 
 STEPS = 4
 
