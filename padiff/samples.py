@@ -117,7 +117,8 @@ class Samples:
         if number in self._elsewhere:
             self._elsewhere[number] = self._elsewhere[number] + self._elsewhere[other]
         else:
-            self._rows[number] += self._rows[other]  # type: ignore[operator]
+            with np.errstate(all="ignore"):
+                self._rows[number] += self._rows[other]  # type: ignore[operator]
 
     def zero(self, number: int) -> bool:
         """Whether all of a sample is zero."""
@@ -178,5 +179,6 @@ class Samples:
             one, other = self._rows[after], self._rows[before]
             assert one is not None and other is not None
             row = self._rows[number] = self._new((len(one), one.dtype.type), number)
-            np.subtract(one, other, out=row)
+            with np.errstate(all="ignore"):  # of infinities
+                np.subtract(one, other, out=row)
         self._differences.clear()

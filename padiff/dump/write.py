@@ -58,7 +58,7 @@ class RunWriter:
         rank: which process this is; rank 0 also writes ``run.json``.
         storage: in one file or many, compressed or not, within a limit; steps with sketches have to be packed.
         existing: ``error``, ``resume`` or ``overwrite`` a run that is there already.
-        on_written: called on the writer's thread after each written step.
+        on_written: called on the writer's thread after each written step, whose memory is used again afterwards.
         on_done: called there with each step once nothing looks at it any more, written or not.
 
     Raises:

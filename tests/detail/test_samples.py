@@ -44,6 +44,16 @@ def test_differences_of_16_bits_are_not_rounded():
     assert Sketch.of_row(samples.table[update], 100, False).maximum == 0.0078125
 
 
+def test_infinities_make_no_noise():
+    """A gradient that overflowed: warnings are errors here, as a user may have them."""
+    samples = Samples()
+    one, other = (samples.add(cut_of(np.full(100, np.inf, np.float32))) for _ in range(2))
+    update = samples.difference(one, other)
+    samples.add_to(one, other)
+    assert samples.table[update][6] == 1.0
+    assert samples.table[one][6] == 1.0
+
+
 def test_a_cut_follows_its_memory():
     array = tensor((80, 90), 0)
     for turned in (False, True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import tracemalloc
 import weakref
 
@@ -190,24 +191,32 @@ def test_sixteen_recorded_steps_take_no_more_memory_than_four(kit, tmp_path):
     assert max(taken[4:]) - taken[3] < 0.01 * step_size
 
 
-def test_buffers_that_are_used_again_do_not_mix_steps_up(kit, tmp_path):
-    # Tensors large enough for the recorder's pool of buffers, and enough steps for it to be used.
-    states, runs = [], []
-    for folder in (None, tmp_path / "run"):
-        kit.seed(0)
-        model = mlp(kit, (64, 512, 3))
+@pytest.mark.parametrize("options", [{}, {"pack": True}, {"detail": "sketch"}], ids=["files", "packed", "sketch"])
+def test_memory_that_is_used_again_holds_no_older_step(kit, tmp_path, options):
+    """Tensors large enough for the pool; the disk lags behind, so that steps of several ages are under way."""
+
+    def train(folder, **rest):
+        kit.seed(3)
+        model = kit.Sequential(kit.Linear(300, 200), kit.ReLU(), kit.Linear(200, 300))
         optimizer = kit.adam(model.parameters())
-        with padiff.record(model, folder, optimizer=optimizer) as rec:
-            for k in range(8):
-                one_step(kit, model, optimizer, *batch(kit, (64, 64), seed=k), rec)
-        states.append(kit.state(model))
-        runs.append(rec.run or padiff.open_run(folder))
-    for number in range(8):
-        ours, theirs = (run.steps(number)[0].records for run in runs)
-        found = {r.site: r for r in theirs}
-        assert len(found) == len(ours)
-        for record in ours:
-            np.testing.assert_array_equal(found[record.site].value, record.value, err_msg=f"{number} {record.site}")
+        with padiff.record(model, folder, optimizer=optimizer, **options, **rest) as recorder:
+            for number in range(7):
+                x = kit.tensor(np.random.default_rng(number).normal(size=(150, 300)))
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+                kit.zero(optimizer)
+                recorder.try_dump()
+        return recorder
+
+    in_memory = train(None).run
+    train(tmp_path / "run", on_written=lambda step: time.sleep(0.02 * (step.number % 3)))
+    on_disk = padiff.open_run(tmp_path / "run")
+    assert on_disk.numbers() == in_memory.numbers() == list(range(7))
+    for number in range(7):
+        for ours, theirs in zip(in_memory.steps(number)[0].records, on_disk.steps(number)[0].records, strict=True):
+            assert ours.site == theirs.site
+            values = (r.value if r.sketch is None else r.sketch.row() for r in (ours, theirs))
+            assert np.array_equal(*values), (number, ours.site)
 
 
 def threads():
