@@ -132,9 +132,8 @@ def test_a_forked_worker_does_not_keep_the_folder_locked(tmp_path):
         "from padiff.dump import RunWriter\n"
         "from core.making import toy_info\n"
         "writer = RunWriter(Path(sys.argv[1]), toy_info())\n"
-        "pid = os.fork()\n"
-        "if pid:\n"
-        "    print(pid, flush=True)\n"
+        "if not os.fork():\n"
+        "    print(os.getpid(), flush=True)\n"  # it has let go of the lock by then
         "time.sleep(60)\n"
     )
     paths = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
