@@ -96,11 +96,12 @@ class Mapped:
             be. A report refers to the files of all steps; to have them open would be more than systems allow.
     """
 
-    __slots__ = ("_map", "_recent", "path")
+    __slots__ = ("_identity", "_map", "_recent", "path")
 
     def __init__(self, path: Path, recent: deque[Mapped]) -> None:
         self.path, self._recent = path, recent
         self._map: mmap.mmap | None = None
+        self._identity: tuple[int, ...] | None = None
 
     def header(self) -> tuple[dict[str, str], dict[str, Place]]:
         """The file's own metadata, and where its arrays lie: inside of the file.
@@ -124,7 +125,7 @@ class Mapped:
 
         Raises:
             OSError: the file is gone.
-            ValueError: it has become shorter.
+            ValueError: it has become shorter, or another one has its name.
         """
         mapped = self._mapped()
         if mapped.size() < place.start + place.size:
@@ -137,8 +138,13 @@ class Mapped:
             # Without waiting for whoever would write into a pipe.
             descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
                     raise ValueError("it is no plain file")
+                identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+                if self._identity not in (None, identity):
+                    raise ValueError("the step was recorded again")
+                self._identity = identity
                 found = self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             finally:
                 os.close(descriptor)

@@ -502,6 +502,9 @@ def test_a_file_that_is_replaced_after_it_was_opened(tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     with pytest.raises(TensorFileError, match=PACK_FILE):
         _ = found[-1].value
+    write_run(folder, info(*LAYERS), [one_step(given[9], number=3)], storage=PACKED, existing="resume")
+    with pytest.raises(TensorFileError, match=r"00000003.*recorded again"):
+        _ = found[3].value
 
 
 @pytest.mark.parametrize("name", ["zlib", "zstd"])
