@@ -19,7 +19,8 @@ _LARGE = 1 << 15
 def workers_of(workers: int | None) -> int:
     """How many threads to use; by default as many as there are cores for this process, and one where there are two.
 
-    Two threads were measured to be slower than one on two cores: what they count in is memory that they share.
+    Two threads were measured to be no faster than one on two cores: they wait for each other in numpy's matrix
+    products, for the interpreter, and for pages to be mapped. Two processes would not.
 
     Raises:
         UsageError: no number of at least 1.
