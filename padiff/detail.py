@@ -77,7 +77,7 @@ class Detail:
         if self.level == FULL and not self.rules:
             return {}
         every = self.full_every_n_steps
-        full = {} if every is None else {"full_every_n_steps": Schedule.of(every).every}
+        full = {} if every is None else {"full_every_n_steps": Schedule.of(every).told()}
         return {"detail": {"*": self.level, **self.rules}, **full}
 
     def check(self, nodes: Sequence[Node]) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from padiff.errors import UsageError
 
+# So many steps are listed one by one in what a run says of itself.
+_FEW = 100
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -48,3 +51,12 @@ class Schedule:
         if step < self.first or (self.last is not None and step > self.last):
             return False
         return step in self.steps if self.steps is not None else (step - self.first) % self.every == 0
+
+    def told(self) -> int | list[int] | dict[str, int | None]:
+        """As a run says it: the number of steps, the steps themselves, or what is set."""
+        if self.steps is not None:
+            few = len(self.steps) <= _FEW
+            return sorted(self.steps) if few else {"steps": len(self.steps), "first": min(self.steps)}
+        if not self.first and self.last is None:
+            return self.every
+        return {"every": self.every, "first": self.first, "last": self.last}

@@ -121,7 +121,7 @@ class Recorder:
             name=name,
             world_size=detected[1] if world_size is None else world_size,
             layer_map=tuple(path for item in map_items for path in find_paths(self._nodes, item, "layer_map")),
-            recording={"every_n_steps": self._schedule.every, "layers": len(self._chosen), **self._detail.told()},
+            recording={"every_n_steps": self._schedule.told(), "layers": len(self._chosen), **self._detail.told()},
             environment=fingerprint(self._framework, self._nodes),
         )
         self._dir_path = Path(dir_path) if dir_path is not None else None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from padiff import Schedule
@@ -53,3 +55,20 @@ def test_a_schedule_does_not_change_with_the_list_it_was_made_of():
     schedule = Schedule(steps=steps)
     steps.append(2)
     assert due(schedule) == [1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        (Schedule(), 1),
+        (Schedule(every=7), 7),
+        (Schedule(every=7, first=3), {"every": 7, "first": 3, "last": None}),
+        (Schedule(last=9), {"every": 1, "first": 0, "last": 9}),
+        (Schedule(steps=[9, 4]), [4, 9]),
+        (Schedule(steps=[]), []),
+        (Schedule(steps=range(5, 1000)), {"steps": 995, "first": 5}),
+    ],
+)
+def test_what_a_run_says_of_it(schedule, told):
+    assert schedule.told() == told
+    assert json.loads(json.dumps(schedule.told())) == told
