@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.samples import Empty
+
 
 class Handle(Protocol):
     """Something that can be taken off again."""
@@ -19,8 +21,6 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-#: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
-Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 #: ``before(layer, args, kwargs)`` of a layer's call.
 BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 #: ``after(layer, output, failed)`` of a layer's call.

@@ -15,7 +15,6 @@ from paddle.jit.dy2static.program_translator import ASTStaticFunction
 from padiff.frameworks.base import (
     AfterCall,
     BeforeCall,
-    Empty,
     Handle,
     Hook,
     OnCall,
@@ -28,6 +27,7 @@ from padiff.frameworks.compiled import tell_compiled
 from padiff.frameworks.paddle_api import Seeing
 from padiff.frameworks.paddle_environment import paddle_autocast, paddle_environment
 from padiff.frameworks.settings import plain_settings
+from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.

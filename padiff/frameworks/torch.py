@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Empty, Handle, OnCall, OnConsumed, OnGradient, Replaced
+from padiff.frameworks.base import AfterCall, BeforeCall, Handle, OnCall, OnConsumed, OnGradient, Replaced
 from padiff.frameworks.compiled import tell_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch_api import Seeing
 from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
 from padiff.frameworks.torch_environment import torch_autocast, torch_environment
+from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
 # numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.

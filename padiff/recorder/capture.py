@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from padiff.detail import NOTHING
-from padiff.frameworks.base import Empty, Framework, Handle
+from padiff.frameworks.base import Framework, Handle
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
 from padiff.records import Step
-from padiff.samples import Samples
+from padiff.samples import Empty, Samples
 from padiff.selection import Node
 from padiff.structure import flatten, flatten_inputs
 from padiff.switches import Switches

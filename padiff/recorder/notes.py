@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from padiff.detail import FULL, NOTHING, SKETCH
-from padiff.frameworks.base import Empty, Framework
+from padiff.frameworks.base import Framework
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
-from padiff.samples import Samples
+from padiff.samples import Empty, Samples
 from padiff.selection import Node
 from padiff.sketch import Cut, cut_of
 
