@@ -24,6 +24,9 @@ _ONES.setflags(write=False)
 _SMALL, _LARGE = 1e-24, 1e30
 # From how many elements on a few may be left out, and how few of them.
 _MANY, _FEW = 1000, 20_000
+# Groups of elements whose largest are looked at to find the largest of all.
+_GROUPS = 1024
+_TINY = 5e-324
 # One sample in so many may be left out.
 _SAMPLES = 8
 # Relative L2 error from which on a few elements are looked at, which costs as much again: less is within every limit of
@@ -85,7 +88,7 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
                 else:
                     samples[first : first + squares.size // each] = squares.reshape(-1, each).sum(axis=1)
             # The largest so far are kept aside, not subtracted from a sum that they may dwarf.
-            large = np.flatnonzero(squares > largest[0])
+            large = np.flatnonzero(squares >= max(largest[0], _among_largest(squares, left_out)))
             if large.size:
                 largest = np.concatenate([largest, squares[large]])
                 squares[large] = 0.0
@@ -98,6 +101,17 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
         samples.sort()
         rest = min(rest, float(samples[: -(len(samples) // _SAMPLES)].sum()))
     return math.sqrt(rest)
+
+
+def _among_largest(values: np.ndarray, count: int) -> float:
+    """A number above 0 that ``count`` of the values reach, and not many more; or the smallest, if none is known."""
+    rows = values.size // _GROUPS
+    if rows == 0 or count > _GROUPS:
+        return _TINY
+    # So many groups have one that reaches it.
+    tops = values[: rows * _GROUPS].reshape(rows, _GROUPS).max(axis=0)
+    tops.partition(_GROUPS - count)
+    return max(float(tops[_GROUPS - count]), _TINY)
 
 
 def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -225,12 +239,7 @@ class _Sums:
         if elementwise is not None:
             atol, rtol = elementwise
             self.beyond += int(np.count_nonzero(error > atol + rtol * size))
-        # Where the reference is 0 there is no relative error; 0 / 0, which a ReLU gives often, is passed over.
-        relative = float(np.fmax.reduce(np.divide(error, size, out=spare[: size.size])))
-        if not math.isfinite(relative):
-            size[size == 0] = np.inf
-            relative = float(np.maximum.reduce(np.divide(error, size, out=spare[: size.size])))
-        self.max_rel = max(self.max_rel, relative)
+        self.max_rel = max(self.max_rel, _largest_ratio(error, size, spare[: size.size]))
 
     def _add_float32(self, start: int, left: np.ndarray, right: np.ndarray) -> bool:
         """Add a chunk of float32, in float32 where that loses nothing that the figures show; false where it might.
@@ -258,11 +267,7 @@ class _Sums:
         if error[largest] > self.max_abs:
             exact = abs(float(right[largest]) - float(left[largest]))
             self.max_abs, self.worst = exact, start + largest
-        relative = float(np.fmax.reduce(np.divide(error, size, out=spare)))
-        if not math.isfinite(relative):
-            size[size == 0] = np.inf
-            relative = float(np.maximum.reduce(np.divide(error, size, out=spare)))
-        self.max_rel = max(self.max_rel, relative)
+        self.max_rel = max(self.max_rel, _largest_ratio(error, size, spare))
         return True
 
     def _add_equal(self, values: np.ndarray, scale: float) -> bool:
@@ -366,6 +371,17 @@ def _products(left: np.ndarray, right: np.ndarray) -> float:
         pieces, others = left[:whole].reshape(-1, 1, _PIECE), right[:whole].reshape(-1, _PIECE, 1)
         total += float(np.add.reduce(np.matmul(pieces, others), axis=None, dtype=np.float64))
     return total
+
+
+def _largest_ratio(error: np.ndarray, size: np.ndarray, spare: np.ndarray) -> float:
+    """Largest relative error; where the reference is 0 there is none."""
+    # 0 / 0, which a ReLU gives often, is passed over by fmax.
+    relative = float(np.fmax.reduce(np.divide(error, size, out=spare)))
+    if not math.isfinite(relative):
+        np.multiply(error, size != 0, out=spare)
+        relative = float(np.fmax.reduce(np.divide(spare, size, out=spare)))
+    # All of them 0 / 0: nothing is above nothing.
+    return 0.0 if math.isnan(relative) else relative
 
 
 def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-# Smaller files are read at once, larger ones mapped.
-SMALL = 1 << 16
+# Smaller files are read at once, larger ones mapped: to copy costs less than pages that are mapped one by one.
+SMALL = 1 << 22
 # Headers of ordinary arrays are shorter.
 _HEADER = 512
 
@@ -40,7 +40,7 @@ def read_plain(folder: str, file: str) -> np.ndarray | None:
             if not stat.S_ISREG(status.st_mode):
                 return None
             if status.st_size < SMALL:
-                return _array(os.read(descriptor, SMALL), status.st_size)
+                return _array(os.read(descriptor, status.st_size), status.st_size)
             return _array(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), status.st_size)
         finally:
             os.close(descriptor)

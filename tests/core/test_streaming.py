@@ -232,6 +232,35 @@ def test_the_bulk_is_what_is_left_without_the_largest_elements_or_the_worst_samp
     assert measure(pair(r, c, stage=stage)).figures.bulk_l2 == pytest.approx(np.sqrt(expected), rel=1e-9)
 
 
+@pytest.mark.parametrize("errors", ["all equal", "few", "none but one", "steps"])
+@pytest.mark.parametrize("size", [1000, 1024, 1500, 70_000, 200_000])
+def test_the_bulk_leaves_out_as_many_elements_where_errors_are_equal_or_zero(errors, size):
+    r = np.ones(size)
+    c = r.copy()
+    if errors == "all equal":
+        c += 0.5
+    elif errors == "few":
+        c[:: size // 10] += np.arange(len(c[:: size // 10])) / 8
+    elif errors == "none but one":
+        c[size // 2] += 3.0
+    else:
+        c += np.repeat([0.125, 0.25, 0.5, 1.0], size // 4)[np.random.default_rng(3).permutation(size)]
+    squares = np.sort(np.square(c - r))[: -(4 + size // 20_000)]
+    bulk = measure(pair(r, c, stage="update")).figures.bulk_l2
+    assert bulk == pytest.approx(np.sqrt(squares.sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_largest_relative_error_is_over_elements_that_have_one(dtype):
+    r = np.maximum(RNG.normal(size=50_000), 0).astype(dtype)
+    c = (r * (1 + 1e-3 * RNG.normal(size=50_000))).astype(dtype)
+    for stray in (False, True):
+        c[np.flatnonzero(r == 0)[::7]] = 0.25 * stray  # beside 0 / 0 also something / 0
+        some = r > 0
+        expected = (np.abs(c[some].astype(float) - r[some]) / r[some]).max()
+        assert measure(pair(r, c)).figures.max_rel == pytest.approx(expected, rel=1e-6)
+
+
 def test_equal_bits_that_are_no_numbers_are_equal_and_left_out():
     values = np.ones(100_000, np.float32)
     values[70_000:70_003] = np.nan, np.inf, -np.inf
