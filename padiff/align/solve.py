@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from padiff.align.evidence import Item, Scores, line_up
 
@@ -87,6 +86,22 @@ def assign(
     return found
 
 
+def _best(total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The assignment with the largest sum: as many pairs as the shorter side has, in the order of the rows."""
+    if total.shape[0] > total.shape[1]:
+        columns, rows = _best(total.T)
+        order = np.argsort(rows)
+        return rows[order], columns[order]
+    # Where no two rows want the same column, there is nothing to solve; among equals the solver takes the first, too.
+    columns = total.argmax(axis=1)
+    if len(set(columns.tolist())) == len(columns):
+        return np.arange(len(columns)), columns
+    from scipy.optimize import linear_sum_assignment  # to import it takes longer than many a comparison
+
+    found: tuple[np.ndarray, np.ndarray] = linear_sum_assignment(total, maximize=True)
+    return found
+
+
 def _assign(
     mine: Sequence[int],
     other: Sequence[int],
@@ -96,7 +111,7 @@ def _assign(
 ) -> list[Choice]:
     found = score([ours[i] for i in mine], [theirs[j] for j in other])
     total = found.total
-    rows, columns = linear_sum_assignment(total, maximize=True)
+    rows, columns = _best(total)
     swapped = total[np.ix_(rows, columns)]
     own = np.diag(swapped)
     loss = own[:, None] + own[None, :] - swapped - swapped.T

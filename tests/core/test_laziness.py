@@ -73,3 +73,8 @@ def test_every_public_name_is_there(name):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'padiff' has no attribute 'compare_all'"):
         _ = padiff.compare_all
+
+
+def test_comparing_runs_whose_layers_have_a_clear_partner_does_not_wait_for_a_solver_to_be_imported(runs):
+    code = "import padiff, sys; padiff.compare_runs('./torch', './paddle'); assert 'scipy' not in sys.modules"
+    assert found_after("import sys; sys.path.pop(0)\n" + code, runs) == "found: []"

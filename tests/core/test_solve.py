@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from padiff.align import solve
 from padiff.align.evidence import Item, Scores
@@ -119,3 +120,23 @@ def test_large_groups_are_solved_in_pieces_that_give_the_same(sizes, monkeypatch
     monkeypatch.setattr(solve, "_PIECE", 7)
     found = {(c.ours, c.theirs) for c in assigned(matrix)}
     assert found == {(k, k) for k in range(min(sizes))}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4), (4, 2), (4, 4), (3, 5)], ids=str)
+@pytest.mark.parametrize("clear", [True, False], ids=["a best partner each", "partners wanted by several"])
+def test_what_needs_no_solving_is_paired_as_by_all_permutations(shape, clear):
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        matrix = rng.integers(0, 30, shape).astype(float)
+        if clear:
+            matrix[np.arange(min(shape)), rng.permutation(min(shape))] += 50.0
+        rows, columns = solve._best(matrix)
+        assert rows.tolist() == sorted(set(rows.tolist())) and len(set(columns.tolist())) == len(rows) == min(shape)
+        assert matrix[rows, columns].sum() == max(total for _, total in ways(matrix))
+
+
+@pytest.mark.parametrize("matrix", [[[3, 3, 0], [0, 3, 3]], [[3, 3], [3, 3]], [[1, 2, 2], [2, 2, 1], [2, 1, 2]]])
+def test_of_equally_good_partners_the_solver_chooses(matrix):
+    matrix = np.asarray(matrix, float)
+    expected = [part.tolist() for part in linear_sum_assignment(matrix, maximize=True)]
+    assert [part.tolist() for part in solve._best(matrix)] == expected
