@@ -81,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML")
     compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown")
     compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
+    compare.add_argument(
+        "--workers", type=int, metavar="N", help="processes that measure (default: one for each core, if that pays)"
+    )
     compare.add_argument("--all", action="store_true", help="list every pair that differs, not only the first ones")
     compare.set_defaults(run=_compare)
 
@@ -146,6 +149,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             policy=_policy(args),
             progress=lambda done, total: status.update(f"comparing: {done} of {total} steps"),
             each=steps.append if args.logdir else None,
+            workers=args.workers,
         )
     print_report(report, console, everything=args.all)
     if args.json:

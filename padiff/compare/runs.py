@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from padiff.align import Alignment, LayerPair, Seen, align, pair_steps, settled, views
+from padiff.align import Alignment, LayerPair, Seen, align, settled, views
 from padiff.align.units import homes_of
 from padiff.compare.cuts import cut_elsewhere
 from padiff.compare.explain import first_diff, setting_diff, setting_notes
 from padiff.compare.noise import NoisePolicy, drift
-from padiff.compare.ranks import OWN_SAMPLES, common_part, ranks_told, rest
+from padiff.compare.ranks import OWN_SAMPLES, ranks_told
 from padiff.compare.sketched import measure_pair
+from padiff.compare.step_pairs import left_out, step_pairs
 from padiff.compare.surroundings import blamed
 from padiff.compare.tolerance import Policy
-from padiff.compare.workers import measured, workers_of
+from padiff.compare.workers import Workers, check_workers
 from padiff.dump import SingleDump, open_run
 from padiff.environment import differences
 from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Coverage, Diff, Layer, Report, Run, Step, is_functional
+from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Coverage, Diff, Layer, Pair, Report, Run, Step, is_functional
 from padiff.selection import nearest
 
 
@@ -38,10 +39,10 @@ class RunComparison:
         cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.cuts`); where
             one side's layers run on the other's values, only for those whose outputs have other shapes.
         aligned: what pairs the layers, called as `padiff.align.align` is.
-        workers: how many threads measure, as `compare_runs` takes it.
+        workers: processes that measure steps ahead of the one that is judged.
 
     Raises:
-        UsageError: the layer map does not fit the runs; an unknown stage; no number of workers.
+        UsageError: the layer map does not fit the runs; an unknown stage.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class RunComparison:
         stages: Collection[str] = STAGES,
         cuts: bool = True,
         aligned: Callable[..., Alignment] = align,
-        workers: int | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        self._workers = workers_of(workers)
+        self._workers = workers
         self.reference, self.candidate = reference, candidate
         self._map = LayerMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
@@ -87,58 +88,72 @@ class RunComparison:
 
     def diffs(self, number: int) -> list[Diff]:
         """The judged diffs of one step, in causal order."""
-        return self._rank_diffs(self.reference.steps(number), self.candidate.steps(number))
+        return self.dump_diffs(number, number)
 
-    def _rank_diffs(self, references: Sequence[Step], candidates: Sequence[Step]) -> list[Diff]:
-        found: list[Diff] = []
+    def dump_diffs(self, ours: int, theirs: int) -> list[Diff]:
+        """The judged diffs of two steps of whatever numbers."""
+        return self._diffs(self.reference.steps(ours), self.candidate.steps(theirs), (ours, theirs))
+
+    def step_diffs(self, reference: Step, candidate: Step) -> list[Diff]:
+        """The judged diffs of two given steps."""
+        return self._diffs([reference], [candidate])
+
+    def _diffs(
+        self, references: Sequence[Step], candidates: Sequence[Step], numbers: tuple[int, int] | None = None
+    ) -> list[Diff]:
         infos = self.reference.info, self.candidate.info
-        if ranks_told(infos) and references and candidates:
-            self._align(references[0], candidates[0])
-            common = common_part(references, infos[0]), common_part(candidates, infos[1])
-            found = rest(references, common[0], True) + rest(candidates, common[1], False)
-            references, candidates = [common[0]], [common[1]]
-            found = [diff for diff in found if diff.pair.stage in self.stages]
-        for reference, candidate in zip_longest(references, candidates):
-            empty = Step((reference or candidate).number, ())
-            found += self._judged(reference or empty, candidate or empty)
+        first = self._alignment is None
+        alignment = self._align(references, candidates)
+        ranks = step_pairs(references, candidates, infos, alignment, self.stages)
+        measured = self._measured([pair for rank in ranks for pair in rank], numbers, alignment)
+        judged = self._judged(measured, ranks)
+        if first:
+            cut = cut_elsewhere(judged[0], alignment, self._cuts)
+            if cut:
+                self._alignment = replace(alignment, cut_elsewhere=cut)
+                ranks = step_pairs(references, candidates, infos, self._alignment, self.stages)
+                judged = self._judged(self._again(measured, [pair for rank in ranks for pair in rank]), ranks)
+        found = left_out(references, candidates, infos, self.stages)
+        for diffs in judged:
+            found += diffs
         # Only now: every rank of a step is judged by the step before it, none by another rank.
         self._drift = drift(found)
         return found
 
-    def dump_diffs(self, ours: int, theirs: int) -> list[Diff]:
-        """The judged diffs of two steps of whatever numbers."""
-        return self._rank_diffs(self.reference.steps(ours), self.candidate.steps(theirs))
-
-    def step_diffs(self, reference: Step, candidate: Step) -> list[Diff]:
-        """The judged diffs of two given steps."""
-        return self._rank_diffs([reference], [candidate])
-
-    def _judged(self, reference: Step, candidate: Step) -> list[Diff]:
-        first = self._alignment is None
-        alignment = self._align(reference, candidate)
-        diffs = self._measured(reference, candidate, alignment)
-        if first:
-            cut = cut_elsewhere(diffs, alignment, self._cuts)
-            if cut:
-                self._alignment = replace(alignment, cut_elsewhere=cut)
-                diffs = self._measured(reference, candidate, self._alignment)
-        return diffs
-
-    def _align(self, reference: Step, candidate: Step) -> Alignment:
+    def _align(self, references: Sequence[Step], candidates: Sequence[Step]) -> Alignment:
         """The alignment; the first step shows what is called, in which order, and whether both start equal."""
         if self._alignment is None:
-            seen = Seen.of(reference), Seen.of(candidate)
+            if self._workers is not None:
+                self._workers.start(references[0])  # they import while this process aligns
+            seen = Seen.of(references[0]), Seen.of(candidates[0])
             infos = self.reference.info, self.candidate.info
             self._alignment = settled(lambda choices: self._aligned(*infos, self._map, seen, choices=choices), seen)
-        self._called[0].update(_called(reference))
-        self._called[1].update(_called(candidate))
+        for called, steps in zip(self._called, (references, candidates)):
+            called.update(*map(_called, steps))
         return self._alignment
 
-    def _measured(self, reference: Step, candidate: Step, alignment: Alignment) -> list[Diff]:
-        pairs = [p for p in pair_steps(reference, candidate, alignment) if p.stage in self.stages]
+    def _measured(self, pairs: Sequence[Pair], numbers: tuple[int, int] | None, alignment: Alignment) -> Sequence[Diff]:
         elementwise = self._policy.elementwise
-        diffs = measured(pairs, lambda pair: measure_pair(pair, elementwise), self._workers)
-        return self._policy.judge(diffs, self._drift)
+        if self._workers is not None and numbers is not None:
+            diffs = self._workers.diffs(numbers, pairs, alignment, self.stages, elementwise)
+            if diffs is not None:
+                return diffs
+        return [measure_pair(pair, elementwise) for pair in pairs]
+
+    def _again(self, measured: Sequence[Diff], pairs: Sequence[Pair]) -> list[Diff]:
+        """Diffs of the pairs of a step that was measured by another alignment: most of them are the same."""
+        known = {_key(diff.pair): diff for diff in measured}
+        return [
+            replace(known[_key(pair)], pair=pair)
+            if _key(pair) in known
+            else measure_pair(pair, self._policy.elementwise)
+            for pair in pairs
+        ]
+
+    def _judged(self, measured: Sequence[Diff], ranks: Sequence[Sequence[Pair]]) -> list[list[Diff]]:
+        """The judged diffs of each rank."""
+        left = iter(measured)
+        return [self._policy.judge(list(islice(left, len(rank))), self._drift) for rank in ranks]
 
     def report(
         self,
@@ -246,8 +261,9 @@ def compare_runs(
         stages: only these stages are compared.
         progress: called with ``(steps done, steps in all)``.
         each: called with the report of each common step.
-        workers: how many threads measure the pairs of a step; the report is the same whatever the number. Default: as
-            many as there are cores for this process.
+        workers: how many processes measure steps of run folders, ahead of the one that is judged; the report is the
+            same whatever the number, and 1 is this process alone. Default: as many as there are cores for it, and as
+            there is work for: a comparison of a second or two starts none.
 
     Returns:
         The report: true in a condition if nothing parted, with ``first_diff`` and ``coverage``.
@@ -255,8 +271,9 @@ def compare_runs(
     Raises:
         RunFolderError: a folder can't be read.
         NothingToCompareError: no common step, or steps without a common quantity.
-        UsageError: the layer map does not fit the runs.
+        UsageError: the layer map does not fit the runs; no number of workers.
     """
+    check_workers(workers)
     runs = [open_run(run) if isinstance(run, (str, Path)) else run for run in (reference, candidate)]
     for side, run in zip(("reference", "candidate"), runs):
         if not hasattr(run, "numbers"):
@@ -264,43 +281,58 @@ def compare_runs(
                 f"the {side} has to be the path of a run folder (or a run in memory, `rec.run`), got "
                 f"{type(run).__module__}.{type(run).__qualname__}. To compare two models, use padiff.auto_diff"
             )
-    comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages, workers=workers)
     numbers = (runs[0].numbers(), runs[1].numbers())
-    common = comparison.common()
-    if not common and all(isinstance(run, SingleDump) for run in runs):
-        # Two single dumps are compared whatever steps they were.
-        diffs = comparison.dump_diffs(numbers[0][0], numbers[1][0])
-        common = numbers[0]
-    elif not common:
+    steps = _common(runs, numbers)
+    # A run in memory is nothing that other processes could read.
+    paths = [str(run) for run in (reference, candidate) if isinstance(run, (str, Path))]
+    diffs: list[Diff] = []
+    with Workers(paths, steps, workers if len(paths) == 2 else 1) as ahead:
+        comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages, workers=ahead)
+        for done, (ours, theirs) in enumerate(steps):
+            if progress is not None:
+                progress(done, len(steps))
+            found = comparison.dump_diffs(ours, theirs)
+            diffs += found
+            if each is not None:
+                each(comparison.report(found, [ours]))
+    if progress is not None:
+        progress(len(steps), len(steps))
+    if not any(diff.compared for diff in diffs):
         raise NothingToCompareError(
-            f"the runs have no common step: {runs[0].name} has {_steps(numbers[0])}, {runs[1].name} has "
-            f"{_steps(numbers[1])}. "
+            f"the steps of {runs[0].name} and {runs[1].name} have no quantity in common: no layer of one answers to "
+            "one of the other. Give a layer_map (`padiff map` writes one to start from)"
+        )
+    sides = [{pair[k] for pair in steps} for k in (0, 1)]
+    only = [n for n in numbers[0] if n not in sides[0]], [n for n in numbers[1] if n not in sides[1]]
+    # A tolerance that was given says itself what counts as equal.
+    return comparison.report(
+        diffs, [ours for ours, _ in steps], only, settings=policy is None and "forward" in comparison.stages
+    )
+
+
+def _common(runs: Sequence[Run], numbers: tuple[Sequence[int], Sequence[int]]) -> list[tuple[int, int]]:
+    """The steps that are compared, as each run numbers them."""
+    shared = set(numbers[1])
+    found = [(number, number) for number in numbers[0] if number in shared]
+    if not found and all(isinstance(run, SingleDump) for run in runs):
+        # Two single dumps are compared whatever steps they were.
+        return [(numbers[0][0], numbers[1][0])]
+    if not found:
+        raise NothingToCompareError(
+            f"the runs have no common step: {runs[0].name} has {_told(numbers[0])}, {runs[1].name} has "
+            f"{_told(numbers[1])}. "
             + (
                 "Record both with the same every_n_steps"
                 if all(numbers)
                 else "Did its training run, and is it the right folder?"
             )
         )
-    else:
-        diffs = []
-        for done, number in enumerate(common):
-            if progress is not None:
-                progress(done, len(common))
-            found = comparison.diffs(number)
-            diffs += found
-            if each is not None:
-                each(comparison.report(found, [number]))
-        if progress is not None:
-            progress(len(common), len(common))
-    if not any(diff.compared for diff in diffs):
-        raise NothingToCompareError(
-            f"the steps of {runs[0].name} and {runs[1].name} have no quantity in common: no layer of one answers to "
-            "one of the other. Give a layer_map (`padiff map` writes one to start from)"
-        )
-    shared = set(common)
-    only = ([n for n in numbers[0] if n not in shared], [n for n in numbers[1] if n not in shared])
-    # A tolerance that was given says itself what counts as equal.
-    return comparison.report(diffs, common, only, settings=policy is None and "forward" in comparison.stages)
+    return found
+
+
+def _key(pair: Pair) -> tuple[int, int, str, tuple[float, float]]:
+    """What is measured of a pair depends on nothing else."""
+    return id(pair.reference), id(pair.candidate), pair.transform, pair.scales
 
 
 def _optional(slot: str) -> bool:
@@ -357,7 +389,7 @@ def _views(diffs: Iterable[Diff]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _steps(numbers: Sequence[int]) -> str:
+def _told(numbers: Sequence[int]) -> str:
     if not numbers:
         return "no step"
     shown = ", ".join(str(n) for n in numbers[:4])

@@ -26,10 +26,11 @@ def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> 
 
 def is_sketched(pair: Pair) -> bool:
     """Whether a sketch is all that one side kept."""
-    return any(record is not None and _sketched(record) for record in (pair.reference, pair.candidate))
+    return any(record is not None and kept_as_sketch(record) for record in (pair.reference, pair.candidate))
 
 
-def _sketched(record: Record) -> bool:
+def kept_as_sketch(record: Record) -> bool:
+    """Whether a sketch is all that was kept of a tensor."""
     return bool(getattr(record.source, "sketched", False))
 
 

@@ -1,76 +1,197 @@
-"""Measuring the pairs of a step on several cores: threads, since numpy leaves the others free while it counts."""
+"""Measuring on several cores: processes that measure the next steps while one is judged.
+
+Threads would wait for each other: in the interpreter, in numpy's matrix products, and for pages to be mapped.
+"""
 
 from __future__ import annotations
 
 import math
-import os
+import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Future
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from padiff.compare.sketched import is_sketched
+from padiff.align import Alignment
+from padiff.compare.sketched import kept_as_sketch, measure_pair
+from padiff.compare.step_pairs import step_pairs
+from padiff.dump import open_run
 from padiff.errors import UsageError
-from padiff.records import Diff, Pair
+from padiff.records import Diff, Figures, Pair, Record, Run, Step
 
-# Smaller pairs are nearly all Python, which one thread runs at a time: several only get in each other's way.
-_LARGE = 1 << 15
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
+
+# Seconds that a pair takes to measure, and each of its elements: as measured on one core, to know what is worth it.
+_PAIR, _ELEMENT = 5e-5, 2e-9
+# Each process is started for so many seconds of measuring; it needs some 0.3 s to start.
+_EACH = 0.75
+# A step is shared out by processes only if each of them has so many seconds to do.
+_PART = 0.1
+# Numpy in a process that is one of several is not to start threads of its own.
+_ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+# What was measured of a pair: its place among the pairs of its step, and its diff without the pair.
+_Row = tuple[int, "Figures | None", bool, str]
+# How many pairs the step has, and those that were measured.
+_Measured = tuple[int, list[_Row]]
 
 
-def workers_of(workers: int | None) -> int:
-    """How many threads to use; by default as many as there are cores for this process, and one where there are two.
-
-    Two threads were measured to be no faster than one on two cores: they wait for each other in numpy's matrix
-    products, for the interpreter, and for pages to be mapped. Two processes would not.
+def check_workers(workers: int | None) -> None:
+    """Refuse what is no number of processes.
 
     Raises:
         UsageError: no number of at least 1.
     """
-    if workers is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores if cores > 2 else 1
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise UsageError(f"workers is how many threads measure, at least 1, got {workers!r}")
-    return workers
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise UsageError(f"workers is how many processes measure, at least 1, got {workers!r}")
 
 
-def measured(pairs: Sequence[Pair], measure: Callable[[Pair], Diff], workers: int) -> list[Diff]:
-    """Measure all pairs, in their order; the same whatever the number of threads, which end with the call."""
-    large = [k for k, pair in enumerate(pairs) if _size(pair) >= _LARGE] if workers > 1 else []
-    if len(large) < 2:
-        return [measure(pair) for pair in pairs]
-    # The largest first, so that no thread is left with one of them at the end.
-    large.sort(key=lambda k: -_size(pairs[k]))
-    alone = set(range(len(pairs))).difference(large)
-    found: dict[int, Diff] = {}
-    errors: dict[int, BaseException] = {}
-    waiting = deque(large)
+class Workers:
+    """Processes that measure steps of two run folders ahead of the one that is judged; to be used in a ``with``.
 
-    def work(numbers: deque[int]) -> None:
-        while True:
-            try:
-                k = numbers.popleft()
-            except IndexError:
-                return
-            # Of several errors the first pair's is raised, as by one thread.
-            if not errors or k < min(errors.copy()):
-                try:
-                    found[k] = measure(pairs[k])
-                except Exception as error:
-                    errors[k] = error
+    They are started where that pays, and end with the ``with``. What they can't do, whatever the reason, is left to be
+    done without them, so that a report and an error are the same whatever their number.
 
-    with ThreadPoolExecutor(min(workers, len(large)) - 1, "padiff-measure") as pool:
+    Args:
+        paths: the two runs, as `padiff.dump.open_run` takes them.
+        numbers: the steps that will be compared, in their order, as each run numbers them.
+        count: how many processes; 1: none but this one. Default: as many as there are cores, and no more than
+            there is work for.
+    """
+
+    def __init__(self, paths: Sequence[str], numbers: Iterable[tuple[int, int]], count: int | None = None) -> None:
+        self._paths, self._count = list(paths), count
+        self._left = deque(numbers)
+        self._ahead: deque[tuple[tuple[int, int], list[Future[_Measured]]]] = deque()
+        self._pool: ProcessPoolExecutor | None = None
+        self._started = False
+        self._job: tuple[Any, bytes] = (None, b"")
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def start(self, step: Step) -> None:
+        """Start the processes, if that pays for so many steps like this one; they are ready some time later."""
+        if self._started or self._count == 1:
+            return
+        self._started = True
+        seconds = _seconds([_elements(record) for record in step.records]) * len(self._left)
+        if self._count is None and seconds < 2 * _EACH:
+            return
         try:
-            helpers = [pool.submit(work, waiting) for _ in range(min(workers, len(large)) - 1)]
-            work(deque(sorted(alone)))
-            work(waiting)
-            for helper in helpers:
-                helper.result()
-        finally:
-            waiting.clear()  # interrupted: what has begun is finished, nothing else
-    if errors:
-        raise errors[min(errors)]
-    return [found[k] for k in range(len(pairs))]
+            from loky import ProcessPoolExecutor, cpu_count  # takes time to import that short comparisons do not have
+
+            count = self._count or min(cpu_count(), int(seconds / _EACH))
+            if count > 1:
+                self._count = count
+                self._pool = ProcessPoolExecutor(count, env=_ALONE)
+                self._pool.submit(_ready)
+        except Exception:  # no semaphores, no memory, no more processes: the comparison goes on in this one
+            self._close()
+
+    def diffs(
+        self,
+        numbers: tuple[int, int],
+        pairs: Sequence[Pair],
+        alignment: Alignment,
+        stages: Collection[str],
+        elementwise: tuple[float, float] | None,
+    ) -> list[Diff] | None:
+        """The diffs of one step's pairs, not judged yet; `None` if the processes have not measured it.
+
+        The steps after it are measured from now on, by the same alignment, stages and elementwise tolerance.
+        """
+        if self._pool is None:
+            return None
+        if self._job[0] is not alignment:
+            self._again()
+            self._job = alignment, pickle.dumps((self._paths, alignment, frozenset(stages), elementwise))
+        try:
+            self._submit(numbers, _seconds([_elements(pair.anchor) for pair in pairs]))
+            if not self._ahead or self._ahead[0][0] != numbers:
+                return None
+            measured = [future.result() for future in self._ahead.popleft()[1]]
+        except BrokenExecutor:  # a process was killed: memory ran out, say
+            self._close()
+            return None
+        except Exception:  # what is wrong with the step will be told when it is measured here
+            return None
+        rows = [row for total, part in measured if total == len(pairs) for row in part]
+        if len(rows) != len(pairs):
+            return None  # the step was recorded again between their reading and ours
+        found = {k: Diff(pairs[k], figures, passed, problem=problem) for k, figures, passed, problem in rows}
+        return [found[k] for k in range(len(pairs))]
+
+    def _submit(self, numbers: tuple[int, int], seconds: float) -> None:
+        """Have the next steps measured, the one that is asked for among them if it is large."""
+        assert self._pool is not None and self._count is not None
+        if self._left and self._left[0] == numbers:
+            parts = min(self._count, int(seconds / _PART))
+            if parts < 2:
+                self._left.popleft()  # shared out among processes it would take longer, and the others are not kept
+        while self._left and len(self._ahead) < 2 * self._count:
+            step = self._left.popleft()
+            # The last ones are shared out, so that no process is left alone with one of them.
+            parts = max(1, min(self._count // (len(self._left) + 1), int(seconds / _PART)))
+            futures = [self._pool.submit(measure_part, self._job[1], step, part, parts) for part in range(parts)]
+            self._ahead.append((step, futures))
+
+    def _again(self) -> None:
+        """Take back what is measured by another alignment."""
+        for step, futures in reversed(self._ahead):
+            self._left.appendleft(step)
+            for future in futures:
+                future.cancel()
+        self._ahead.clear()
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, kill_workers=True)
+        self._pool = None
+        self._ahead.clear()
 
 
-def _size(pair: Pair) -> int:
-    return 0 if is_sketched(pair) else math.prod(pair.anchor.shape)
+def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) -> _Measured:
+    """Measure every so-many-th pair of a step, the largest first; runs in a process of its own.
+
+    Args:
+        job: the pickled paths of the runs, alignment, stages, elementwise tolerance.
+        numbers: the step, as each run numbers it.
+        part, parts: which part of its pairs, of how many.
+    """
+    runs, alignment, stages, elementwise = _opened(job)
+    reference, candidate = runs
+    steps = reference.steps(numbers[0]), candidate.steps(numbers[1])
+    ranks = step_pairs(*steps, (reference.info, candidate.info), alignment, stages)
+    pairs = [pair for rank in ranks for pair in rank]
+    if parts > 1:
+        chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
+    else:
+        chosen = list(range(len(pairs)))
+    diffs = ((k, measure_pair(pairs[k], elementwise)) for k in chosen)
+    return len(pairs), [(k, diff.figures, diff.passed, diff.problem) for k, diff in diffs]
+
+
+@lru_cache(maxsize=1)
+def _opened(job: bytes) -> tuple[list[Run], Alignment, frozenset[str], tuple[float, float] | None]:
+    paths, alignment, stages, elementwise = pickle.loads(job)
+    return [open_run(path) for path in paths], alignment, stages, elementwise
+
+
+def _ready() -> None:
+    """The first task of a process: it has imported all that it needs by then."""
+
+
+def _seconds(elements: Sequence[int]) -> float:
+    """About how long it takes to measure pairs of so many elements, on one core."""
+    return _PAIR * len(elements) + _ELEMENT * sum(elements)
+
+
+def _elements(record: Record) -> int:
+    """How many elements are read to measure a record."""
+    return 0 if kept_as_sketch(record) else math.prod(record.shape)

@@ -1,9 +1,8 @@
-"""Comparing uses several threads, keeps no tensors, and reads ordinary files the short way."""
+"""Comparing keeps no tensors, and reads ordinary files the short way."""
 
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import ml_dtypes
@@ -12,9 +11,7 @@ import pytest
 
 from padiff import compare_runs
 from padiff.compare.measure import measure
-from padiff.compare.workers import measured
 from padiff.dump.npy import SMALL, read_plain
-from padiff.errors import TensorFileError, UsageError
 
 from .making import info, pair, plain, record, root, step, toy_folder, write_run
 
@@ -23,7 +20,7 @@ RNG = np.random.default_rng(5)
 
 
 def large_run(path: Path, noise: float, count: int = 6) -> Path:
-    """Two steps of layers whose outputs are large enough for several threads."""
+    """Two steps of layers whose outputs are large enough to be looked at in pieces."""
     rng = np.random.default_rng(0)
     steps = []
     for number in (0, 1):
@@ -40,60 +37,6 @@ def large_run(path: Path, noise: float, count: int = 6) -> Path:
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     return large_run(tmp_path / "a", 0), large_run(tmp_path / "b", 1e-6)
-
-
-def test_the_report_is_the_same_whatever_the_number_of_workers(runs):
-    one, *more = (compare_runs(*runs, workers=n) for n in (1, 2, 3, 16))
-    assert len(one.diffs) == 24 and one.coverage.compared == 24
-    for report in more:
-        assert [d.pair.anchor.site for d in report.diffs] == [d.pair.anchor.site for d in one.diffs]
-        assert [(d.figures, d.passed, d.judged) for d in report.diffs] == [
-            (d.figures, d.passed, d.judged) for d in one.diffs
-        ]
-
-
-def test_the_large_pairs_are_measured_by_as_many_threads_as_asked_for():
-    pairs = [pair(np.zeros(LARGE, np.float32), np.zeros(LARGE, np.float32)) for _ in range(3)]
-    all_there = threading.Barrier(3, timeout=20)  # passes only if three threads measure at the same time
-
-    def slow(one):
-        all_there.wait()
-        return measure(one)
-
-    assert [d.passed for d in measured(pairs, slow, 3)] == [True] * 3
-
-
-def test_small_pairs_stay_in_one_thread_and_in_order():
-    pairs = [pair([k], [k + 1]) for k in range(50)]
-    seen = set()
-
-    def noted(one):
-        seen.add(threading.get_ident())
-        return measure(one)
-
-    assert [d.figures.values[0] for d in measured(pairs, noted, 4)] == list(range(50))
-    assert seen == {threading.get_ident()}
-
-
-def test_no_thread_is_left_when_a_comparison_is_done(runs):
-    before = threading.active_count()
-    compare_runs(*runs, workers=4)
-    assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_of_several_damaged_tensors_the_first_is_told_whatever_the_number_of_workers(runs, workers):
-    dump = runs[1] / "steps" / "00000001" / "rank_0" / "tensors"
-    for path in dump.glob("*-forward-l[135]-*"):
-        path.write_bytes(b"")
-    with pytest.raises(TensorFileError, match=r"l1/forward/output\.0"):
-        compare_runs(*runs, workers=workers)
-
-
-@pytest.mark.parametrize("workers", [0, -1, True, 1.5, "2"])
-def test_a_number_of_workers_that_is_none_is_refused(runs, workers):
-    with pytest.raises(UsageError, match="workers is how many threads measure, at least 1, got"):
-        compare_runs(*runs, workers=workers)
 
 
 @pytest.mark.skipif(
