@@ -181,6 +181,7 @@ def figures_of(
         values=(_scalar(reference[index], scales[0]), _scalar(candidate[index], scales[1])),
         beyond=total.beyond,
         nonfinite=total.nonfinite,
+        overflowed=total.overflowed,
     )
 
 
@@ -191,7 +192,7 @@ class _Sums:
         self.max_abs = self.max_rel = 0.0
         self.sum_abs = self.sum_reference = 0.0
         self.squares = self.reference_squares = self.candidate_squares = 0.0
-        self.finite = self.beyond = self.nonfinite = self.worst = 0
+        self.finite = self.beyond = self.nonfinite = self.overflowed = self.worst = 0
         self._equal_so_far = True
 
     def add(
@@ -285,10 +286,12 @@ class _Sums:
         return True
 
     def _leave_out(self, r: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        finite = np.isfinite(r) & np.isfinite(c)
+        ours, theirs = np.isfinite(r), np.isfinite(c)
+        finite = ours & theirs
         self.finite += int(np.count_nonzero(finite))
         if finite.all():
             return r, c
+        self.overflowed += int(np.count_nonzero(~(ours | theirs)))
         same = (np.isnan(r) & np.isnan(c)) | (r == c)
         self.nonfinite += int(np.count_nonzero(~finite & ~same))
         return np.where(finite, r, 0), np.where(finite, c, 0)

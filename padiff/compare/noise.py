@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff import equivalents
 from padiff.compare.measure import loaded
-from padiff.compare.tolerance import missing_fail
+from padiff.compare.tolerance import judged_together
 from padiff.errors import UsageError
 from padiff.records import LOOP, STAGES, Diff, Figures
 
@@ -94,7 +94,7 @@ class NoisePolicy:
 
     def judge(self, diffs: Sequence[Diff], before: Mapping[str, float] | None = None) -> list[Diff]:
         context = _Context(diffs, self.factor, before or {})
-        return missing_fail([context.judge(diff) for diff in diffs])
+        return judged_together([context.judge(diff) for diff in diffs])
 
 
 class _Context:

@@ -53,12 +53,15 @@ def measure_sketched(pair: Pair, elementwise: tuple[float, float] | None = None)
     except SketchOnlyError:
         return Diff(pair, problem="a part of what was kept as a sketch only")
     figures = _estimated(reference, candidate, pair, elementwise) if aligned else _bounded(reference, candidate, pair)
-    problem = ""
     share = abs(reference.nonfinite - candidate.nonfinite)
+    both = min(reference.nonfinite, candidate.nonfinite)
     # Samples of other places have another share by chance, where both sides have such values.
-    by_chance = not aligned and reference.size > ELEMENTS and min(reference.nonfinite, candidate.nonfinite) > 0
+    by_chance = not aligned and reference.size > ELEMENTS and both > 0
+    count, problem = 0, ""
     if share > (_CHANCE if by_chance else 0.0):
-        problem = f"{max(1, round(share * figures.size))} of {figures.size} values are NaN or infinite on one side only"
+        count = max(1, round(share * figures.size))
+        problem = f"{count} of {figures.size} values are NaN or infinite on one side only"
+    figures = replace(figures, nonfinite=count, overflowed=math.ceil(both * figures.size))
     return Diff(pair, figures=figures, passed=not problem, problem=problem)
 
 

@@ -61,7 +61,7 @@ class Tolerance:
         return (self.atol, self.rtol)
 
     def judge(self, diffs: Sequence[Diff], before: Mapping[str, float] | None = None) -> list[Diff]:
-        return missing_fail([self._judge(diff) for diff in diffs])
+        return judged_together([self._judge(diff) for diff in diffs])
 
     def passes(self, figures: Figures) -> bool:
         """Whether two tensors, measured with `elementwise`, are within the tolerance."""
@@ -87,7 +87,29 @@ class Tolerance:
         return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
 
 
-def missing_fail(diffs: list[Diff]) -> list[Diff]:
+def judged_together(diffs: Sequence[Diff]) -> list[Diff]:
+    """What can be said of a step's diffs, judged one by one, only with a look at the others."""
+    return _missing_fail(_overflows_pass(diffs))
+
+
+def _overflows_pass(diffs: Sequence[Diff]) -> list[Diff]:
+    """Where a gradient has overflowed on both sides, what becomes of it in the layers before is no diff.
+
+    A scaler skips such a step. A ReLU's backward keeps NaN back in one framework, as it chooses, and lets it pass in
+    the other, where it multiplies.
+    """
+    judged, overflowed = [], False
+    for diff in diffs:
+        figures = diff.figures
+        if diff.pair.stage in ("backward", "grad", "update") and figures is not None:
+            if overflowed and figures.nonfinite:
+                diff = replace(diff, passed=True, problem=f"{diff.problem}; gradients had overflowed on both")
+            overflowed = overflowed or figures.overflowed > 0
+        judged.append(diff)
+    return judged
+
+
+def _missing_fail(diffs: list[Diff]) -> list[Diff]:
     """A parameter, gradient or update that only one of two paired layers has is a diff, not a gap.
 
     Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all

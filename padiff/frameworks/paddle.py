@@ -242,12 +242,13 @@ class Paddle:
         def tell_then_append(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal told
             told = True
-            consumed([(p, g) for p, g in parameters_and_grads])
+            if not _skips(optimizer):
+                consumed([(p, g) for p, g in parameters_and_grads])
             return original(parameters_and_grads, *args, **kwargs)
 
         def after_step() -> None:
             nonlocal told
-            if not told:
+            if not told and not _skips(optimizer):
                 # An optimizer with a step of its own (LBFGS): what its closure left in the last call.
                 consumed([(p, p.grad) for p in self.optimized(optimizer)])
             told = False
@@ -346,6 +347,12 @@ def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Calla
         return result
 
     return call
+
+
+def _skips(optimizer: Any) -> bool:
+    """Whether this call of ``step`` changes nothing: a scaler's call goes through, with gradients that overflowed."""
+    look = getattr(optimizer, "_get_auxiliary_var", None)
+    return look is not None and bool(look("found_inf"))
 
 
 FRAMEWORK = Paddle()

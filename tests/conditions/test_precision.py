@@ -76,8 +76,8 @@ def test_with_a_scaler_the_training_is_the_same_to_the_bit(kit, options, tmp_pat
     assert scales == [SCALE, SCALE, 2 * SCALE, SCALE if kit.name == "torch" else 2 * SCALE]
 
 
-def test_a_skipped_step_is_recorded_without_gradient_and_update(options, tmp_path):
-    run = train(Scaled(TORCH), tmp_path / "run", options).run
+def test_a_skipped_step_is_recorded_without_gradient_and_update(kit, options, tmp_path):
+    run = train(Scaled(kit), tmp_path / "run", options).run
     whole = {"input": 1, "weight": 4, "forward": 4, "loss": 1, "backward": 4, "grad": 4, "update": 4, "rate": 1}
     skipped = {stage: n for stage, n in whole.items() if stage not in ("grad", "update", "rate")}
     assert [counts(run, n) for n in run.numbers()] == [whole, whole, skipped, whole]
@@ -91,9 +91,10 @@ class Finite(Scaled):
     overflowing = None
 
 
-def test_with_a_scaler_torch_and_paddle_match(options, tmp_path):
-    train(Finite(TORCH), tmp_path / "torch", options)
-    train(Finite(PADDLE), tmp_path / "paddle", options)
+@pytest.mark.parametrize("kind", [Scaled, Finite], ids=["a step overflows", "none does"])
+def test_with_a_scaler_torch_and_paddle_match(kind, options, tmp_path):
+    train(kind(TORCH), tmp_path / "torch", options)
+    train(kind(PADDLE), tmp_path / "paddle", options)
     report = padiff.compare_runs(tmp_path / "torch", tmp_path / "paddle")
     assert report.passed, report.first_diff.message
 

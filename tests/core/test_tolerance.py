@@ -347,3 +347,41 @@ def test_running_variances_apart_do_not_excuse_a_forward_that_is_5_percent_off()
     assert passes(NoisePolicy(), *batchnorm(99 / 100, step=3), two("forward", "output.0", out, out, step=3, layer="b"))
     wrong = two("forward", "output.0", out, near(out, 0.05), step=3, layer="b")
     assert not passes(NoisePolicy(), *batchnorm(99 / 100, step=3), wrong)
+
+
+# -- overflow ----------------------------------------------------------------------------------------------------
+
+BOTH = (np.asarray([1.0, np.inf, 2.0]), np.asarray([1.0, np.nan, 2.0]))
+ONE = (np.asarray([1.0, 0.0, 2.0]), np.asarray([1.0, np.nan, 2.0]))
+LIKE = (np.asarray([1.0, np.inf, 2.0]), np.asarray([1.0, np.inf, 2.0]))
+
+
+def stages_judged(policy, *sides):
+    """Whether each of (stage, its two sides), in causal order, passes."""
+    pairs = [two(stage, "output.0", *both, layer=f"l{k}") for k, (stage, both) in enumerate(sides)]
+    return [diff.passed for diff in judged(policy, *pairs)]
+
+
+@pytest.mark.parametrize("policy", [NoisePolicy(), Tolerance()], ids=["noise", "fixed"])
+@pytest.mark.parametrize("later", ["backward", "grad", "update"])
+def test_what_becomes_of_gradients_that_overflowed_on_both_sides_is_no_diff(policy, later):
+    assert stages_judged(policy, ("backward", LIKE), (later, ONE)) == [True, True]
+    # The overflow itself has to be on both sides, and come first.
+    assert stages_judged(policy, ("backward", ONE), (later, LIKE)) == [False, True]
+    assert stages_judged(policy, ("backward", BOTH), (later, ONE)) == [False, True]
+    assert stages_judged(policy, ("backward", ONE), (later, ONE)) == [False, False]
+    diff = judged(policy, two("backward", "output.0", *LIKE, layer="a"), two(later, "w", *ONE, layer="b"))[1]
+    assert diff.problem == "1 of 3 values are NaN or infinite on one side only; gradients had overflowed on both"
+
+
+@pytest.mark.parametrize("policy", [NoisePolicy(), Tolerance()], ids=["noise", "fixed"])
+def test_infinities_of_an_attention_mask_excuse_nothing(policy):
+    mask = (np.asarray([0.0, -np.inf, 0.0]),) * 2
+    assert stages_judged(policy, ("forward", mask), ("forward", ONE)) == [True, False]
+    assert stages_judged(policy, ("forward", mask), ("backward", ONE)) == [True, False]
+
+
+@pytest.mark.parametrize("policy", [NoisePolicy(), Tolerance()], ids=["noise", "fixed"])
+def test_finite_gradients_are_judged_after_an_overflow_too(policy):
+    other = (np.asarray([1.0, 2.0]), np.asarray([1.0, 3.0]))
+    assert stages_judged(policy, ("backward", LIKE), ("backward", other)) == [True, False]
