@@ -215,25 +215,25 @@ def _sides(reference: Iterable[Any], candidate: Iterable[Any]) -> dict[str, list
 
 def stage_table(report: Report) -> list[dict[str, Any]]:
     """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
-    rows = []
-    for stage in STAGES:
-        diffs = [d for d in report.diffs if d.pair.stage == stage]
-        compared = [d for d in diffs if d.compared]
-        measured = [d for d in compared if d.figures is not None and math.isfinite(d.figures.rel_l2)]
-        worst = max(measured, key=lambda d: d.excess, default=None)
-        if diffs:
-            rows.append(
-                {
-                    "stage": stage,
-                    "compared": len(compared),
-                    "differ": sum(not d.passed for d in diffs),
-                    "alone": len(diffs) - len(compared),
-                    "worst": worst.figures.rel_l2 if worst and worst.figures else None,
-                    "limit": worst.limit if worst and worst.judged[0] == "rel_l2" else None,
-                    "where": f"{worst.pair.anchor.site}, step {worst.pair.step}" if worst else "",
-                }
-            )
-    return rows
+    rows: dict[str, dict[str, Any]] = {}
+    worst: dict[str, float] = {}
+    for diff in report.diffs:
+        stage = diff.pair.stage
+        row = rows.get(stage)
+        if row is None:
+            row = rows[stage] = {"stage": stage, "compared": 0, "differ": 0, "alone": 0}
+            row |= {"worst": None, "limit": None, "where": ""}
+        row["differ"] += not diff.passed
+        row["compared" if diff.compared else "alone"] += 1
+        figures, excess = diff.figures, diff.excess
+        if not diff.compared or figures is None or not math.isfinite(figures.rel_l2):
+            continue
+        if excess > worst.get(stage, -1.0):
+            worst[stage] = excess
+            row["worst"] = figures.rel_l2
+            row["limit"] = diff.limit if diff.judged[0] == "rel_l2" else None
+            row["where"] = f"{diff.pair.anchor.site}, step {diff.pair.step}"
+    return [rows[stage] for stage in STAGES if stage in rows]
 
 
 def to_markdown(report: Report) -> str:

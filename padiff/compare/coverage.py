@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from padiff.align import Alignment, LayerPair, views
@@ -12,60 +13,92 @@ from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.records import PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
 
 
-def coverage(
-    diffs: Sequence[Diff],
-    steps: Sequence[int],
-    only: tuple[Sequence[int], Sequence[int]],
-    alignment: Alignment,
-    infos: tuple[RunInfo, RunInfo],
-    called: tuple[Collection[str], Collection[str]],
-) -> Coverage:
-    """The coverage of some steps.
+class Tally:
+    """What was compared so far, and what was not, step by step."""
 
-    Args:
-        diffs: all of their diffs.
-        steps: their numbers.
-        only: steps that only one run has.
-        infos: what holds for all steps of each run.
-        called: paths of the layers that each run was seen to call.
-    """
-    # Functional calls that only one side makes are ways of writing, not gaps.
-    told = [d for d in diffs if d.compared or not _optional(d.pair.anchor.slot)]
-    lone = [d.pair for d in told if not d.pair.complete and d.problem != OWN_SAMPLES]
-    unmatched = (
-        {layer.path for layer in alignment.reference_only},
-        {layer.path for layer in alignment.candidate_only},
-    )
-    sites = (
-        {p.anchor.site for p in lone if p.candidate is None and p.anchor.layer not in unmatched[0]},
-        {p.anchor.site for p in lone if p.reference is None and p.anchor.layer not in unmatched[1]},
-    )
-    return Coverage(
-        compared=sum(d.compared for d in told),
-        reference_records=sum(d.pair.reference is not None for d in told),
-        candidate_records=sum(d.pair.candidate is not None for d in told),
-        reference_layers=_paths(alignment.reference_only, containers=False),
-        candidate_layers=_paths(alignment.candidate_only, containers=False),
-        reference_containers=_paths(alignment.reference_only, containers=True),
-        candidate_containers=_paths(alignment.candidate_only, containers=True),
-        reference_parameters=_uncovered(alignment, 0),
-        candidate_parameters=_uncovered(alignment, 1),
-        reference_sites=tuple(sorted(sites[0])),
-        candidate_sites=tuple(sorted(sites[1])),
-        uncalled=_uncalled(infos, called),
-        steps=tuple(steps),
-        reference_steps=tuple(only[0]),
-        candidate_steps=tuple(only[1]),
-        notes=setting_notes(alignment),
-        ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
-        assumed=tuple(f"{doubt.about}: {doubt.options[0]}" for doubt in alignment.doubts if not doubt.answer),
-        views=_views(diffs),
-        cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
-        sketched=sum(d.figures.basis != "tensors" for d in told if d.compared and d.figures),
-        bounded=sum(d.figures.basis == "moments" for d in told if d.compared and d.figures),
-        ranks=ranks_told(infos),
-        unmeasured=tuple(sorted({d.pair.anchor.site for d in told if d.pair.complete and not d.compared})),
-    )
+    def __init__(self, alignment: Alignment) -> None:
+        self._alone = (
+            {layer.path for layer in alignment.reference_only},
+            {layer.path for layer in alignment.candidate_only},
+        )
+        self._counts: Counter[str] = Counter()
+        self._sites: tuple[set[str], set[str]] = (set(), set())
+        self._unmeasured: set[str] = set()
+        self._views: dict[str, str] = {}
+
+    def add(self, diffs: Iterable[Diff]) -> None:
+        """Count the diffs of a step."""
+        counts = self._counts
+        for diff in diffs:
+            pair, compared = diff.pair, diff.compared
+            anchor = pair.anchor
+            if pair.transform and pair.complete and pair.stage not in PARAMETER_STAGES:
+                self._views.setdefault(anchor.layer, f"{anchor.layer} ({views.told(pair.transform)})")
+            # Functional calls that only one side makes are ways of writing, not gaps.
+            if not compared and _optional(anchor.slot):
+                continue
+            counts["reference"] += pair.reference is not None
+            counts["candidate"] += pair.candidate is not None
+            if compared:
+                counts["compared"] += 1
+                if diff.figures is not None and diff.figures.basis != "tensors":
+                    counts["sketched"] += 1
+                    counts["bounded"] += diff.figures.basis == "moments"
+            elif pair.complete:
+                self._unmeasured.add(anchor.site)
+            elif diff.problem != OWN_SAMPLES:
+                side = pair.reference is None
+                if anchor.layer not in self._alone[side]:
+                    self._sites[side].add(anchor.site)
+
+    @property
+    def compared(self) -> int:
+        """How many pairs were compared."""
+        return self._counts["compared"]
+
+    def coverage(
+        self,
+        steps: Sequence[int],
+        only: tuple[Sequence[int], Sequence[int]],
+        alignment: Alignment,
+        infos: tuple[RunInfo, RunInfo],
+        called: tuple[Collection[str], Collection[str]],
+    ) -> Coverage:
+        """The coverage of all that was added.
+
+        Args:
+            steps: numbers of the steps.
+            only: steps that only one run has.
+            infos: what holds for all steps of each run.
+            called: paths of the layers that each run was seen to call.
+        """
+        counts = self._counts
+        return Coverage(
+            compared=counts["compared"],
+            reference_records=counts["reference"],
+            candidate_records=counts["candidate"],
+            reference_layers=_paths(alignment.reference_only, containers=False),
+            candidate_layers=_paths(alignment.candidate_only, containers=False),
+            reference_containers=_paths(alignment.reference_only, containers=True),
+            candidate_containers=_paths(alignment.candidate_only, containers=True),
+            reference_parameters=_uncovered(alignment, 0),
+            candidate_parameters=_uncovered(alignment, 1),
+            reference_sites=tuple(sorted(self._sites[0])),
+            candidate_sites=tuple(sorted(self._sites[1])),
+            uncalled=_uncalled(infos, called),
+            steps=tuple(steps),
+            reference_steps=tuple(only[0]),
+            candidate_steps=tuple(only[1]),
+            notes=setting_notes(alignment),
+            ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
+            assumed=tuple(f"{doubt.about}: {doubt.options[0]}" for doubt in alignment.doubts if not doubt.answer),
+            views=tuple(self._views.values()),
+            cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
+            sketched=counts["sketched"],
+            bounded=counts["bounded"],
+            ranks=ranks_told(infos),
+            unmeasured=tuple(sorted(self._unmeasured)),
+        )
 
 
 def _uncalled(infos: tuple[RunInfo, RunInfo], called: tuple[Collection[str], Collection[str]]) -> tuple[str, ...]:
@@ -119,13 +152,3 @@ def _uncovered(alignment: Alignment, side: int) -> tuple[str, ...]:
 
 def _ambiguous(pair: LayerPair) -> str:
     return f"{pair.reference.path} / {pair.candidate.path} (or {', '.join(pair.alternatives)})"
-
-
-def _views(diffs: Iterable[Diff]) -> tuple[str, ...]:
-    """Layers whose tensors were brought into another layout to be compared, once each."""
-    found: dict[str, str] = {}
-    for diff in diffs:
-        pair = diff.pair
-        if pair.transform and pair.complete and pair.stage not in PARAMETER_STAGES:
-            found.setdefault(pair.anchor.layer, f"{pair.anchor.layer} ({views.told(pair.transform)})")
-    return tuple(found.values())

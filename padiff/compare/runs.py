@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from padiff.align import Alignment, Seen, align, settled
-from padiff.compare.coverage import coverage
+from padiff.compare.coverage import Tally
 from padiff.compare.cuts import cut_elsewhere
 from padiff.compare.explain import first_diff, setting_diff
+from padiff.compare.findings import Findings
 from padiff.compare.noise import NoisePolicy, drift
+from padiff.compare.ranks import ranks_told
 from padiff.compare.sketched import measure_pair
 from padiff.compare.step_pairs import left_out, step_pairs
 from padiff.compare.surroundings import blamed
@@ -22,7 +24,7 @@ from padiff.dump import SingleDump, open_run
 from padiff.environment import differences
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.layer_map import LayerMap
-from padiff.records import LOOP, STAGES, Diff, Pair, Report, Run, Step
+from padiff.records import LOOP, STAGES, Diff, FirstDiff, Pair, Report, Run, Step
 from padiff.selection import nearest
 
 
@@ -86,19 +88,19 @@ class RunComparison:
 
     def diffs(self, number: int) -> list[Diff]:
         """The judged diffs of one step, in causal order."""
-        return self.dump_diffs(number, number)
+        return [diff for diffs in self.rank_diffs(number, number) for diff in diffs]
 
-    def dump_diffs(self, ours: int, theirs: int) -> list[Diff]:
-        """The judged diffs of two steps of whatever numbers."""
+    def rank_diffs(self, ours: int, theirs: int) -> list[list[Diff]]:
+        """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any."""
         return self._diffs(self.reference.steps(ours), self.candidate.steps(theirs), (ours, theirs))
 
     def step_diffs(self, reference: Step, candidate: Step) -> list[Diff]:
         """The judged diffs of two given steps."""
-        return self._diffs([reference], [candidate])
+        return [diff for diffs in self._diffs([reference], [candidate]) for diff in diffs]
 
     def _diffs(
         self, references: Sequence[Step], candidates: Sequence[Step], numbers: tuple[int, int] | None = None
-    ) -> list[Diff]:
+    ) -> list[list[Diff]]:
         infos = self.reference.info, self.candidate.info
         first = self._alignment is None
         alignment = self._align(references, candidates)
@@ -111,11 +113,10 @@ class RunComparison:
                 self._alignment = replace(alignment, cut_elsewhere=cut)
                 ranks = step_pairs(references, candidates, infos, self._alignment, self.stages)
                 judged = self._judged(self._again(measured, [pair for rank in ranks for pair in rank]), ranks)
-        found = left_out(references, candidates, infos, self.stages)
-        for diffs in judged:
-            found += diffs
+        alone = left_out(references, candidates, infos, self.stages)
+        found = [alone, *judged] if alone else judged
         # Only now: every rank of a step is judged by the step before it, none by another rank.
-        self._drift = drift(found)
+        self._drift = drift([diff for diffs in found for diff in diffs])
         return found
 
     def _align(self, references: Sequence[Step], candidates: Sequence[Step]) -> Alignment:
@@ -166,15 +167,44 @@ class RunComparison:
             only: steps that only one run has.
             settings: whether hyper-parameters that differ between layers that ran are a diff, too, where no tensor is.
         """
+        tally = Tally(self.alignment)
+        tally.add(diffs)
+        return self._reported(tuple(diffs), tally, self.first(diffs), steps, only, settings)
+
+    def report_of(
+        self,
+        findings: Findings,
+        first: FirstDiff | None,
+        steps: Sequence[int],
+        only: tuple[Sequence[int], Sequence[int]],
+        settings: bool,
+    ) -> Report:
+        """The report of all that was found, given the first diff among it."""
+        return self._reported(findings.diffs, findings.tally, first, steps, only, settings)
+
+    def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
+        """The first diff that did not pass, in words; `None` if all passed."""
         infos = self.reference.info, self.candidate.info
         first = first_diff(diffs, self.alignment, infos)
         if first is not None:
             first = blamed(first, next((d for d in diffs if not d.passed), None), infos)
+        return first
+
+    def _reported(
+        self,
+        diffs: Sequence[Diff],
+        tally: Tally,
+        first: FirstDiff | None,
+        steps: Sequence[int],
+        only: tuple[Sequence[int], Sequence[int]],
+        settings: bool,
+    ) -> Report:
+        infos = self.reference.info, self.candidate.info
         if first is None and settings and steps:
             first = setting_diff(self.alignment, self._called, steps[0])
         return Report(
-            diffs=tuple(diffs),
-            coverage=coverage(diffs, steps, only, self.alignment, infos, self._called),
+            diffs=diffs,
+            coverage=tally.coverage(steps, only, self.alignment, infos, self._called),
             first_diff=first,
             tolerance=self._policy.describe(),
             reference=self.reference.name,
@@ -229,19 +259,25 @@ def compare_runs(
     steps = _common(runs, numbers)
     # A run in memory is nothing that other processes could read.
     paths = [str(run) for run in (reference, candidate) if isinstance(run, (str, Path))]
-    diffs: list[Diff] = []
+    findings, first = None, None
     with Workers(paths, steps, workers if len(paths) == 2 else 1) as ahead:
         comparison = RunComparison(runs[0], runs[1], layer_map, policy, stages, workers=ahead)
         for done, (ours, theirs) in enumerate(steps):
             if progress is not None:
                 progress(done, len(steps))
-            found = comparison.dump_diffs(ours, theirs)
-            diffs += found
+            ranks = comparison.rank_diffs(ours, theirs)
+            found = [diff for diffs in ranks for diff in diffs]
+            if findings is None:
+                again = len(paths) == 2 and not ranks_told((runs[0].info, runs[1].info))
+                findings = Findings(comparison.alignment, (runs[0], runs[1]) if again else None)
+            findings.add(ranks, (ours, theirs))
+            if first is None:
+                first = comparison.first(found)
             if each is not None:
                 each(comparison.report(found, [ours]))
     if progress is not None:
         progress(len(steps), len(steps))
-    if not any(diff.compared for diff in diffs):
+    if findings is None or not findings.tally.compared:
         raise NothingToCompareError(
             f"the steps of {runs[0].name} and {runs[1].name} have no quantity in common: no layer of one answers to "
             "one of the other. Give a layer_map (`padiff map` writes one to start from)"
@@ -249,9 +285,8 @@ def compare_runs(
     sides = [{pair[k] for pair in steps} for k in (0, 1)]
     only = [n for n in numbers[0] if n not in sides[0]], [n for n in numbers[1] if n not in sides[1]]
     # A tolerance that was given says itself what counts as equal.
-    return comparison.report(
-        diffs, [ours for ours, _ in steps], only, settings=policy is None and "forward" in comparison.stages
-    )
+    settings = policy is None and "forward" in comparison.stages
+    return comparison.report_of(findings, first, [ours for ours, _ in steps], only, settings)
 
 
 def _common(runs: Sequence[Run], numbers: tuple[Sequence[int], Sequence[int]]) -> list[tuple[int, int]]:

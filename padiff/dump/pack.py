@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -146,6 +146,8 @@ class PackedTensor:
     shape: tuple[int, ...]
     stored: np.dtype[Any]
     compression: str = ""
+
+    filed: ClassVar[bool] = True
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

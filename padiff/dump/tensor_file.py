@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class TensorFile:
     dtype: str
     shape: tuple[int, ...]
     site: str
+
+    filed: ClassVar[bool] = True
 
     def read(self) -> np.ndarray:
         """The tensor, memory-mapped where it is not small.

@@ -4,6 +4,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 """
 
 from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, Report
+from padiff.records.folded import FoldedDiffs
 from padiff.records.recorded import (
     LOOP,
     PARAMETER_STAGES,
@@ -28,6 +29,7 @@ __all__ = [
     "Diff",
     "Figures",
     "FirstDiff",
+    "FoldedDiffs",
     "InMemory",
     "LOOP",
     "Layer",

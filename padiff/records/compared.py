@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cached_property
 
 from padiff.records.recorded import Record
 
@@ -216,7 +216,8 @@ class Report:
     """All diffs of two steps or two runs, in causal order. True in a condition if nothing parted.
 
     Attributes:
-        diffs: every diff, the ones that passed and the pairs with a missing side too.
+        diffs: every diff, the ones that passed and the pairs with a missing side too. Of a long comparison they are
+            made anew as they are asked for (`padiff.records.FoldedDiffs`).
         first_diff: the first one that did not pass, in words, or `None`.
         coverage: how much of each run was compared.
         tolerance: the tolerance policy, in words.
@@ -224,7 +225,7 @@ class Report:
         environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
     """
 
-    diffs: tuple[Diff, ...]
+    diffs: Sequence[Diff]
     coverage: Coverage
     first_diff: FirstDiff | None = None
     tolerance: str = ""
@@ -236,20 +237,28 @@ class Report:
     def passed(self) -> bool:
         return self.first_diff is None
 
-    @property
-    def failed(self) -> tuple[Diff, ...]:
+    @cached_property
+    def failed(self) -> Sequence[Diff]:
         """The diffs that did not pass, in causal order."""
-        return tuple(diff for diff in self.diffs if not diff.passed)
+        folded: Sequence[Diff] | None = getattr(self.diffs, "failed", None)
+        return tuple(diff for diff in self.diffs if not diff.passed) if folded is None else folded
 
-    @property
+    @cached_property
     def worst(self) -> Diff | None:
         """The compared diff with the largest relative L2 error, or `None` where nothing has figures.
 
         What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
         """
-        measured = [d for d in self.diffs if d.compared and d.figures is not None and np.isfinite(d.figures.rel_l2)]
-        measured = [d for d in measured if d.limit is None or d.limit <= 1 or not d.passed] or measured
-        return max(measured, key=lambda d: d.figures.rel_l2 if d.figures else 0.0, default=None)
+        worst: list[Diff | None] = [None, None]
+        largest = [-1.0, -1.0]
+        for diff in self.diffs:
+            if diff.figures is None or not diff.compared:
+                continue
+            error = diff.figures.rel_l2
+            noise = diff.passed and diff.limit is not None and diff.limit > 1
+            if largest[noise] < error < math.inf:
+                worst[noise], largest[noise] = diff, error
+        return worst[0] or worst[1]
 
     def __bool__(self) -> bool:
         return self.passed

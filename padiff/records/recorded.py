@@ -35,7 +35,8 @@ def inner_path(path: str, above: str) -> str:
 class TensorSource(Protocol):
     """Something that gives a tensor's values when asked: an array in memory, or a file.
 
-    One of which a sketch is all that was kept, or a part of such a one, has an attribute ``sketched`` that is true.
+    One of which a sketch is all that was kept, or a part of such a one, has an attribute ``sketched`` that is true. One
+    that is in a file as it is, so that its step can be read again to have it, has an attribute ``filed`` that is true.
     """
 
     def read(self) -> np.ndarray: ...
@@ -69,6 +70,10 @@ class Sketched:
     @property
     def sketched(self) -> bool:
         return True
+
+    @property
+    def filed(self) -> bool:
+        return not isinstance(self._row, tuple)
 
     @property
     def row(self) -> np.ndarray:
@@ -147,7 +152,8 @@ class Record:
     @property
     def sketch(self) -> Sketch | None:
         """The sketch, where that is all that was recorded."""
-        return self.source.sketch if isinstance(self.source, Sketched) else None
+        sketch: Sketch | None = getattr(self.source, "sketch", None)
+        return sketch
 
 
 def is_functional(slot: str) -> bool:

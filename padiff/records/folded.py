@@ -1,0 +1,316 @@
+"""Diffs of many steps in little memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from padiff.records.compared import Diff, Figures, Pair
+from padiff.records.recorded import Record, Run, Step
+
+# Of figures, what is a number; `bulk_l2` and a diff's `limit` and `floor` are NaN where there is none.
+_FLOATS = (
+    "max_abs",
+    "max_rel",
+    "mean_abs",
+    "mean_reference",
+    "l2",
+    "reference_l2",
+    "candidate_l2",
+    "bulk_l2",
+    "spread",
+)
+_COUNTS = ("size", "beyond", "nonfinite", "overflowed")
+_ROW = np.dtype(
+    [
+        ("place", np.uint32),
+        ("problem", np.uint32),
+        ("judged", np.uint32),
+        ("basis", np.uint32),
+        ("passed", np.bool_),
+        ("index", np.int64),
+        *((name, np.int64) for name in _COUNTS),
+        *((name, np.float64) for name in _FLOATS),
+        ("ours", np.float64),
+        ("theirs", np.float64),
+        ("value", np.float64),
+        ("limit", np.float64),
+        ("floor", np.float64),
+    ]
+)
+_NO_INDEX = -1
+# What stands for the basis of figures that are not there.
+_NO_FIGURES = ""
+
+
+class Steps:
+    """Reads steps of a run again when a record of one is looked at; the last one is kept."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._last: tuple[int, list[Step]] = (-1, [])
+
+    def record(self, number: int, rank: int, order: int) -> Record:
+        """One record, by its place in the order of its step."""
+        if self._last[0] != number:
+            self._last = number, self._run.steps(number)
+        records = self._last[1][rank].records
+        found = records[order] if order < len(records) else None
+        if found is None or found.order != order:
+            found = next(record for record in records if record.order == order)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """A tensor source that looks for its record in the run again."""
+
+    steps: Steps
+    number: int
+    rank: int
+    order: int
+
+    @property
+    def _source(self) -> Any:
+        return self.steps.record(self.number, self.rank, self.order).source
+
+    def read(self) -> np.ndarray:
+        values: np.ndarray = self._source.read()
+        return values
+
+    @property
+    def sketched(self) -> bool:
+        return bool(getattr(self._source, "sketched", False))
+
+    @property
+    def sketch(self) -> Any:
+        return getattr(self._source, "sketch", None)
+
+
+class _Names(dict[Any, int]):
+    """Numbers of things that come again and again, in the order in which they came first."""
+
+    def __init__(self) -> None:
+        self.known: list[Any] = []
+
+    def __missing__(self, thing: Any) -> int:
+        self[thing] = number = len(self.known)
+        self.known.append(thing)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Diffs of one rank of one step.
+
+    Attributes:
+        numbers: of the step, as each run numbers it.
+        rank: which of the step's ranks, counted.
+        step: the step's number, as the pairs have it.
+        rows: what is kept of each diff.
+        whole: diffs that do not fit into a row, by their place in the block.
+    """
+
+    numbers: tuple[int, int]
+    rank: int
+    step: int
+    rows: np.ndarray
+    whole: dict[int, Diff]
+
+
+class FoldedDiffs(Sequence[Diff]):
+    """The diffs of many steps: what is the same in every step is kept once, figures as numbers.
+
+    A diff is made anew whenever it is asked for; if its tensors are looked at, its step is read again.
+
+    Args:
+        runs: reference and candidate.
+    """
+
+    def __init__(self, runs: tuple[Run, Run]) -> None:
+        self._steps = Steps(runs[0]), Steps(runs[1])
+        self._blocks: list[_Block] = []
+        self._starts = array("q")
+        self._count = 0
+        self._places, self._texts = _Names(), _Names()
+
+    def add(self, diffs: Sequence[Diff], numbers: tuple[int, int], rank: int) -> None:
+        """Add the diffs of one rank of one step."""
+        if not diffs:
+            return
+        whole = {k: diff for k, diff in enumerate(diffs) if not _fits(diff)}
+        rows = [self._row(diff) for diff in diffs]
+        self._blocks.append(_Block(numbers, rank, diffs[0].pair.step, np.array(rows, _ROW), whole))
+        self._starts.append(self._count)
+        self._count += len(diffs)
+
+    @property
+    def failed(self) -> Sequence[Diff]:
+        """Those that did not pass."""
+        return _Chosen(self, array("q", np.flatnonzero(~self.column("passed")).tolist()))
+
+    def column(self, name: str) -> np.ndarray:
+        """One number of every diff: ``passed``, or one of its figures."""
+        return np.concatenate([block.rows[name] for block in self._blocks] or [np.zeros(0, _ROW[name])])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Diff]:
+        for block in self._blocks:
+            for k, row in enumerate(block.rows.tolist()):
+                yield self._diff(block, k, row)
+
+    @overload
+    def __getitem__(self, key: int) -> Diff: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
+
+    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
+        if isinstance(key, slice):
+            return tuple(self[k] for k in range(*key.indices(len(self))))
+        place = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
+        number = bisect_right(self._starts, place) - 1
+        block, k = self._blocks[number], place - self._starts[number]
+        return self._diff(block, k, block.rows[k].item())
+
+    def _row(self, diff: Diff) -> tuple[Any, ...]:
+        pair, figures = diff.pair, diff.figures
+        sides = tuple(_place(record) for record in (pair.reference, pair.candidate))
+        texts = self._texts
+        about = (
+            self._places[(*sides, pair.transform, pair.scales, pair.optional)],
+            texts[diff.problem],
+            texts[diff.judged[0]],
+            texts[figures.basis if figures is not None else _NO_FIGURES],
+            diff.passed,
+        )
+        judged = (diff.judged[1], _or_nan(diff.limit), _or_nan(diff.floor))
+        if figures is None:
+            return (*about, _NO_INDEX, *(0,) * len(_COUNTS), *(math.nan,) * (len(_FLOATS) + 2), *judged)
+        counts = (figures.size, figures.beyond, figures.nonfinite, figures.overflowed)
+        floats = (
+            figures.max_abs,
+            figures.max_rel,
+            figures.mean_abs,
+            figures.mean_reference,
+            figures.l2,
+            figures.reference_l2,
+            figures.candidate_l2,
+            _or_nan(figures.bulk_l2),
+            figures.spread,
+        )
+        return (*about, _flat(figures.index, pair.anchor.shape), *counts, *floats, *figures.values, *judged)
+
+    def _diff(self, block: _Block, k: int, row: tuple[Any, ...]) -> Diff:
+        if k in block.whole:
+            return block.whole[k]
+        place, problem, judged, basis, passed, flat, size, beyond, nonfinite, overflowed, *floats = row
+        ours, theirs, transform, scales, optional = self._places.known[place]
+        reference = _record(ours, self._steps[0], block.numbers[0], block.rank)
+        candidate = _record(theirs, self._steps[1], block.numbers[1], block.rank)
+        pair = Pair(block.step, reference, candidate, transform, scales, optional)
+        texts = self._texts.known
+        figures = None
+        *measured, bulk, spread, value, other, figure, limit, floor = floats
+        if texts[basis] != _NO_FIGURES:
+            max_abs, max_rel, mean_abs, mean_reference, l2, reference_l2, candidate_l2 = measured
+            index = () if flat == _NO_INDEX else _index(flat, pair.anchor.shape)
+            figures = Figures(
+                max_abs,
+                max_rel,
+                mean_abs,
+                mean_reference,
+                l2,
+                reference_l2,
+                candidate_l2,
+                size,
+                index,
+                (value, other),
+                beyond,
+                nonfinite,
+                overflowed,
+                _or_none(bulk),
+                texts[basis],
+                spread,
+            )
+        return Diff(pair, figures, passed, _or_none(limit), (texts[judged], figure), texts[problem], _or_none(floor))
+
+
+class _Chosen(Sequence[Diff]):
+    """Some of the diffs, in their order."""
+
+    def __init__(self, diffs: FoldedDiffs, places: array[int]) -> None:
+        self._diffs, self._places = diffs, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, key: int) -> Diff: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
+
+    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
+        if isinstance(key, slice):
+            return tuple(self._diffs[place] for place in self._places[key])
+        return self._diffs[self._places[key]]
+
+
+def _place(record: Record | None) -> tuple[Any, ...] | None:
+    """What of a record is the same in every step."""
+    if record is None:
+        return None
+    r = record
+    return r.layer, r.stage, r.slot, r.dtype, r.shape, r.call, r.order, r.layer_type, r.recomputed
+
+
+def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int) -> Record | None:
+    """The record at a place in a step."""
+    if place is None:
+        return None
+    layer, stage, slot, dtype, shape, call, order, layer_type, recomputed = place
+    source = Reread(steps, number, rank, order)
+    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed)
+
+
+def _fits(diff: Diff) -> bool:
+    """Whether a row says all of a diff."""
+    sides = (diff.pair.reference, diff.pair.candidate)
+    if not all(side is None or getattr(side.source, "filed", False) for side in sides):
+        return False  # a part of a tensor, or several in one: it is in no file
+    index, shape = (diff.figures.index if diff.figures is not None else ()), diff.pair.anchor.shape
+    return not index or (len(index) == len(shape) and all(i < n for i, n in zip(index, shape)))
+
+
+def _flat(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    if not index or len(index) != len(shape):
+        return _NO_INDEX
+    flat = 0
+    for i, n in zip(index, shape):
+        flat = flat * n + i
+    return flat
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index = []
+    for n in reversed(shape):
+        flat, i = divmod(flat, n)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
