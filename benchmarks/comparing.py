@@ -3,7 +3,7 @@
 For two run folders of synthetic steps, written by numpy alone, medians of several rounds, interleaved:
 
 * compare / floor: ``padiff.compare_runs``, everything included, beside loading each pair of files with ``np.load`` and
-  taking ``np.abs(a - b).max()``, one after the other; by wall clock, and by the processor time of all threads; and
+  taking ``np.abs(a - b).max()``, one after the other; by wall clock, and by the processor time of this process; and
   the same of runs whose steps are packed into one file each, beside the same floor;
 * alignment: pairing the layers, as a share of the comparison;
 * watch: from the appearance of a step in both folders to its report, beside the floor of that step;
@@ -34,7 +34,11 @@ from padiff.records import ROOT, InMemory, Layer, Parameter, Record, RunInfo, St
 from padiff_hooks.paired import PairedRuns
 
 # Steps, layers, elements of each tensor; a layer has an output and a weight, and what belongs to them.
-SHAPES = {"large tensors": (3, 20, 1 << 20), "many small tensors": (10, 80, 256)}
+SHAPES = {
+    "large tensors": (3, 20, 1 << 20),
+    "medium tensors": (6, 60, 40_000),
+    "many small tensors": (10, 80, 256),
+}
 STAGES = (("forward", "output.0"), ("backward", "output.0"), ("weight", "w"), ("grad", "w"), ("update", "w"))
 
 
@@ -177,7 +181,7 @@ def growth(folder: Path, noise: float, rounds: int, workers: int | None) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, help="threads that measure (default: as many as there are cores)")
+    parser.add_argument("--workers", type=int, help="processes that measure (default: as many as pay)")
     parser.add_argument("--dir", help="where to write; the file system matters (default: the temporary folder)")
     parser.add_argument("--equal", action="store_true", help="compare runs that are equal to the bit")
     args = parser.parse_args()

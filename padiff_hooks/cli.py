@@ -140,15 +140,14 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         console.print(
             f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.", markup=False
         )
-    steps: list[Report] = []
-    with console.status("comparing") as status:
+    with console.status("comparing") as status, _Streaming(args) as streaming:
         report = compare_runs(
             args.reference,
             args.candidate,
             layer_map=args.layer_map,
             policy=_policy(args),
             progress=lambda done, total: status.update(f"comparing: {done} of {total} steps"),
-            each=steps.append if args.logdir else None,
+            each=streaming.write if args.logdir else None,
             workers=args.workers,
         )
     print_report(report, console, everything=args.all)
@@ -159,18 +158,28 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     if args.markdown:
         _write(args.markdown, to_markdown(report))
     if args.logdir:
-        _stream_all(args, steps)
         console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
     return MATCH if report.passed else DIFFER
 
 
-def _stream_all(args: argparse.Namespace, steps: Sequence[Report]) -> None:
-    stream = DiffStream(args.logdir, _names(args))
-    try:
-        for report in steps:
-            stream.write(report)  # passes over what the log folder has already
-    finally:
-        stream.close()
+class _Streaming:
+    """Writes the reports of steps for TensorBoard as they come; the log folder is made with the first one."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._stream: DiffStream | None = None
+
+    def __enter__(self) -> _Streaming:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def write(self, report: Report) -> None:
+        if self._stream is None:
+            self._stream = DiffStream(self._args.logdir, _names(self._args))
+        self._stream.write(report)  # passes over what the log folder has already
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:

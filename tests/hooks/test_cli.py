@@ -11,7 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from core.making import planted, toy_folder, toy_info, write_run
 
+import padiff_hooks.cli
+from padiff import compare_runs
 from padiff_hooks.cli import main
+from padiff_hooks.stream import DiffStream
 
 from .test_stream import points
 
@@ -44,6 +47,14 @@ def test_a_diff_exits_with_1_and_names_the_place(bad, capsys):
     assert "1 of 66 pairs differ" in out
 
 
+def test_several_processes_tell_the_same(bad, capsys):
+    told = []
+    for workers in ("1", "2"):
+        assert main(["compare", *bad, "--workers", workers]) == 1
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+
+
 def test_json_to_standard_output_is_nothing_but_json(bad, capsys):
     assert main(["compare", *bad, "--json", "-"]) == 1
     captured = capsys.readouterr()
@@ -67,6 +78,30 @@ def test_logdir_streams_every_step(good, tmp_path, capsys):
         assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 0
     assert [number for number, _ in points(tmp_path / "tb", "diff")["forward_rel_l2/fc1"]] == [0, 1, 2]
     assert f"tensorboard --logdir {tmp_path / 'tb'}" in capsys.readouterr().out
+
+
+def test_logdir_is_written_step_by_step(good, tmp_path, monkeypatch, capsys):
+    """As the comparison goes on, not when it is done: the reports of a long one are not kept."""
+    written = []
+    monkeypatch.setattr(DiffStream, "write", lambda _, report: written.append(report.coverage.steps))
+
+    def compared(*paths, each, **__):
+        def interrupted(report):
+            each(report)
+            if len(written) == 2:
+                raise KeyboardInterrupt
+
+        return compare_runs(*paths, each=interrupted)
+
+    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", compared)
+    assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 130
+    assert written == [(0,), (1,)]
+
+
+def test_without_a_compared_step_no_log_folder_is_made(tmp_path, capsys):
+    runs = [str(toy_folder(tmp_path / name, [number])) for name, number in (("a", 0), ("b", 1))]
+    assert main(["compare", *runs, "--logdir", str(tmp_path / "tb")]) == 2
+    assert not (tmp_path / "tb").exists()
 
 
 @pytest.mark.parametrize(
@@ -149,6 +184,7 @@ MISUSE = [
     (["compare", "{run}", "{run}", "--markdown", "missing/x.md"], r"cannot write missing/x\.md: there is no folder"),
     (["compare", "{run}", "{run}", "--json", "{empty}"], r"cannot write .*empty: .*directory"),
     (["compare", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
+    (["compare", "{run}", "{run}", "--workers", "0"], r"workers is how many processes measure, at least 1, got 0"),
     (["watch", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
     (
         ["watch", "{run}", "{run}", "--logdir", "tb", "--interval", "0"],
