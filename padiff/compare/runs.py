@@ -16,7 +16,7 @@ from padiff.compare.findings import Findings
 from padiff.compare.noise import NoisePolicy, drift
 from padiff.compare.ranks import ranks_told
 from padiff.compare.sketched import measure_pair
-from padiff.compare.step_pairs import left_out, step_pairs
+from padiff.compare.step_pairs import left_out, rank_steps, step_pairs
 from padiff.compare.surroundings import blamed
 from padiff.compare.tolerance import Policy
 from padiff.compare.workers import Workers, check_workers
@@ -104,16 +104,17 @@ class RunComparison:
         infos = self.reference.info, self.candidate.info
         first = self._alignment is None
         alignment = self._align(references, candidates)
-        ranks = step_pairs(references, candidates, infos, alignment, self.stages)
+        sides = rank_steps(references, candidates, infos)
+        ranks = step_pairs(sides, alignment, self.stages)
         measured = self._measured([pair for rank in ranks for pair in rank], numbers, alignment)
         judged = self._judged(measured, ranks)
         if first:
             cut = cut_elsewhere(judged[0], alignment, self._cuts)
             if cut:
                 self._alignment = replace(alignment, cut_elsewhere=cut)
-                ranks = step_pairs(references, candidates, infos, self._alignment, self.stages)
+                ranks = step_pairs(sides, self._alignment, self.stages)
                 judged = self._judged(self._again(measured, [pair for rank in ranks for pair in rank]), ranks)
-        alone = left_out(references, candidates, infos, self.stages)
+        alone = left_out(references, candidates, infos, sides, self.stages)
         found = [alone, *judged] if alone else judged
         # Only now: every rank of a step is judged by the step before it, none by another rank.
         self._drift = drift([diff for diffs in found for diff in diffs])

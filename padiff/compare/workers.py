@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.align import Alignment
 from padiff.compare.sketched import kept_as_sketch, measure_pair
-from padiff.compare.step_pairs import step_pairs
+from padiff.compare.step_pairs import rank_steps, step_pairs
 from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.records import Diff, Figures, Pair, Record, Run, Step
@@ -72,8 +72,9 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        # What has nothing to do any more ends by itself; one that is killed while it starts may say so on the screen.
+        self._close(kill=kind is not None or bool(self._ahead))
 
     def start(self, step: Step) -> None:
         """Start the processes, if that pays for so many steps like this one; they are ready some time later."""
@@ -149,9 +150,9 @@ class Workers:
                 future.cancel()
         self._ahead.clear()
 
-    def _close(self) -> None:
+    def _close(self, kill: bool = True) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=True, kill_workers=True)
+            self._pool.shutdown(wait=True, kill_workers=kill)
         self._pool = None
         self._ahead.clear()
 
@@ -167,8 +168,8 @@ def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) ->
     runs, alignment, stages, elementwise = _opened(job)
     reference, candidate = runs
     steps = reference.steps(numbers[0]), candidate.steps(numbers[1])
-    ranks = step_pairs(*steps, (reference.info, candidate.info), alignment, stages)
-    pairs = [pair for rank in ranks for pair in rank]
+    ranks = rank_steps(*steps, (reference.info, candidate.info))
+    pairs = [pair for rank in step_pairs(ranks, alignment, stages) for pair in rank]
     if parts > 1:
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -124,7 +125,25 @@ class _Block:
     whole: dict[int, Diff]
 
 
-class FoldedDiffs(Sequence[Diff]):
+class _MadeAnew(Sequence[Diff], ABC):
+    """Diffs that are made when they are asked for."""
+
+    @abstractmethod
+    def _at(self, place: int) -> Diff:
+        """The diff at a place, counted from the first one."""
+
+    @overload
+    def __getitem__(self, key: int) -> Diff: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
+
+    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
+        places = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
+        return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
+
+
+class FoldedDiffs(_MadeAnew):
     """The diffs of many steps: what is the same in every step is kept once, figures as numbers.
 
     A diff is made anew whenever it is asked for; if its tensors are looked at, its step is read again.
@@ -153,11 +172,10 @@ class FoldedDiffs(Sequence[Diff]):
     @property
     def failed(self) -> Sequence[Diff]:
         """Those that did not pass."""
-        return _Chosen(self, array("q", np.flatnonzero(~self.column("passed")).tolist()))
-
-    def column(self, name: str) -> np.ndarray:
-        """One number of every diff: ``passed``, or one of its figures."""
-        return np.concatenate([block.rows[name] for block in self._blocks] or [np.zeros(0, _ROW[name])])
+        places = array("q")
+        for start, block in zip(self._starts, self._blocks):
+            places.extend((start + np.flatnonzero(~block.rows["passed"])).tolist())
+        return _Chosen(self, places)
 
     def __len__(self) -> int:
         return self._count
@@ -167,16 +185,7 @@ class FoldedDiffs(Sequence[Diff]):
             for k, row in enumerate(block.rows.tolist()):
                 yield self._diff(block, k, row)
 
-    @overload
-    def __getitem__(self, key: int) -> Diff: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
-
-    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
-        if isinstance(key, slice):
-            return tuple(self[k] for k in range(*key.indices(len(self))))
-        place = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
+    def _at(self, place: int) -> Diff:
         number = bisect_right(self._starts, place) - 1
         block, k = self._blocks[number], place - self._starts[number]
         return self._diff(block, k, block.rows[k].item())
@@ -244,7 +253,7 @@ class FoldedDiffs(Sequence[Diff]):
         return Diff(pair, figures, passed, _or_none(limit), (texts[judged], figure), texts[problem], _or_none(floor))
 
 
-class _Chosen(Sequence[Diff]):
+class _Chosen(_MadeAnew):
     """Some of the diffs, in their order."""
 
     def __init__(self, diffs: FoldedDiffs, places: array[int]) -> None:
@@ -253,16 +262,8 @@ class _Chosen(Sequence[Diff]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, key: int) -> Diff: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
-
-    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
-        if isinstance(key, slice):
-            return tuple(self._diffs[place] for place in self._places[key])
-        return self._diffs[self._places[key]]
+    def _at(self, place: int) -> Diff:
+        return self._diffs[self._places[place]]
 
 
 def _place(record: Record | None) -> tuple[Any, ...] | None:
