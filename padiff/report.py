@@ -47,7 +47,12 @@ def verdict(report: Report) -> str:
             if cut == 1
             else (" at other places of the computation, and are compared inside only.")
         )
-    if worst is not None and worst.figures is not None and worst.figures.rel_l2 > _AMPLIFIED:
+    if coverage.amplified is not None:
+        text += (
+            f" From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
+            "amplifies rounding: what parts there by less can't be told, and the steps before give the answer."
+        )
+    elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > _AMPLIFIED:
         text += " This training amplifies rounding: its earlier steps give the sharper answer."
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
@@ -66,6 +71,11 @@ def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
         lines.append(f"{coverage.sketched} pairs judged from sketches: relative L2 to +- {SPREAD:.0%}, {sampled}")
     if coverage.bounded:
         lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
+    if coverage.amplified is not None:
+        lines.append(
+            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: little "
+            "else can be told there"
+        )
     named: list[tuple[str, Iterable[str]]] = [
         (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
         (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
@@ -160,6 +170,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "bounded": coverage.bounded,
             "unmeasured": list(coverage.unmeasured),
             "ranks": coverage.ranks,
+            "amplified": coverage.amplified,
         },
         "steps": [
             {

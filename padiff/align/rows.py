@@ -18,6 +18,8 @@ Index = dict[tuple[str, str], list[Record]]
 Found = list[tuple["Record | None", "Record | None", str]]
 _Key = tuple[str, str, str, int]
 
+_FUSED = "[query, key, value]"
+
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
@@ -130,6 +132,9 @@ def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, cal
         return []  # tied on both sides: compared where they were first seen
     for side, found in zip(sides, records):
         side.used.update(id(record) for record in found)
+    together = _together(both, records)
+    if together is not None:
+        return [] if all(known) else [together]
     if len(both[0]) == len(both[1]) == 1:
         return [_one(both[0][0], both[1][0], records[0][0], records[1][0])]
     if stage == "grad":
@@ -137,6 +142,25 @@ def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, cal
         return [(a, b, "") for a in _cut(both[0], records[0], both[1]) for b in _cut(both[1], records[1], both[0])]
     added = [_added(_cut(both[k], records[k], both[1 - k])) for k in (0, 1)]
     return [(added[0], added[1], "")]
+
+
+def _together(
+    both: tuple[Sequence[Part], Sequence[Part]], records: Sequence[Sequence[Record]]
+) -> tuple[Record, Record, str] | None:
+    """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
+    parts = [parts[0] for parts in both]
+    if not all(part.label for part in parts) or parts[0].groups != parts[1].groups:
+        return None
+    whole = [record[0] for record in records]
+    if not all(getattr(record.source, "sketched", False) for record in whole):
+        return None
+    a, b = (replace(record, slot=record.slot + _FUSED) for record in whole)
+    return a, b, "transpose" if _turned(parts[0]) != _turned(parts[1]) else ""
+
+
+def is_fused(slot: str) -> bool:
+    """Whether a slot is that of query, key and value in one, which are otherwise compared one by one."""
+    return slot.endswith(_FUSED)
 
 
 def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record, str]:

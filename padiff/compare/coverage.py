@@ -12,6 +12,9 @@ from padiff.compare.ranks import OWN_SAMPLES, ranks_told
 from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.records import PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
 
+# Relative L2 error of an output that passed, above which rounding was amplified.
+_FAR = 0.1
+
 
 class Tally:
     """What was compared so far, and what was not, step by step."""
@@ -25,6 +28,7 @@ class Tally:
         self._sites: tuple[set[str], set[str]] = (set(), set())
         self._unmeasured: set[str] = set()
         self._views: dict[str, str] = {}
+        self._amplified: int | None = None
 
     def add(self, diffs: Iterable[Diff]) -> None:
         """Count the diffs of a step."""
@@ -41,6 +45,9 @@ class Tally:
             counts["candidate"] += pair.candidate is not None
             if compared:
                 counts["compared"] += 1
+                if self._amplified is None and pair.stage == "forward" and diff.passed:
+                    far = diff.judged[0] == "rel_l2" and diff.judged[1] > _FAR
+                    self._amplified = pair.step if far else None
                 if diff.figures is not None and diff.figures.basis != "tensors":
                     counts["sketched"] += 1
                     counts["bounded"] += diff.figures.basis == "moments"
@@ -98,6 +105,7 @@ class Tally:
             bounded=counts["bounded"],
             ranks=ranks_told(infos),
             unmeasured=tuple(sorted(self._unmeasured)),
+            amplified=self._amplified,
         )
 
 

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from padiff import equivalents
+from padiff.align.rows import is_fused
+from padiff.compare import drift
+from padiff.compare.drift import GROWN_AT_MOST, GROWTH, RUNNING, SURE, UNRELATED, Drift, allowed, inherited, key_of
 from padiff.compare.measure import loaded
 from padiff.compare.tolerance import judged_together
 from padiff.errors import UsageError
 from padiff.records import LOOP, STAGES, Diff, Figures
-
-# Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
-# coarsest dtype of the step. Measured on clean torch / paddle pairs (see benchmarks/noise.py), with room to spare.
-_ALLOWED = {
-    #            input   weight  forward loss    backward grad   update
-    "float64": (1e-12, 1e-12, 1e-10, 1e-10, 1e-9, 1e-9, 1e-6),
-    "float32": (1e-6, 1e-6, 2e-5, 2e-5, 1e-2, 3e-2, 1e-2),
-    "float16": (1e-3, 1e-3, 5e-3, 5e-3, 2e-2, 2e-2, 1e-1),
-    "bfloat16": (8e-3, 8e-3, 4e-2, 4e-2, 1e-1, 1e-1, 3e-1),
-}
-_STAGE = {name: k for k, name in enumerate(STAGES)}
-_COARSENESS = ("float64", "float32", "float16", "bfloat16")
-# What the halves of a complex number are.
-_HALVES = {"complex64": "float32", "complex128": "float64"}
 
 # How much of the relative error that a step starts with (weights, inputs) may be found again at each stage.
 _GAIN = {
@@ -41,22 +30,22 @@ _GAIN = {
 # Where rounding moves a value across the kink of a ReLU, or to another maximum of a pool, a whole element of the
 # gradient changes. The share of such elements goes with the error of forward, their L2 error with its root.
 _KINKS = {"backward": 4.0, "grad": 4.0}
-# However much is inherited, an error beyond this share is told: a step that far off has nothing left to compare.
+# However much is inherited, an error beyond this share is told. Where layers were seen to amplify what a step starts
+# from, the share grows with that, up to tensors that have nothing in common but their size (a gradient of what is all
+# but learned not even that); a loss sums up many, and stays nearer.
 _AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
+_APART = {"forward": 3.0, "loss": 1.0, "backward": 10.0, "grad": 10.0, "update": 3.0}
+# How much larger than it may be by itself an output's error may be for that of the outputs before it, which layers hand
+# on and amplify; in all, in a step.
+_DEEP = 20.0
+# How much larger than in the steps before the amplification may be.
+_MORE_GAIN = 4.0
 # Weights may drift by this much of their norm with every step, up to the end of the ramp.
 _DRIFT_PER_STEP, _DRIFT_STEPS = 1e-3, 100
-# Two unrelated vectors of one norm are sqrt(2) of it apart: the size of an update that rounding noise steered.
-_UNRELATED = 2.5
 # A gradient whose bulk agrees may be off by this share in its few other elements.
 _FEW_AT_MOST = 0.5
-# Standard deviations by which an estimate has to be beyond its limit.
-_SURE = 3.0
 # Noise differs by at least this share of itself from one side to the other.
 _DIFFERENT = 1e-2
-# How much larger than in the step compared before the diffs of a stage may be: rounding that training amplifies.
-# Up to the last: two gradients of a converged training may have nothing left in common but their size.
-_GROWTH, _GROWN_AT_MOST = 5.0, 3.0
-_RUNNING = frozenset({"running_mean", "running_var"})
 
 
 @dataclass(frozen=True)
@@ -64,6 +53,7 @@ class NoisePolicy:
     """The default: relative L2 error against the rounding noise of dtype and stage, and the drift of the run.
 
     * Each stage has a limit by the coarsest floating dtype seen so far in the step.
+    * An output may be off by five times what the outputs before it are off: deep networks add rounding up.
     * A step that starts from slightly different weights or inputs (rounding noise of the steps before) may differ
       accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
     * Limits of gradients and updates grow with the root of the error of the outputs: kinks (ReLU, max pooling).
@@ -92,53 +82,59 @@ class NoisePolicy:
         times = "" if self.factor == 1.0 else f" times {self.factor:g}"
         return f"rounding noise by dtype, stage and drift (relative L2){times}"
 
-    def judge(self, diffs: Sequence[Diff], before: Mapping[str, float] | None = None) -> list[Diff]:
-        context = _Context(diffs, self.factor, before or {})
+    def judge(self, diffs: Sequence[Diff], before: Drift = drift.NONE) -> list[Diff]:
+        context = _Context(diffs, self.factor, before)
         return judged_together([context.judge(diff) for diff in diffs])
 
 
 class _Context:
     """What has to be known of a whole step before one of its diffs can be judged."""
 
-    def __init__(self, diffs: Sequence[Diff], factor: float, before: Mapping[str, float]) -> None:
+    def __init__(self, diffs: Sequence[Diff], factor: float, before: Drift) -> None:
         self._factor = factor
         self._before = before
         self._dtypes = self._coarsest(diffs)
         self._grad_scale = _rms(diffs, "grad")
-        self._updates = {_key(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
+        self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
         self._update_scale = max(_rms(diffs, "update").values(), default=0.0)
         self._samples = _samples(diffs)
+        self._deviations = _deviations(diffs)
         grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
-        self._steered = {_key(d) for d in grads if self._is_noise(d)}
-        self._grads = {_key(d): d for d in grads}
+        self._steered = {key_of(d) for d in grads if self._is_noise(d) or _hides_noise(d)}
+        self._grads = {key_of(d): d for d in grads}
+        self._gain = _MORE_GAIN * before.gain
+        unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
+        unseen *= min(1.0, self._gain / _GAIN["forward"])
         # What noise steered (a bias before a normalisation) shows in outputs, and cancels out before the loss.
         self._inherited = {
-            "forward": _inherited(diffs),
-            "later": _inherited([d for d in diffs if _key(d) not in self._steered]),
+            "forward": inherited(diffs, unseen),
+            "later": inherited([d for d in diffs if key_of(d) not in self._steered], unseen),
         }
         self._forward_error = self._largest_forward(diffs)
+        #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
+        self._handed_on = 0.0
         self._kinks = self._largest_kink(diffs)
         self._grad_errors = {
-            _key(d): d.figures.rel_l2 for d in grads if d.figures is not None and d.figures.l2 <= self._grad_limit(d)
+            key_of(d): d.figures.rel_l2 for d in grads if d.figures is not None and d.figures.l2 <= self._grad_limit(d)
         }
 
     @staticmethod
     def _coarsest(diffs: Sequence[Diff]) -> dict[str, str]:
         """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
         coarsest, seen = {}, 0
-        for stage in _STAGE:
+        for stage in STAGES:
             for diff in diffs:
                 for record in (diff.pair.reference, diff.pair.candidate):
-                    dtype = _HALVES.get(record.dtype, record.dtype) if record is not None else ""
-                    if record is not None and record.stage == stage and dtype in _COARSENESS:
-                        seen = max(seen, _COARSENESS.index(dtype))
-            coarsest[stage] = _COARSENESS[seen]
+                    dtype = drift.coarse(record.dtype) if record is not None else ""
+                    if record is not None and record.stage == stage and dtype in drift.COARSENESS:
+                        seen = max(seen, drift.COARSENESS.index(dtype))
+            coarsest[stage] = drift.COARSENESS[seen]
         return coarsest
 
     def _largest_forward(self, diffs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an output, as far as it is allowed."""
         errors = (d.figures.rel_l2 for d in diffs if d.pair.stage == "forward" and d.figures and d.compared)
-        limit = self._allowed("forward") + _GAIN["forward"] * self._inherited["later"]
+        limit = _DEEP * (self._allowed("forward") + max(_GAIN["forward"], self._gain) * self._inherited["later"])
         return max((error for error in errors if error <= limit), default=0.0)
 
     def _largest_kink(self, diffs: Sequence[Diff]) -> float:
@@ -156,7 +152,7 @@ class _Context:
         return max(errors, default=0.0)
 
     def _allowed(self, stage: str) -> float:
-        return _ALLOWED[self._dtypes[stage]][_STAGE[stage]]
+        return allowed(self._dtypes[stage], stage)
 
     def _is_noise(self, diff: Diff) -> bool:
         """Whether a gradient is nothing but rounding: tiny beside its layer's, and another on either side."""
@@ -175,13 +171,17 @@ class _Context:
 
     def _steered_limit(self, figures: Figures) -> float:
         # Of any direction, but not larger than the reference's updates are.
-        return _UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
+        return UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
 
     def _relative(self, stage: str) -> float:
         own = self._allowed(stage)
         inherited = self._inherited["forward" if stage == "forward" else "later"]
-        more = _GAIN[stage] * inherited + _KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
-        return self._factor * max(own, min(own + more, _AT_MOST.get(stage, own)))
+        gain = max(_GAIN[stage], self._gain) if stage in _APART else 0.0
+        more = gain * inherited + _KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
+        # Weights that are a hundredth apart are as far as drift goes.
+        further = max(1.0, 0.01 * self._gain / _AT_MOST["forward"])
+        at_most = min(_AT_MOST.get(stage, own) * further, _APART.get(stage, own))
+        return self._factor * max(own, min(own + more, at_most))
 
     def judge(self, diff: Diff) -> Diff:
         if diff.problem or diff.figures is None:
@@ -190,24 +190,30 @@ class _Context:
         anchor = diff.pair.anchor
         if _exact(diff):
             return replace(diff, passed=figures.max_abs == 0, limit=0.0, judged=("max_abs", figures.max_abs))
-        limit = self._relative(stage) * figures.reference_l2
+        relative, explained = self._relative(stage), False
+        if stage == "forward":
+            deeper = min(_DEEP * relative, self._factor * _AT_MOST["forward"], GROWTH * self._handed_on)
+            relative = max(relative, deeper)
+        limit = relative * figures.reference_l2
         if anchor.layer == LOOP:
             # A scalar that should go to zero (a loss) has no scale of its own there.
             relative = self._factor * 1e-6 if stage == "update" else self._relative(stage)
             limit = relative * max(figures.reference_l2, 1e-2 if stage == "loss" else 0.0)
         elif stage == "weight":
-            limit = self._weight_limit(diff)
+            limit, explained = self._weight_limit(diff)
         elif stage == "grad":
             limit = self._grad_limit(diff)
         elif stage == "update":
-            steered = _key(diff) in self._steered
+            steered = key_of(diff) in self._steered
             # What a gradient was allowed to be off by, its update may be, too.
-            relative = self._relative(stage) + 5 * self._factor * self._grad_errors.get(_key(diff), 0.0)
+            relative = self._relative(stage) + 5 * self._factor * self._grad_errors.get(key_of(diff), 0.0)
             limit = self._steered_limit(figures) if steered else relative * figures.reference_l2
-        if anchor.layer != LOOP or stage == "loss":
-            grown = min(_GROWTH * self._before.get(stage, 0.0), _GROWN_AT_MOST)
+        if not explained and (anchor.layer != LOOP or stage == "loss"):
+            grown = min(GROWTH * self._before.stages.get(stage, 0.0), GROWN_AT_MOST)
             limit = max(limit, grown * figures.reference_l2)
         judged = self._verdict(diff, limit)
+        if stage == "forward" and judged.passed and diff.compared and judged.judged[0] == "rel_l2":
+            self._handed_on = max(self._handed_on, figures.rel_l2)
         if not judged.passed and stage in ("update", "weight"):
             return self._without_noise(judged, limit)
         return judged
@@ -217,7 +223,7 @@ class _Context:
 
         A bias of query, key and value in one: the attention does not depend on the key's.
         """
-        gradient = self._grads.get(_key(diff))
+        gradient = self._grads.get(key_of(diff))
         steps = diff.pair.step if diff.pair.stage == "weight" else 1
         if gradient is None or not steps or gradient.figures is None or diff.figures is None:
             return diff
@@ -231,38 +237,48 @@ class _Context:
         reference, candidate = loaded(diff.pair)
         error = candidate - reference
         count = int(noise.sum())
-        allowed = _UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
+        most = UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
         rest = float(np.linalg.norm(error[~noise]))
-        if not count or rest > limit or float(np.linalg.norm(error[noise])) > allowed:
+        if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
             return diff
         size = diff.figures.reference_l2 or 1.0
         return replace(
             diff, passed=True, limit=limit / size, judged=("rel_l2 where gradients are no noise", rest / size)
         )
 
-    def _weight_limit(self, diff: Diff) -> float:
+    def _weight_limit(self, diff: Diff) -> tuple[float, bool]:
+        """The limit, and whether the step before explains all of it."""
         figures = diff.figures
         assert figures is not None
         number = diff.pair.step
         limit = self._relative("weight") * figures.reference_l2
-        if number:
-            ramp = min(number, _DRIFT_STEPS) * _DRIFT_PER_STEP * self._allowed("forward") / _ALLOWED["float32"][2]
-            limit += self._factor * min(ramp, 0.1) * figures.reference_l2
-            update = self._updates.get(_key(diff))
-            if update is not None and update.figures is not None:
-                steered = _key(diff) in self._steered
-                # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
-                each = self._steered_limit(update.figures) if steered else 0.0
-                size = max(update.figures.reference_l2, update.figures.candidate_l2)
-                limit += self._factor * number * max(each, _DIFFERENT * size)
+        if not number:
+            return limit, False
+        update = self._updates.get(key_of(diff))
+        update_figures = update.figures if update is not None else None
+        drifted, explained = self._before.weight_error(key_of(diff), number, update_figures)
+        if explained:
+            # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
+            return limit + 2 * self._factor * drifted, True
+        ramp = min(number, _DRIFT_STEPS) * _DRIFT_PER_STEP * self._allowed("forward") / allowed("float32", "forward")
+        limit += self._factor * min(ramp, 0.1) * figures.reference_l2
+        if update_figures is not None:
+            steered = key_of(diff) in self._steered
+            # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
+            each = self._steered_limit(update_figures) if steered else 0.0
+            size = max(update_figures.reference_l2, update_figures.candidate_l2)
+            limit += self._factor * number * max(each, _DIFFERENT * size)
+        limit = max(limit, self._factor * drifted)
         slot = equivalents.slot(diff.pair.anchor.slot)
-        if slot in _RUNNING and number:
-            limit += self._relative("forward") * figures.reference_l2
-        if slot == "running_var" and number:
+        if slot in RUNNING:
+            # A mean near zero is made of values that are not: its error goes with theirs.
+            deviation = self._deviations.get(diff.pair.anchor.layer, 0.0) if slot == "running_mean" else 0.0
+            limit += self._relative("forward") * max(figures.reference_l2, deviation)
+        if slot == "running_var":
             samples = self._samples.get(diff.pair.anchor.layer, 0)
             if samples > 1:
                 limit += 1.05 / (samples - 1) * figures.reference_l2
-        return limit
+        return limit, False
 
     @staticmethod
     def _verdict(diff: Diff, limit: float) -> Diff:
@@ -271,7 +287,7 @@ class _Context:
         scale = figures.reference_l2
         bulk = figures.bulk_l2
         # An estimate is told only where chance does not explain it.
-        limit *= 1 + _SURE * figures.spread
+        limit *= 1 + SURE * figures.spread
         if bulk is not None and bulk <= limit < figures.l2 <= _FEW_AT_MOST * scale:
             return replace(diff, passed=True, limit=limit / scale, judged=("rel_l2 of the bulk", bulk / scale))
         if scale > 0:
@@ -279,45 +295,11 @@ class _Context:
         return replace(diff, passed=figures.l2 <= limit, limit=limit, judged=("l2", figures.l2))
 
 
-def drift(diffs: Sequence[Diff]) -> dict[str, float]:
-    """Largest relative error of each stage in a step, over what passed and is more than noise of its own."""
-    largest: dict[str, float] = {}
-    for diff in diffs:
-        name, figure = diff.judged
-        limited = diff.limit is not None and diff.limit <= _GROWN_AT_MOST
-        ordinary = equivalents.slot(diff.pair.anchor.slot) not in _RUNNING and diff.pair.stage != "input"
-        if diff.passed and diff.compared and name.startswith("rel_l2") and limited and ordinary:
-            largest[diff.pair.stage] = max(largest.get(diff.pair.stage, 0.0), figure)
-    return largest
-
-
-def _key(diff: Diff) -> tuple[str, str]:
-    return diff.pair.anchor.layer, diff.pair.anchor.slot
-
-
 def _exact(diff: Diff) -> bool:
     """Whether both sides are integers or booleans (token ids, masks, counters)."""
     floating = ("float", "bfloat", "complex")
     sides = (diff.pair.reference, diff.pair.candidate)
     return all(side is not None and not side.dtype.startswith(floating) for side in sides)
-
-
-def _inherited(diffs: Sequence[Diff]) -> float:
-    """Relative L2 error of all weights together, plus the largest of an input."""
-    squares = scale = inputs = 0.0
-    for diff in diffs:
-        dtype = diff.pair.anchor.dtype
-        if diff.figures is None or not diff.compared or _HALVES.get(dtype, dtype) not in _COARSENESS:
-            continue
-        if equivalents.slot(diff.pair.anchor.slot) in _RUNNING:
-            continue  # what training computes does not come from them, and they may be n / (n - 1) apart
-        if diff.pair.stage == "weight":
-            squares += diff.figures.l2**2
-            scale += diff.figures.reference_l2**2
-        elif diff.pair.stage == "input" and math.isfinite(diff.figures.rel_l2):
-            inputs = max(inputs, diff.figures.rel_l2)
-    weights = math.sqrt(squares / scale) if scale > 0 else 0.0
-    return min(weights + inputs, 1e-2)
 
 
 def _rms(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
@@ -329,6 +311,22 @@ def _rms(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
             rms = diff.figures.reference_l2 / math.sqrt(diff.figures.size)
             scales[layer] = max(scales.get(layer, 0.0), rms)
     return scales
+
+
+def _hides_noise(diff: Diff) -> bool:
+    """Whether the key's bias, whose gradient is rounding, lies in one sketch with those of query and value."""
+    sketched = diff.figures is not None and diff.figures.basis != "tensors"
+    return sketched and is_fused(diff.pair.anchor.slot) and len(diff.pair.anchor.shape) == 1
+
+
+def _deviations(diffs: Sequence[Diff]) -> dict[str, float]:
+    """L2 norm of the running standard deviations of a layer's channels."""
+    return {
+        diff.pair.anchor.layer: math.sqrt(diff.figures.mean_reference * diff.figures.size)
+        for diff in diffs
+        if diff.pair.stage == "weight" and equivalents.slot(diff.pair.anchor.slot) == "running_var"
+        if diff.compared and diff.figures is not None
+    }
 
 
 def _samples(diffs: Sequence[Diff]) -> dict[str, int]:

@@ -11,9 +11,10 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, settled
 from padiff.compare.coverage import Tally
 from padiff.compare.cuts import cut_elsewhere
+from padiff.compare.drift import NONE, drift
 from padiff.compare.explain import first_diff, setting_diff
 from padiff.compare.findings import Findings
-from padiff.compare.noise import NoisePolicy, drift
+from padiff.compare.noise import NoisePolicy
 from padiff.compare.ranks import ranks_told
 from padiff.compare.sketched import measure_pair
 from padiff.compare.step_pairs import left_out, rank_steps, step_pairs
@@ -67,7 +68,7 @@ class RunComparison:
         self._cuts, self._aligned = cuts, aligned
         self._alignment: Alignment | None = None
         self._called: tuple[set[str], set[str]] = (set(), set())
-        self._drift: dict[str, float] = {}
+        self._drift = NONE
         aligned(reference.info, candidate.info, self._map)  # a map that does not fit is told before any step is there
 
     @property
@@ -117,7 +118,7 @@ class RunComparison:
         alone = left_out(references, candidates, infos, sides, self.stages)
         found = [alone, *judged] if alone else judged
         # Only now: every rank of a step is judged by the step before it, none by another rank.
-        self._drift = drift([diff for diffs in found for diff in diffs])
+        self._drift = drift([diff for diffs in found for diff in diffs], self._drift)
         return found
 
     def _align(self, references: Sequence[Step], candidates: Sequence[Step]) -> Alignment:

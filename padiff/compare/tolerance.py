@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from padiff import equivalents
+from padiff.compare.drift import NONE, Drift
 from padiff.errors import UsageError
 from padiff.records import LOOP, PARAMETER_STAGES, Diff, Figures
 
@@ -21,10 +22,10 @@ class Policy(Protocol):
     def elementwise(self) -> tuple[float, float] | None:
         """``(atol, rtol)`` that `measure` has to count elements by, if any."""
 
-    def judge(self, diffs: Sequence[Diff], before: Mapping[str, float] | None = None) -> list[Diff]:
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         """The same diffs in the same order, judged.
 
-        ``before`` is the `drift` of the step that was compared before this one.
+        ``before`` says how far the runs had drifted apart in the step that was compared before this one.
         """
 
     def describe(self) -> str:
@@ -60,7 +61,7 @@ class Tolerance:
     def elementwise(self) -> tuple[float, float] | None:
         return (self.atol, self.rtol)
 
-    def judge(self, diffs: Sequence[Diff], before: Mapping[str, float] | None = None) -> list[Diff]:
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         return judged_together([self._judge(diff) for diff in diffs])
 
     def passes(self, figures: Figures) -> bool:
@@ -130,7 +131,7 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
         record, side = diff.pair.anchor, "candidate" if diff.pair.candidate is None else "reference"
         known = paired if side == "candidate" else paired_candidates
         if (
-            not diff.compared
+            not diff.pair.complete
             and not diff.pair.optional
             and record.stage in PARAMETER_STAGES
             and record.layer in known

@@ -171,6 +171,8 @@ class Coverage:
         sketched: how many of the pairs were judged from sketches, whose relative L2 error is an estimate.
         bounded: how many of those from norms and means only: one side lies in another layout.
         ranks: what is compared where the runs have different numbers of processes, in words.
+        amplified: the first step whose outputs are more than a tenth of themselves apart, though nothing has parted:
+            rounding that the training amplified. `None` if there is none.
         unmeasured: sites of pairs of which sketches are all there is, and say nothing: parts of a fused tensor.
     """
 
@@ -198,6 +200,7 @@ class Coverage:
     bounded: int = 0
     unmeasured: tuple[str, ...] = ()
     ranks: str = ""
+    amplified: int | None = None
 
     @property
     def share(self) -> float:

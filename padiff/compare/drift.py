@@ -1,0 +1,175 @@
+"""How far two runs have drifted apart by a step: what the next step that is compared may start from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from padiff import equivalents
+from padiff.records import LOOP, STAGES, Diff, Figures
+from padiff.sketch import ELEMENTS
+
+# Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
+# coarsest dtype of the step. Measured on clean torch / paddle pairs (see benchmarks/noise.py), with room to spare.
+_ALLOWED = {
+    #            input   weight  forward loss    backward grad   update
+    "float64": (1e-12, 1e-12, 1e-10, 1e-10, 1e-9, 1e-9, 1e-6),
+    "float32": (1e-6, 1e-6, 2e-5, 2e-5, 1e-2, 3e-2, 1e-2),
+    "float16": (1e-3, 1e-3, 5e-3, 5e-3, 2e-2, 2e-2, 1e-1),
+    "bfloat16": (8e-3, 8e-3, 4e-2, 4e-2, 1e-1, 1e-1, 3e-1),
+}
+_STAGE = {name: k for k, name in enumerate(STAGES)}
+#: Dtypes with the relative error of rounding one number.
+_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+COARSENESS = tuple(_ROUNDING)
+# What the halves of a complex number are.
+_HALVES = {"complex64": "float32", "complex128": "float64"}
+
+#: How much larger than in the step compared before the diffs of a stage may be: rounding that training amplifies.
+#: Up to the last: two gradients of a converged training may have nothing left in common but their size.
+GROWTH, GROWN_AT_MOST = 5.0, 3.0
+#: Two unrelated vectors of one norm are sqrt(2) of it apart: the size of an update that rounding noise steered.
+UNRELATED = 2.5
+#: Standard deviations by which an estimate has to be beyond its limit.
+SURE = 3.0
+#: A BatchNorm's statistics of the training so far. What training computes does not come from them.
+RUNNING = frozenset({"running_mean", "running_var"})
+
+#: A parameter: its layer and slot.
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far two runs are apart in a step that was compared.
+
+    Attributes:
+        step: its number.
+        stages: largest relative L2 error of each stage, over what passed and is more than noise of its own.
+        weights: ``||c - r||`` of each weight.
+        updates: ``||c - r||`` of each update, and the larger norm of its two sides.
+        gain: how many times larger outputs were off than what the step started from; the largest so far. From equal
+            weights it is what the layers make of the rounding of single numbers.
+        unseen: relative error of all weights together that may be where no sample of them looks.
+        unseen_each: by how much a step may have added to it.
+    """
+
+    step: int = -1
+    stages: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[Key, float] = field(default_factory=dict)
+    updates: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+    gain: float = 0.0
+    unseen: float = 0.0
+    unseen_each: float = 0.0
+
+    def weight_error(self, key: Key, step: int, update: Figures | None) -> tuple[float, bool]:
+        """How far off (L2) a weight may be in a later step, given how far off it and its update were in this one.
+
+        Returns:
+            The error, and whether that is all there is to it, as it is from one step to the next. What the steps
+            between were off by, if there are any, is not known; ``update``, the later step's, and the one here say by
+            how much of themselves updates are off.
+        """
+        own, steps = self.weights.get(key), step - self.step
+        if own is None or steps < 1:
+            return 0.0, False
+        error, size = self.updates.get(key, (0.0, 0.0))
+        if steps == 1:
+            return own + error, key in self.updates
+        if update is not None:
+            now = max(update.reference_l2, update.candidate_l2)
+            share = max((off / of for off, of in ((error, size), (update.l2, now)) if of > 0), default=0.0)
+            error = min(GROWTH * share, UNRELATED) * max(size, now)
+        return own + steps * error, False
+
+    def unseen_in(self, step: int) -> float:
+        """`unseen`, in a later step."""
+        return self.unseen + self.unseen_each * max(step - self.step, 0)
+
+
+#: Of a comparison's first step.
+NONE = Drift()
+
+
+def drift(diffs: Sequence[Diff], before: Drift = NONE) -> Drift:
+    """How far the runs are apart in a step, given its judged diffs and the step that was compared before it."""
+    stages: dict[str, float] = {}
+    weights: dict[Key, float] = {}
+    updates: dict[Key, tuple[float, float]] = {}
+    scale = unseen = outputs = 0.0
+    rounding = 0.0
+    for diff in diffs:
+        figures, stage, key = diff.figures, diff.pair.stage, key_of(diff)
+        if figures is None or not diff.compared or not math.isfinite(figures.l2):
+            continue
+        name, figure = diff.judged
+        # Without what an estimate was allowed beyond its limit.
+        limited = diff.limit is not None and diff.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
+        ordinary = equivalents.slot(diff.pair.anchor.slot) not in RUNNING and stage != "input"
+        if diff.passed and name.startswith("rel_l2") and limited and ordinary:
+            stages[stage] = max(stages.get(stage, 0.0), figure)
+        if stage == "forward" and diff.passed and name == "rel_l2":
+            outputs = max(outputs, figure)
+            rounding = max(rounding, _ROUNDING.get(coarse(diff.pair.anchor.dtype), 0.0))
+        if stage == "weight":
+            weights[key] = max(weights.get(key, 0.0), figures.l2)
+            if ordinary:
+                scale += figures.reference_l2**2
+        elif stage == "update" and key[0] != LOOP:
+            size = max(figures.reference_l2, figures.candidate_l2)
+            known = updates.get(key, (0.0, 0.0))
+            updates[key] = known[0] + figures.l2, known[1] + size  # of several in one step
+            if is_sampled(diff):
+                # An adaptive optimizer turns rounding in a few elements into updates of full size.
+                unseen += (allowed(coarse(diff.pair.anchor.dtype), "update") * size) ** 2
+    step = diffs[0].pair.step if diffs else before.step
+    each = math.sqrt(unseen / scale) if scale > 0 else 0.0
+    unseen = before.unseen_in(step)
+    start = rounding + inherited(diffs, unseen)
+    gain = max(before.gain, outputs / start) if start > 0 else before.gain
+    return Drift(step, stages, weights, updates, gain, unseen, each)
+
+
+def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
+    """Relative L2 error that a step starts with: of all weights together, plus the largest of an input.
+
+    Args:
+        unseen: what to add where samples are all that is known of a weight.
+    """
+    squares = scale = inputs = 0.0
+    sampled = False
+    for diff in diffs:
+        if diff.figures is None or not diff.compared or coarse(diff.pair.anchor.dtype) not in COARSENESS:
+            continue
+        if equivalents.slot(diff.pair.anchor.slot) in RUNNING:
+            continue  # they may be n / (n - 1) apart
+        if diff.pair.stage == "weight":
+            squares += diff.figures.l2**2
+            scale += diff.figures.reference_l2**2
+            sampled = sampled or is_sampled(diff)
+        elif diff.pair.stage == "input" and math.isfinite(diff.figures.rel_l2):
+            inputs = max(inputs, diff.figures.rel_l2)
+    weights = math.sqrt(squares / scale) if scale > 0 else 0.0
+    return min(weights + (unseen if sampled else 0.0) + inputs, 1e-2)
+
+
+def allowed(dtype: str, stage: str) -> float:
+    """Relative L2 error that rounding explains in a step that starts from equal weights."""
+    return _ALLOWED[dtype][_STAGE[stage]]
+
+
+def coarse(dtype: str) -> str:
+    """The real dtype that a dtype's numbers are."""
+    return _HALVES.get(dtype, dtype)
+
+
+def is_sampled(diff: Diff) -> bool:
+    """Whether only some of the tensor's elements were looked at."""
+    figures = diff.figures
+    return figures is not None and figures.basis != "tensors" and figures.size > ELEMENTS
+
+
+def key_of(diff: Diff) -> Key:
+    """The parameter that a diff is of."""
+    return diff.pair.anchor.layer, diff.pair.anchor.slot
