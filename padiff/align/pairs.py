@@ -215,23 +215,41 @@ def _pair_inputs(left: Index, right: Index) -> Found:
     return [(a, b, "") for a, b in zip(ours, theirs, strict=True)]
 
 
-def _causal_order(reference: Step, candidate: Step) -> Callable[[Pair], tuple[int, int, int, int]]:
-    """Key: stage; then the reference's order, parameters by when their layer first ran in forward."""
+def _causal_order(reference: Step, candidate: Step) -> Callable[[Pair], tuple[int, int, int, int, int]]:
+    """Key: what the optimizers did before; stage; then the reference's order, parameters by when their layer first ran
+    in forward.
+    """
     ran: dict[str, int] = {}
     for record in reference.records:
         if record.stage == "forward":
             ran.setdefault(record.layer, record.order)
     stage_of = {stage: position for position, stage in enumerate(STAGES)}
+    turns = _turns(reference), _turns(candidate)
     last = len(reference.records) + len(candidate.records)
 
-    def key(pair: Pair) -> tuple[int, int, int, int]:
+    def key(pair: Pair) -> tuple[int, int, int, int, int]:
         stage = stage_of[pair.stage]
         if pair.reference is None:
             assert pair.candidate is not None
-            return stage, 1, last, pair.candidate.order
+            return turns[1].get(pair.candidate.order, 0), stage, 1, last, pair.candidate.order
         record = pair.reference
         first = ran.get(record.layer, last) if record.stage in PARAMETER_STAGES else 0
         # Step-wide scalars come after the layers that they may explain.
-        return stage, 0, last + 1 if record.layer == LOOP else first, record.order
+        return turns[0].get(record.order, 0), stage, 0, last + 1 if record.layer == LOOP else first, record.order
 
     return key
+
+
+def _turns(step: Step) -> dict[int, int]:
+    """By order of the record, how often the layers ran again after an optimizer had stepped: a critic trained several
+    times in one step, two optimizers in turn.
+    """
+    turns: dict[int, int] = {}
+    turn, stepped = 0, False
+    for record in sorted(step.records, key=lambda record: record.order):
+        if record.stage == "update":
+            stepped = True
+        elif stepped and record.layer != LOOP and record.stage in ("input", "forward", "backward"):
+            turn, stepped = turn + 1, False
+        turns[record.order] = turn
+    return turns

@@ -36,6 +36,9 @@ SURE = 3.0
 #: A BatchNorm's statistics of the training so far. What training computes does not come from them.
 RUNNING = frozenset({"running_mean", "running_var"})
 
+#: Relative error of all weights together beyond which runs do not drift any more: they are apart.
+MOST = 1e-2
+
 #: A parameter: its layer and slot.
 Key = tuple[str, str]
 
@@ -51,6 +54,7 @@ class Drift:
         updates: ``||c - r||`` of each update, and the larger norm of its two sides.
         gain: how many times larger outputs were off than what the step started from; the largest so far. From equal
             weights it is what the layers make of the rounding of single numbers.
+        known: whether all weights that train are recorded: else what a step starts from is not known.
         unseen: relative error of all weights together that may be where no sample of them looks.
         unseen_each: by how much a step may have added to it.
     """
@@ -60,6 +64,7 @@ class Drift:
     weights: Mapping[Key, float] = field(default_factory=dict)
     updates: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     gain: float = 0.0
+    known: bool = True
     unseen: float = 0.0
     unseen_each: float = 0.0
 
@@ -92,8 +97,12 @@ class Drift:
 NONE = Drift()
 
 
-def drift(diffs: Sequence[Diff], before: Drift = NONE) -> Drift:
-    """How far the runs are apart in a step, given its judged diffs and the step that was compared before it."""
+def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Drift:
+    """How far the runs are apart in a step, given its judged diffs and the step that was compared before it.
+
+    Args:
+        known: see `Drift`.
+    """
     stages: dict[str, float] = {}
     weights: dict[Key, float] = {}
     updates: dict[Key, tuple[float, float]] = {}
@@ -118,8 +127,8 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE) -> Drift:
                 scale += figures.reference_l2**2
         elif stage == "update" and key[0] != LOOP:
             size = max(figures.reference_l2, figures.candidate_l2)
-            known = updates.get(key, (0.0, 0.0))
-            updates[key] = known[0] + figures.l2, known[1] + size  # of several in one step
+            error, total = updates.get(key, (0.0, 0.0))
+            updates[key] = error + figures.l2, total + size  # of several in one step
             if is_sampled(diff):
                 # An adaptive optimizer turns rounding in a few elements into updates of full size.
                 unseen += (allowed(coarse(diff.pair.anchor.dtype), "update") * size) ** 2
@@ -127,8 +136,10 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE) -> Drift:
     each = math.sqrt(unseen / scale) if scale > 0 else 0.0
     unseen = before.unseen_in(step)
     start = rounding + inherited(diffs, unseen)
-    gain = max(before.gain, outputs / start) if start > 0 else before.gain
-    return Drift(step, stages, weights, updates, gain, unseen, each)
+    gain = before.gain
+    if start > 0 and (known or before.step < 0):
+        gain = max(gain, outputs / start)
+    return Drift(step, stages, weights, updates, gain, known, unseen, each)
 
 
 def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
@@ -151,7 +162,7 @@ def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
         elif diff.pair.stage == "input" and math.isfinite(diff.figures.rel_l2):
             inputs = max(inputs, diff.figures.rel_l2)
     weights = math.sqrt(squares / scale) if scale > 0 else 0.0
-    return min(weights + (unseen if sampled else 0.0) + inputs, 1e-2)
+    return min(weights + (unseen if sampled else 0.0) + inputs, MOST)
 
 
 def allowed(dtype: str, stage: str) -> float:

@@ -57,6 +57,8 @@ class NoisePolicy:
     * A step that starts from slightly different weights or inputs (rounding noise of the steps before) may differ
       accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
     * Limits of gradients and updates grow with the root of the error of the outputs: kinks (ReLU, max pooling).
+    * Where not all weights that train are recorded, a step after the first may start from anything: only what is far
+      off is told there.
     * Weights may drift by the share of their updates that the update's own limit allows.
     * A gradient is judged against the largest gradient of its layer: that of a convolution's bias before a BatchNorm,
       or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer makes from such a
@@ -77,6 +79,10 @@ class NoisePolicy:
     @property
     def elementwise(self) -> tuple[float, float] | None:
         return None
+
+    @property
+    def in_context(self) -> bool:
+        return True
 
     def describe(self) -> str:
         times = "" if self.factor == 1.0 else f" times {self.factor:g}"
@@ -102,6 +108,11 @@ class _Context:
         grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
         self._steered = {key_of(d) for d in grads if self._is_noise(d) or _hides_noise(d)}
         self._grads = {key_of(d): d for d in grads}
+        #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
+        self._stepped = 0.0
+        self._weights = math.fsum(
+            d.figures.reference_l2**2 for d in diffs if d.pair.stage == "weight" and d.figures and d.compared
+        )
         self._gain = _MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
         unseen *= min(1.0, self._gain / _GAIN["forward"])
@@ -110,6 +121,8 @@ class _Context:
             "forward": inherited(diffs, unseen),
             "later": inherited([d for d in diffs if key_of(d) not in self._steered], unseen),
         }
+        if before.step >= 0 and not before.known:
+            self._inherited = dict.fromkeys(self._inherited, drift.MOST)
         self._forward_error = self._largest_forward(diffs)
         #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
         self._handed_on = 0.0
@@ -176,6 +189,8 @@ class _Context:
     def _relative(self, stage: str) -> float:
         own = self._allowed(stage)
         inherited = self._inherited["forward" if stage == "forward" else "later"]
+        if self._stepped and stage != "update":
+            inherited = min(inherited + math.sqrt(self._stepped / (self._weights or math.inf)), drift.MOST)
         gain = max(_GAIN[stage], self._gain) if stage in _APART else 0.0
         more = gain * inherited + _KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
         # Weights that are a hundredth apart are as far as drift goes.
@@ -214,6 +229,8 @@ class _Context:
         judged = self._verdict(diff, limit)
         if stage == "forward" and judged.passed and diff.compared and judged.judged[0] == "rel_l2":
             self._handed_on = max(self._handed_on, figures.rel_l2)
+        if stage == "update" and anchor.layer != LOOP and diff.compared and math.isfinite(figures.l2):
+            self._stepped += figures.l2**2
         if not judged.passed and stage in ("update", "weight"):
             return self._without_noise(judged, limit)
         return judged

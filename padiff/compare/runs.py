@@ -17,7 +17,7 @@ from padiff.compare.findings import Findings
 from padiff.compare.noise import NoisePolicy
 from padiff.compare.ranks import ranks_told
 from padiff.compare.sketched import measure_pair
-from padiff.compare.step_pairs import left_out, rank_steps, step_pairs
+from padiff.compare.step_pairs import left_out, rank_steps, step_pairs, weights_known
 from padiff.compare.surroundings import blamed
 from padiff.compare.tolerance import Policy
 from padiff.compare.workers import Workers, check_workers
@@ -36,7 +36,7 @@ class RunComparison:
         reference, candidate: the run to trust, the run in question.
         layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
         policy: when a diff passes. Default: `NoisePolicy`.
-        stages: only these stages are compared.
+        stages: only these stages are told; a policy may look at the others for what it allows these.
         cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.cuts`); where
             one side's layers run on the other's values, only for those whose outputs have other shapes.
         aligned: what pairs the layers, called as `padiff.align.align` is.
@@ -65,6 +65,8 @@ class RunComparison:
         unknown = sorted(self.stages - set(STAGES))
         if unknown:
             raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
+        # A limit comes from the rest of the step, too.
+        self._measured_stages = frozenset(STAGES) if self._policy.in_context else self.stages
         self._cuts, self._aligned = cuts, aligned
         self._alignment: Alignment | None = None
         self._called: tuple[set[str], set[str]] = (set(), set())
@@ -106,20 +108,21 @@ class RunComparison:
         first = self._alignment is None
         alignment = self._align(references, candidates)
         sides = rank_steps(references, candidates, infos)
-        ranks = step_pairs(sides, alignment, self.stages)
+        ranks = step_pairs(sides, alignment, self._measured_stages)
         measured = self._measured([pair for rank in ranks for pair in rank], numbers, alignment)
         judged = self._judged(measured, ranks)
         if first:
             cut = cut_elsewhere(judged[0], alignment, self._cuts)
             if cut:
                 self._alignment = replace(alignment, cut_elsewhere=cut)
-                ranks = step_pairs(sides, self._alignment, self.stages)
+                ranks = step_pairs(sides, self._alignment, self._measured_stages)
                 judged = self._judged(self._again(measured, [pair for rank in ranks for pair in rank]), ranks)
-        alone = left_out(references, candidates, infos, sides, self.stages)
+        alone = left_out(references, candidates, infos, sides, self._measured_stages)
         found = [alone, *judged] if alone else judged
+        known = all(map(weights_known, infos, (references, candidates)))
         # Only now: every rank of a step is judged by the step before it, none by another rank.
-        self._drift = drift([diff for diffs in found for diff in diffs], self._drift)
-        return found
+        self._drift = drift([diff for diffs in found for diff in diffs], self._drift, known)
+        return [[diff for diff in diffs if diff.pair.stage in self.stages] for diffs in found]
 
     def _align(self, references: Sequence[Step], candidates: Sequence[Step]) -> Alignment:
         """The alignment; the first step shows what is called, in which order, and whether both start equal."""
@@ -136,7 +139,7 @@ class RunComparison:
     def _measured(self, pairs: Sequence[Pair], numbers: tuple[int, int] | None, alignment: Alignment) -> Sequence[Diff]:
         elementwise = self._policy.elementwise
         if self._workers is not None and numbers is not None:
-            diffs = self._workers.diffs(numbers, pairs, alignment, self.stages, elementwise)
+            diffs = self._workers.diffs(numbers, pairs, alignment, self._measured_stages, elementwise)
             if diffs is not None:
                 return diffs
         return [measure_pair(pair, elementwise) for pair in pairs]
@@ -234,7 +237,7 @@ def compare_runs(
         layer_map: layers that answer to each other: a mapping or pairs of paths (reference, candidate), or the
             YAML file that ``padiff map`` wrote. Given pairs win, the rest is found around them.
         policy: when a diff passes. Default: `NoisePolicy`; `Tolerance` is a fixed one.
-        stages: only these stages are compared.
+        stages: only these stages are told; a policy may look at the others for what it allows these.
         progress: called with ``(steps done, steps in all)``.
         each: called with the report of each common step.
         workers: how many processes measure steps of run folders, ahead of the one that is judged; the report is the

@@ -28,6 +28,17 @@ def step_pairs(ranks: Iterable[tuple[Step, Step]], alignment: Alignment, stages:
     return [[pair for pair in pair_steps(*sides, alignment) if pair.stage in stages] for sides in ranks]
 
 
+def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
+    """Whether all weights that train are recorded in a step."""
+    recorded = {(record.layer, record.slot) for step in steps for record in step.records if record.stage == "weight"}
+    return all(
+        (layer.path, parameter.slot) in recorded
+        for layer in info.layers
+        for parameter in layer.parameters
+        if parameter.role == "parameter" and parameter.trainable and not parameter.tied_to
+    )
+
+
 def left_out(
     references: Sequence[Step],
     candidates: Sequence[Step],

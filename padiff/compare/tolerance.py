@@ -22,6 +22,10 @@ class Policy(Protocol):
     def elementwise(self) -> tuple[float, float] | None:
         """``(atol, rtol)`` that `measure` has to count elements by, if any."""
 
+    @property
+    def in_context(self) -> bool:
+        """Whether it judges a stage by others: all that is recorded is then measured, whatever is asked for."""
+
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         """The same diffs in the same order, judged.
 
@@ -60,6 +64,10 @@ class Tolerance:
     @property
     def elementwise(self) -> tuple[float, float] | None:
         return (self.atol, self.rtol)
+
+    @property
+    def in_context(self) -> bool:
+        return False
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         return judged_together([self._judge(diff) for diff in diffs])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 import paddle
 import pytest
 import torch
 
 import padiff
+from padiff.records import STAGES
 from padiff.report import verdict
 
 # So deep, and normalised over so few values, that an error of the weights is a hundred times as large in the outputs.
@@ -31,7 +35,9 @@ def paddle_net() -> paddle.nn.Layer:
     return paddle.nn.Sequential(*layers, paddle.nn.Flatten(), paddle.nn.Linear(WIDTHS[-1], 10))
 
 
-def trained(detail: str, seed: int = 0, every: int = 1, fault: int | None = None) -> padiff.Report:
+def trained(
+    detail: Any, seed: int = 0, every: int = 1, fault: int | None = None, stages: Collection[str] = STAGES
+) -> padiff.Report:
     """Both frameworks train the same network; in step ``fault`` a weight of paddle's is changed behind its back."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -64,7 +70,7 @@ def trained(detail: str, seed: int = 0, every: int = 1, fault: int | None = None
             optimizers[1].step()
             optimizers[1].clear_grad()
             theirs.try_dump()
-    return padiff.compare_runs(ours.run, theirs.run)
+    return padiff.compare_runs(ours.run, theirs.run, stages=stages)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -78,6 +84,19 @@ def test_a_training_that_amplifies_rounding_is_not_told_apart(detail, seed, ever
     assert max(d.figures.rel_l2 for d in last) > 0.1
     assert report.coverage.amplified in report.coverage.steps[1:]
     assert f"From step {report.coverage.amplified} on" in verdict(report)
+
+
+@pytest.mark.parametrize("stages", [["forward"], ["loss"], ["backward"], ["grad", "update"]])
+def test_what_is_not_asked_for_counts_in_what_is(stages):
+    report = trained("full", stages=stages)
+    assert report, verdict(report)
+    assert {diff.pair.stage for diff in report.diffs} == set(stages)
+
+
+@pytest.mark.parametrize("kept", ["weight", "weight update grad"])
+def test_where_weights_are_not_recorded_a_step_may_start_from_anything(kept):
+    report = trained({"*": "full", **dict.fromkeys(kept.split(), "nothing")})
+    assert report, verdict(report)
 
 
 @pytest.mark.parametrize("detail", ["full", "sketch"])

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.test_tolerance import near, two
 from padiff.compare.drift import Drift, drift, inherited
 from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy
 from padiff.records import Diff, Figures, Pair
+
+from .test_tolerance import near, two
 
 RNG = np.random.default_rng(0)
 KEY = ("fc", "weight")

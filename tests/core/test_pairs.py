@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,8 +53,26 @@ def test_pairs_agree_in_stage_and_call(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pairs_come_stage_by_stage(seed):
-    places = [STAGES.index(p.stage) for p in pairs_of(random_step(seed), random_step(seed + 1000))]
+    sides = []
+    for one in (random_step(seed), random_step(seed + 1000)):
+        updates_last = sorted(one.records, key=lambda r: r.stage == "update")
+        sides.append(step(0, [replace(r, order=k) for k, r in enumerate(updates_last)]))
+    places = [STAGES.index(p.stage) for p in pairs_of(*sides)]
     assert places == sorted(places)
+
+
+def test_what_an_optimizer_did_comes_before_what_the_layers_then_compute():
+    """A critic trained twice in one step; the loss is noted when the optimizer has stepped."""
+    slots = {"forward": "output.0", "backward": "output.0", "grad": "weight", "update": "weight", "loss": "loss"}
+    weight = np.zeros((8, 4), np.float32)
+    records = [record("a", "weight", "weight", weight)]
+    for call in range(2):
+        for stage, slot in slots.items():
+            records.append(record(LOOP if stage == "loss" else "a", stage, slot, weight, call=call))
+    one = step(0, [replace(r, order=k) for k, r in enumerate(records)])
+    found = [(p.stage, p.anchor.call) for p in pairs_of(one, one)]
+    stages = ["forward", "loss", "backward", "grad", "update"]
+    assert found == [("weight", 0), *((stage, 0) for stage in stages), *((stage, 1) for stage in stages)]
 
 
 def test_within_a_stage_pairs_come_in_the_order_in_which_the_reference_ran():
