@@ -52,6 +52,8 @@ class _Group:
 
     def sketch(self, out: np.ndarray, memory: np.ndarray) -> None:
         """Write what is stored of each sample into its row of the table."""
+        if not self.width:
+            return  # of tensors without elements there is nothing to say: their rows stay zero
         start = 0
         for piece in self.pieces:
             numbers = self.numbers[start : start + len(piece)]

@@ -129,3 +129,16 @@ def test_none_at_all():
     assert samples.table.shape[0] == 0
     samples.fetch()
     samples.close()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 5)])
+def test_tensors_without_elements(shape):
+    samples = Samples()
+    one, other = (samples.add(cut_of(np.empty(shape, np.float32))) for _ in range(2))
+    full = samples.add(cut_of(tensor(300, 0)))
+    update = samples.difference(one, other)
+    assert samples.zero(one)
+    for number in (one, other, update):
+        assert_sketches(samples, number, np.empty(shape, np.float32))
+    assert_sketches(samples, full, tensor(300, 0))
+    samples.close()
