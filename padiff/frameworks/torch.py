@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -17,16 +16,10 @@ from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch_api import Seeing
 from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
 from padiff.frameworks.torch_environment import torch_autocast, torch_environment
+from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of
 from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
-# numpy has no such dtypes: torch's .numpy() raises for them, so their bits travel as integers of the same width.
-_BITS = {
-    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.int8, ml_dtypes.float8_e5m2),
-}
-_PLAIN = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool})
 _WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
@@ -101,8 +94,10 @@ class Torch:
         return tuple(tensor.shape)
 
     def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
-        on_cpu = tensor.device.type == "cpu"
-        array = _view(tensor)
+        on_cpu = tensor.is_cpu
+        array = memory_of(tensor) if on_cpu else None
+        if array is None:
+            array = array_of(tensor)
         if not on_cpu:
             # .cpu() copied already.
             return np.ascontiguousarray(array).reshape(array.shape)
@@ -115,7 +110,7 @@ class Torch:
         if live is not None:
             return sample(live, turned)
         if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
-            return sample(_view(tensor), turned)
+            return sample(array_of(tensor), turned)
         tensor = tensor.detach().t() if turned else tensor.detach()
         flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
         if flat.numel() <= ELEMENTS:
@@ -126,13 +121,7 @@ class Torch:
         return blocks.index_select(0, _on_device(flat.numel(), flat.device)).reshape(-1)
 
     def live(self, tensor: Any) -> np.ndarray | None:
-        if not tensor.is_cpu or tensor.dtype not in _PLAIN:
-            return None
-        try:
-            array: np.ndarray = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-            return array
-        except (RuntimeError, TypeError):
-            return None  # sparse, quantized, or with a conjugation still to do
+        return memory_of(tensor) if tensor.is_cpu and tensor.dtype in PLAIN else None
 
     def address(self, tensor: Any) -> int:
         return int(tensor.data_ptr())
@@ -161,7 +150,7 @@ class Torch:
                 if event is not None:
                     event.synchronize()
                 ends = np.cumsum([lengths[k] for k in members])[:-1]
-                arrays.update(zip(members, np.split(_view(landed), ends)))
+                arrays.update(zip(members, np.split(array_of(landed), ends)))
             return [arrays[k] for k in range(len(lengths))]
 
         return wait
@@ -281,22 +270,6 @@ class Torch:
 @lru_cache(maxsize=64)
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _view(tensor: Any) -> np.ndarray:
-    """The tensor's values as an array; on the CPU a view of live memory."""
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    tensor = tensor.cpu()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.dtype in _BITS:
-        bits, dtype = _BITS[tensor.dtype]
-        return np.asarray(tensor.contiguous().view(bits).numpy().view(dtype))
-    return np.asarray(tensor.numpy())
 
 
 @lru_cache(maxsize=1024)

@@ -174,8 +174,13 @@ class Parameters:
         tensor = parameter if tensor is None else tensor
         if level != SKETCH:
             return self._notes.take(tensor, level)
-        view = self._views.get(key)
-        if view is None or view.tensor is not parameter or view.address != self._framework.address(parameter):
+        view, framework = self._views.get(key), self._framework
+        if (
+            view is None
+            or view.tensor is not parameter
+            or view.address != framework.address(parameter)
+            or view.shape != framework.shape(parameter)  # resized within its memory
+        ):
             view = self._views[key] = self._view(node, slot, parameter)
         if view.cut is not None and tensor is parameter:
             return self._notes.take_cut(view.dtype, view.shape, view.cut, view.turned)
