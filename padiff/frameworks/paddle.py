@@ -121,6 +121,9 @@ class Paddle:
         return str(tensor.dtype).removeprefix("paddle.")
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
+        if tensor.is_selected_rows():
+            # Its own shape counts the rows that are held, the height all that there are.
+            return (tensor.get_selected_rows().height(), *tensor.shape[1:])
         return tuple(tensor.shape)
 
     def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
@@ -128,8 +131,7 @@ class Paddle:
         if tensor.is_selected_rows():
             rows = tensor.get_selected_rows()
             values = np.asarray(rows.get_tensor())
-            # The tensor's own shape counts the rows that are held, the height all that there are.
-            dense = np.zeros((rows.height(), *values.shape[1:]), values.dtype)
+            dense = np.zeros(self.shape(tensor), values.dtype)
             np.add.at(dense, np.asarray(rows.rows()), values)
             return dense
         if tensor.is_sparse():
