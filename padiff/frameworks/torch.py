@@ -16,6 +16,7 @@ from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch_api import Seeing
 from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
 from padiff.frameworks.torch_environment import torch_autocast, torch_environment
+from padiff.frameworks.torch_fused import gradients_of, skips
 from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of
 from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
@@ -183,7 +184,8 @@ class Torch:
 
     def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
         def tell() -> None:
-            consumed([(p, p.grad) for p in self.optimized(optimizer)])
+            if not skips(optimizer):
+                consumed(gradients_of(optimizer, self.optimized(optimizer)))
 
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # args[0] is the optimizer. With a closure (Lightning passes one), the gradients of this step

@@ -119,6 +119,64 @@ def test_a_step_that_one_side_skips_is_found(kit, options, tmp_path):
     assert first.step == Scaled.overflowing, first.message
 
 
+class Fused(Scaled):
+    """An optimizer that unscales inside of its kernel, and there skips a step that overflows; the fault is its rate."""
+
+    make, clips, fuses = torch.optim.SGD, False, True
+
+    def optimize(self):
+        super().optimize()
+        return [self.make(self.model.parameters(), 0.12 if self.fault else 0.1, fused=self.fuses)]
+
+    def step(self, number, log):
+        (optimizer,) = self.optimizers
+        self.scale = self.scaler.get_scale()
+        loss = self.loss(number)
+        self.scaler.scale(loss).backward()
+        log(loss)
+        if self.clips:
+            self.scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        self.kit.zero(optimizer)
+        return float(loss.detach())
+
+
+class FusedAdam(Fused):
+    make = torch.optim.Adam
+
+
+class FusedClipped(Fused):
+    clips = True
+
+
+FUSED = pytest.mark.parametrize("kind", [Fused, FusedAdam, FusedClipped], ids=lambda kind: kind.__name__.lower())
+
+
+def unfused(kind):
+    return type("Unfused", (kind,), {"fuses": False})(TORCH)
+
+
+@FUSED
+def test_a_fused_optimizer_trains_the_same_and_its_gradients_are_recorded_unscaled(kind, options, tmp_path):
+    plain, recorded = train(kind(TORCH)), train(kind(TORCH), tmp_path / "fused", options)
+    assert_neutral(plain, recorded)
+    whole = train(unfused(kind), tmp_path / "unfused", options).run
+    assert [counts(recorded.run, n) for n in whole.numbers()] == [counts(whole, n) for n in whole.numbers()]
+    assert "grad" not in counts(whole, kind.overflowing)
+    report = padiff.compare_runs(tmp_path / "unfused", tmp_path / "fused")
+    assert report.passed, report.first_diff.message
+
+
+@FUSED
+def test_a_fused_optimizers_mistake_is_found(kind, options, tmp_path):
+    train(unfused(kind), tmp_path / "right", options)
+    train(kind(TORCH, fault=True), tmp_path / "wrong", options)
+    first = padiff.compare_runs(tmp_path / "right", tmp_path / "wrong").first_diff
+    assert (first.step, first.stage) == (0, "update"), first.message
+
+
 class Autocast(Frozen):
     """The forward under autocast; the fault is a learning rate a fifth too large."""
 
