@@ -15,6 +15,10 @@ import numpy as np
 from padiff.samples import Empty
 
 
+class UncopiedError(Exception):
+    """A tensor has no values that could be copied; the text says why."""
+
+
 class Handle(Protocol):
     """Something that can be taken off again."""
 
@@ -115,6 +119,9 @@ class Framework(Protocol):
         """A copy of the tensor's values that nothing else can write to; bfloat16 stays bfloat16.
 
         ``empty`` makes the array to copy into.
+
+        Raises:
+            UncopiedError: of this kind of tensor there is no copy.
         """
 
     def sample(self, tensor: Any, turned: bool = False) -> Any:

@@ -17,7 +17,7 @@ from padiff.frameworks.torch_api import Seeing
 from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
 from padiff.frameworks.torch_environment import torch_autocast, torch_environment
 from padiff.frameworks.torch_fused import gradients_of, skips
-from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of
+from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of, refuse
 from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
@@ -110,6 +110,7 @@ class Torch:
         live = self.live(tensor)
         if live is not None:
             return sample(live, turned)
+        refuse(tensor)
         if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
             return sample(array_of(tensor), turned)
         tensor = tensor.detach().t() if turned else tensor.detach()

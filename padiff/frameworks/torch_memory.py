@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from padiff.frameworks.base import UncopiedError
+
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
 _BITS = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
@@ -66,8 +68,21 @@ def memory_of(tensor: Any) -> np.ndarray | None:
     return array if bits is None else array.view(bits)
 
 
+def refuse(tensor: Any) -> None:
+    """Raise `UncopiedError` for a tensor of whose kind no copy can be made."""
+    if tensor.is_nested:
+        raise UncopiedError("nested tensors have no one shape")
+    if tensor.is_meta:
+        raise UncopiedError("tensors on the meta device have no values")
+
+
 def array_of(tensor: Any) -> np.ndarray:
-    """The tensor's values as an array, wherever they are and however they lie; on the CPU a view of live memory."""
+    """The tensor's values as an array, wherever they are and however they lie; on the CPU a view of live memory.
+
+    Raises:
+        UncopiedError: of this kind of tensor there is no such array.
+    """
+    refuse(tensor)
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
@@ -77,5 +92,8 @@ def array_of(tensor: Any) -> np.ndarray:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     array = memory_of(tensor)
-    # What is left is for torch to say: of a few kinds of tensors it knows a way, for the others it has words.
-    return np.asarray(tensor.numpy()) if array is None else array
+    if array is not None:
+        return array
+    if tensor.numel() and not tensor.data_ptr():
+        raise UncopiedError(f"a {type(tensor).__name__} has no memory of its own")
+    return np.asarray(tensor.numpy())  # of dtypes that are rare

@@ -18,9 +18,10 @@ import numpy as np
 
 from padiff.detail import NOTHING
 from padiff.frameworks.base import Framework, Handle
+from padiff.recorder.left_out import Left
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
-from padiff.records import Step
+from padiff.records import LOOP, Step
 from padiff.samples import Empty, Samples
 from padiff.selection import Node
 from padiff.structure import flatten, flatten_inputs
@@ -44,7 +45,7 @@ class _Tensor:
     alive: weakref.ref[Any]
     version: int
     #: Its values as they were copied, by level; empty where it came from a recomputation.
-    sources: dict[str, Taken] = field(default_factory=dict)
+    sources: dict[str, Taken | Left] = field(default_factory=dict)
     sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
 
 
@@ -234,17 +235,21 @@ class Capture:
         backward = self._levels(path, "backward") != NOTHING
         if level == NOTHING and not backward:
             return
-        version = framework.version_of(tensor)
-        seen = self._tensors.get(id(tensor))
-        if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
-            seen = _Tensor(weakref.ref(tensor), version)
-            self._tensors[id(tensor)] = seen
-            # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
-            # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a parameter
-            # or an input that a layer hands on, which lives on.
-            handle = framework.hook_gradient(tensor, partial(self._gradient, seen))
-            if handle is not None and tensor.is_leaf:
-                self._leaf_handles.append(handle)
+        try:
+            version = framework.version_of(tensor)
+            seen = self._tensors.get(id(tensor))
+            if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
+                seen = _Tensor(weakref.ref(tensor), version)
+                # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
+                # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
+                # parameter or an input that a layer hands on, which lives on.
+                handle = framework.hook_gradient(tensor, partial(self._gradient, seen))
+                if handle is not None and tensor.is_leaf:
+                    self._leaf_handles.append(handle)
+                self._tensors[id(tensor)] = seen
+        except Exception as error:
+            self._notes.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
+            return
         if backward:
             seen.sites.append((call.node, slot, call.number, call.training))
         if level == NOTHING or call.recomputed:
@@ -252,12 +257,12 @@ class Capture:
         taken = seen.sources.get(level)
         if taken is None:
             taken = seen.sources[level] = self._notes.take(tensor, level)
-        self._notes.put(call.node, "forward", slot, taken.source, taken.dtype, taken.shape, call.number, call.training)
+        self._notes.write(call.node, "forward", slot, taken, call.number, call.training)
 
     def _gradient(self, seen: _Tensor, gradient: Any) -> None:
         if self._closed or gradient is None:
             return
-        copies: dict[str, Taken] = {}
+        copies: dict[str, Taken | Left] = {}
         for node, slot, call, training in seen.sites:
             level = self._levels(node.path, "backward")
             if level not in copies:
@@ -267,14 +272,18 @@ class Capture:
             self._fired[node.path, slot, call, training] += 1
             # A second backward through the same graph is a quantity of its own.
             name = f"{slot}@{again}" if again else slot
-            self._notes.put(node, "backward", name, taken.source, taken.dtype, taken.shape, call, training)
+            self._notes.write(node, "backward", name, taken, call, training)
 
     # -- the end of the step ------------------------------------------------------------------------------
 
     def log_loss(self, value: Any) -> None:
         """Note the loss of a micro-batch: a number, or a tensor of one element."""
         if self._framework.is_tensor(value):
-            array = self._notes.copy(value)
+            try:
+                array = self._notes.copy(value)
+            except Exception as error:
+                self._notes.left_out.add(LOOP, Left.because(error).reason, training=True)
+                return
         else:
             array = np.asarray(value, dtype=np.float64)
         self._notes.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
@@ -321,6 +330,11 @@ class Capture:
         self._parameters.snapshot()
         return self.peek()
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What could not be recorded, in words, but for calls in evaluation mode within the step."""
+        return self._notes.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
+
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
@@ -328,11 +342,12 @@ class Capture:
         left_out = sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
         counts = [count for (_, training), count in self._outermost.items() if training or not left_out]
         recomputed = frozenset(path for path, _ in self._recalls)
+        evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return Step(
             number=self.number,
             records=self._notes.records(bool(left_out), recomputed),
             rank=rank,
             loss_scale=loss_scale,
             micro_batches=max(counts, default=1),
-            notes=(f"{left_out} call(s) in evaluation mode within the step are not recorded",) if left_out else (),
+            notes=(*((evaluated,) if left_out else ()), *self.left_out),
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from padiff.detail import FULL, NOTHING, SKETCH
 from padiff.frameworks.base import Framework
+from padiff.recorder.left_out import Left, LeftOut
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
 from padiff.samples import Empty, Samples
 from padiff.selection import Node
@@ -152,6 +153,7 @@ class Notes:
 
     Attributes:
         copying: whether a tensor is being copied just now: what that calls is not the model's.
+        left_out: what could not be copied.
     """
 
     def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
@@ -160,6 +162,7 @@ class Notes:
         self._samples = Samples(bring=framework.fetch) if samples is None else samples
         self._notes: list[_Note] = []
         self.copying = False
+        self.left_out = LeftOut()
 
     def __len__(self) -> int:
         return len(self._notes)
@@ -176,12 +179,12 @@ class Notes:
         finally:
             self.copying = False
 
-    def take(self, tensor: Any, level: str, turned: bool = False) -> Taken:
+    def take(self, tensor: Any, level: str, turned: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
         framework, samples = self._framework, self._samples
-        dtype = framework.dtype(tensor)
         self.copying = True
         try:
+            dtype = framework.dtype(tensor)
             if level == FULL:
                 array = framework.to_numpy(tensor, self._empty)
                 return Whole(dtype, array.shape, array)
@@ -191,6 +194,9 @@ class Notes:
             values = framework.sample(tensor, turned)
             number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
             return Sampled(dtype, framework.shape(tensor), samples, number, turned)
+        except Exception as error:
+            # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
+            return Left.because(error)
         finally:
             self.copying = False
 
@@ -201,7 +207,13 @@ class Notes:
     def tensor(self, node: Node, stage: str, slot: str, tensor: Any, level: str, call: int, training: bool) -> None:
         """Copy a tensor and write it down."""
         if level != NOTHING:
-            taken = self.take(tensor, level)
+            self.write(node, stage, slot, self.take(tensor, level), call, training)
+
+    def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
+        """Write down what was copied, or that it was not."""
+        if isinstance(taken, Left):
+            self.left_out.add(node.path, taken.reason, training)
+        else:
             self.put(node, stage, slot, taken.source, taken.dtype, taken.shape, call, training)
 
     def put(

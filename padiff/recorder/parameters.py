@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from padiff.detail import NOTHING, SKETCH
 from padiff.frameworks.base import Framework, Handle
+from padiff.recorder.left_out import Left
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.records import LOOP
 from padiff.selection import Node
@@ -64,8 +65,8 @@ class Parameters:
         self._levels = levels
         self._views = {} if views is None else views
         self._before: dict[int, Taken] = {}
-        self._consumed: dict[int, Taken | None] = {}
-        self._sums: dict[int, Taken] = {}
+        self._consumed: dict[int, Taken | Left | None] = {}
+        self._sums: dict[int, Taken | Left] = {}
         #: Which had gradients of which nothing is kept.
         self._unseen: set[int] = set()
         self._steps: Counter[int] = Counter()
@@ -115,11 +116,12 @@ class Parameters:
             level, later = self._levels(node.path, "weight"), self._levels(node.path, "update")
             taken = self._take(key, level) if level != NOTHING else None
             if taken is not None:
-                self._notes.put(node, "weight", slot, taken.source, taken.dtype, taken.shape, 0)
+                self._notes.write(node, "weight", slot, taken, 0)
             if role == "parameter" and later != NOTHING and self._framework.trainable(tensor):
                 # Compared as it is kept: a sample with a sample.
-                same = taken is not None and taken.level == later
-                self._before[key] = taken if same and taken is not None else self._take(key, later)
+                before = taken if taken is not None and taken.level == later else self._take(key, later)
+                if not isinstance(before, Left):
+                    self._before[key] = before
 
     def finish(self, updates: bool = True) -> None:
         """Record what is not recorded yet; without ``updates`` no optimizer has stepped."""
@@ -142,9 +144,9 @@ class Parameters:
         else:
             taken = self._take(key, level, gradient)
             known = self._sums.get(key)
-            if known is None:
+            if known is None or isinstance(taken, Left):
                 self._sums[key] = taken
-            else:
+            elif not isinstance(known, Left):
                 known.add(taken)
 
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -168,20 +170,23 @@ class Parameters:
     def _level(self, key: int, stage: str) -> str:
         return self._levels(self._owners[key][0].path, stage)
 
-    def _take(self, key: int, level: str, tensor: Any = None) -> Taken:
+    def _take(self, key: int, level: str, tensor: Any = None) -> Taken | Left:
         """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
         node, slot, parameter, _ = self._owners[key]
         tensor = parameter if tensor is None else tensor
         if level != SKETCH:
             return self._notes.take(tensor, level)
         view, framework = self._views.get(key), self._framework
-        if (
-            view is None
-            or view.tensor is not parameter
-            or view.address != framework.address(parameter)
-            or view.shape != framework.shape(parameter)  # resized within its memory
-        ):
-            view = self._views[key] = self._view(node, slot, parameter)
+        try:
+            if (
+                view is None
+                or view.tensor is not parameter
+                or view.address != framework.address(parameter)
+                or view.shape != framework.shape(parameter)  # resized within its memory
+            ):
+                view = self._views[key] = self._view(node, slot, parameter)
+        except Exception:  # of a kind that has no memory, or no shape; `take` says what to make of it
+            return self._notes.take(tensor, level)
         if view.cut is not None and tensor is parameter:
             return self._notes.take_cut(view.dtype, view.shape, view.cut, view.turned)
         return self._notes.take(tensor, level, view.turned)
@@ -202,10 +207,14 @@ class Parameters:
             call = self._steps[key]
             self._steps[key] += 1
             if taken is not None:
-                self._notes.put(node, "grad", slot, taken.source, taken.dtype, taken.shape, call)
+                self._notes.write(node, "grad", slot, taken, call)
             before = self._before.get(key)
             if before is not None and before.shape == self._framework.shape(tensor):
                 after = self._take(key, before.level)
+                if isinstance(after, Left):
+                    del self._before[key]
+                    self._notes.write(node, "update", slot, after, call)
+                    continue
                 self._before[key] = after
                 dtype = after.dtype if self._framework.itemsize(tensor) >= 4 else "float32"
                 self._notes.put(node, "update", slot, after.less(before), dtype, after.shape, call)

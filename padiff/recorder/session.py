@@ -24,6 +24,7 @@ from padiff.errors import UnwritableFolderError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
+from padiff.recorder.left_out import warning
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.parameters import View
@@ -140,6 +141,9 @@ class Recorder:
         self._mark: Mark | None = None
         self._dumped = False
         self._autocast_known = False
+        #: Of the latest step, and whether its user knows of it.
+        self._left_out: tuple[str, ...] = ()
+        self._told_left_out = False
         self.loss_scale: float = 1.0
         self.step = start_step
         self.active = True
@@ -160,9 +164,13 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A body that never called try_dump() was one step. Whatever else is under way is unfinished.
-        if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
-            self.end_step()
-        self.close(finished=kind is None, raise_errors=kind is None)
+        ended = False
+        try:
+            if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
+                self.end_step()
+            ended = kind is None
+        finally:
+            self.close(finished=ended, raise_errors=ended)
 
     def try_dump(self) -> bool:
         """End a step; it is written if it is due. Returns whether it was.
@@ -290,7 +298,12 @@ class Recorder:
         if go_on:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
-        return step is not None and self._guard(lambda sink: sink.put(step))
+        written = step is not None and self._guard(lambda sink: sink.put(step))
+        if self._left_out and not self._told_left_out:
+            self._told_left_out = True
+            # At the end: a warning that is an error must neither reach the model's forward nor cost the step.
+            warnings.warn(warning(self.step - 1, self._left_out), RuntimeWarning, stacklevel=3)
+        return written
 
     def _finish(self, keep_hooks: bool) -> Step | None:
         """What was recorded of the step that ends; `None` where it was not due."""
@@ -315,6 +328,7 @@ class Recorder:
         if not keep_hooks:
             self._hooked = None
         self._note_autocast(capture.autocast)
+        self._left_out = capture.left_out
         return step
 
     def _note_autocast(self, autocast: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from padiff.dump.files import digest
 from padiff.errors import WriterError
-from padiff.frameworks.base import Handle
+from padiff.frameworks.base import Handle, UncopiedError
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.session import Recorder
 from padiff.records import RunInfo, Step
@@ -161,23 +161,24 @@ class StepLog:
 
     def loss(self, value: Any) -> None:
         began = time.perf_counter()
-        array = self._framework.to_numpy(value) if self._framework.is_tensor(value) else np.asarray(value)
-        self._losses.append((digest(array), float(array.astype(np.float64).mean())))
+        with contextlib.suppress(UncopiedError):
+            array = self._framework.to_numpy(value) if self._framework.is_tensor(value) else np.asarray(value)
+            self._losses.append((digest(array), float(array.astype(np.float64).mean())))
         self._own += time.perf_counter() - began
 
     def look(self) -> None:
         """The step's work is done: what has it left?"""
         owned = self._owned()
-        if owned:
+        with contextlib.suppress(UncopiedError, ValueError):
             # On a GPU, work that is queued is part of the step; a copy of the smallest tensor waits for it.
             self._framework.to_numpy(min((tensor for _, tensor in owned), key=self._size))
         began = time.perf_counter()
-        self._parameters = {name: digest(self._framework.to_numpy(tensor)) for name, tensor in owned}
+        self._parameters = {name: self._digest(tensor) for name, tensor in owned}
         if not self._handles:
             for name, tensor in owned:
                 gradient = self._framework.gradient(tensor)
                 if gradient is not None:
-                    self._gradients[name] = digest(self._framework.to_numpy(gradient))
+                    self._gradients[name] = self._digest(gradient)
         self._own += time.perf_counter() - began
 
     def end(self, step: int, due: bool) -> None:
@@ -210,8 +211,15 @@ class StepLog:
                 again = self._times[name]
                 self._times[name] += 1
                 key = f"{name}#{again}" if again else name
-                self._gradients[key] = digest(self._framework.to_numpy(gradient))
+                self._gradients[key] = self._digest(gradient)
         self._own += time.perf_counter() - began
+
+    def _digest(self, tensor: Any) -> str:
+        """Of a tensor's values; empty where it has none, which is the same with and without recording."""
+        try:
+            return digest(self._framework.to_numpy(tensor))
+        except UncopiedError:
+            return ""
 
     def _owned(self) -> list[tuple[str, Any]]:
         """Parameters and buffers with their names, a tied one once."""
