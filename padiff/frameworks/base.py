@@ -14,6 +14,9 @@ import numpy as np
 
 from padiff.samples import Empty
 
+#: Why nothing is recorded inside of a function transform (`Framework.transforming`).
+TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
+
 
 class UncopiedError(Exception):
     """A tensor has no values that could be copied; the text says why."""
@@ -189,6 +192,9 @@ class Framework(Protocol):
 
     def learning_rates(self, optimizer: Any) -> list[float]:
         """The learning rate of each of the optimizer's parameter groups."""
+
+    def transforming(self) -> bool:
+        """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""
 
     def recomputing(self) -> bool:
         """Whether a forward call made now is activation recomputation inside a backward."""

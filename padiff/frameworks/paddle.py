@@ -300,6 +300,9 @@ class Paddle:
             return [rate * float(group.get("learning_rate", 1.0)) for group in optimizer._param_groups]
         return [rate]
 
+    def transforming(self) -> bool:
+        return False
+
     def recomputing(self) -> bool:
         # paddle does not tell whether a backward is running; its recompute calls forward from a PyLayer's backward.
         if "paddle.distributed.fleet.recompute.recompute" not in sys.modules:

@@ -17,7 +17,7 @@ from padiff.frameworks.torch_api import Seeing
 from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
 from padiff.frameworks.torch_environment import torch_autocast, torch_environment
 from padiff.frameworks.torch_fused import gradients_of, skips
-from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of, refuse
+from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of, refuse, transforming
 from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
@@ -237,6 +237,9 @@ class Torch:
 
     def learning_rates(self, optimizer: Any) -> list[float]:
         return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+    def transforming(self) -> bool:
+        return transforming()
 
     def recomputing(self) -> bool:
         # The number of the running backward, -1 outside of one. torch.utils.checkpoint itself asks this way.

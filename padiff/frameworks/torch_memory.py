@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import UncopiedError
+from padiff.frameworks.base import TRANSFORMED, UncopiedError
 
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
 _BITS = {
@@ -68,8 +68,17 @@ def memory_of(tensor: Any) -> np.ndarray | None:
     return array if bits is None else array.view(bits)
 
 
+def transforming() -> bool:
+    """Whether code that runs now is being transformed by ``torch.func`` (vmap, grad, jvp, ...)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def refuse(tensor: Any) -> None:
     """Raise `UncopiedError` for a tensor of whose kind no copy can be made."""
+    functorch = torch._C._functorch
+    # Inside, of any tensor: whatever is calculated from it there is of the transformation, and ends with it.
+    if transforming() or functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
+        raise UncopiedError(TRANSFORMED)
     if tensor.is_nested:
         raise UncopiedError("nested tensors have no one shape")
     if tensor.is_meta:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from padiff.detail import NOTHING
-from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.base import TRANSFORMED, Framework, Handle
 from padiff.recorder.left_out import Left
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
@@ -36,6 +36,8 @@ class _Call:
     number: int
     training: bool
     recomputed: bool
+    #: Whether it is made inside of a function transform: then nothing of it is recorded.
+    transformed: bool = False
 
 
 @dataclass(slots=True)
@@ -137,6 +139,7 @@ class Capture:
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._recalls: Counter[tuple[str, bool]] = Counter()
         self._outermost: Counter[tuple[str, bool]] = Counter()
+        self._transformed: set[str] = set()
         #: The autocast that the model was called in (`padiff.frameworks.base.Framework.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
@@ -182,6 +185,14 @@ class Capture:
     def _before_call(self, node: Node, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recomputed = self._framework.recomputing()
         training = self._running[0].training if self._running else self._framework.training(self._nodes[0].layer)
+        if self._framework.transforming():
+            # vmap, grad and their like call the layer with stand-ins: there are no values, and no one call for each.
+            self._running.append(_Call(node, 0, training, recomputed, transformed=True))
+            self._transformed.add(node.path)
+            if node.path in self._chosen:
+                self._notes.left_out.add(node.path, TRANSFORMED, training, "call")
+            self._parameters.snapshot_later()
+            return
         counter = self._recalls if recomputed else self._calls
         number = counter[node.path, training]
         counter[node.path, training] += 1
@@ -208,7 +219,7 @@ class Capture:
             call = self._running.pop()
             if call.node is node:
                 break
-        if call is None or call.node is not node or failed or node.path not in self._chosen:
+        if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
         if self._framework.is_tensor(output):
             self._see(call, "output.0", output)
@@ -221,6 +232,8 @@ class Capture:
         if self._notes.copying or not self._running or self._running[-1].node.path not in self._chosen:
             return
         inside = self._running[-1]
+        if inside.transformed:
+            return
         key = (inside.node.path, name, inside.training, inside.recomputed)
         call = replace(inside, number=self._functional[key])
         self._functional[key] += 1
@@ -292,12 +305,12 @@ class Capture:
     @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
-        return not len(self._notes) and not self._calls
+        return not len(self._notes) and not self._calls and not self._transformed
 
     @property
     def called(self) -> frozenset[str]:
         """Paths of the layers that were called."""
-        return frozenset(path for path, _ in self._calls)
+        return frozenset(path for path, _ in self._calls) | self._transformed
 
     def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True, detach: bool = True) -> Step:
         """Take the hooks off and hand the step over; the capture is empty afterwards.

@@ -71,7 +71,7 @@ class Parameters:
         self._unseen: set[int] = set()
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
-        self._snapped = self._closed = False
+        self._snapped = self._late = self._closed = False
         # By identity: a tied parameter once, under the first path that reaches it.
         self._owners: dict[int, tuple[Node, str, Any, str]] = {}
         for node in nodes:
@@ -106,6 +106,10 @@ class Parameters:
                 handle = self._framework.hook_gradient(tensor, add)
                 handles += [handle] if handle is not None else []
         return handles
+
+    def snapshot_later(self) -> None:
+        """Record weights and buffers before an optimizer steps, if `snapshot` is not called before."""
+        self._late = True
 
     def snapshot(self) -> None:
         """Record weights and buffers as they are, once a step."""
@@ -150,6 +154,8 @@ class Parameters:
                 known.add(taken)
 
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+        if self._late:
+            self.snapshot()
         for parameter, gradient in pairs:
             key = id(parameter)
             if key in self._owners and gradient is not None:
