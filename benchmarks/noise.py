@@ -3,7 +3,7 @@
 Trains pairs of twins from equal weights on equal batches, records every n-th step in memory, and prints for every
 stage the largest relative L2 error and how close it came to its limit. A share of 1 or more would be a false alarm.
 
-    python benchmarks/noise.py [--steps 60] [--every 5] [PAIR ...]
+    python benchmarks/noise.py [--steps 60] [--every 5] [--batch 16] [--detail full] [PAIR ...]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ warnings.filterwarnings("ignore")
 
 import paddle
 import torch
+from models import ResNet18
 
 import padiff
 from padiff.compare import RunComparison
@@ -144,6 +145,14 @@ def transformer():
     return T(), P(), (12, 16)
 
 
+def resnet():
+    return ResNet18(), paddle.vision.models.resnet18(), (3, 32, 32)
+
+
+def _slow_sgd(t, p):
+    return torch.optim.SGD(t, 0.01, momentum=0.9), paddle.optimizer.Momentum(0.01, 0.9, parameters=p)
+
+
 def _sgd(t, p):
     return torch.optim.SGD(t, 0.1, momentum=0.9), paddle.optimizer.Momentum(0.1, 0.9, parameters=p)
 
@@ -169,10 +178,12 @@ PAIRS = {
     "bn1d-adam": (bn1d, _adam),
     "transformer-sgd": (transformer, _sgd),
     "transformer-adamw": (transformer, _adamw),
+    "resnet18-sgd": (resnet, _slow_sgd),
+    "resnet18-adamw": (resnet, _adamw),
 }
 
 
-def train_pair(name: str, steps: int, every: int, batch: int = 16) -> RunComparison:
+def train_pair(name: str, steps: int, every: int, batch: int = 16, detail: str = "full") -> RunComparison:
     """Train both twins with recording in memory."""
     make, optimizers = PAIRS[name]
     torch.manual_seed(0)
@@ -183,7 +194,7 @@ def train_pair(name: str, steps: int, every: int, batch: int = 16) -> RunCompari
     centres = data.normal(size=(10, *shape))
     labels = data.integers(0, 10, (steps, batch))
     inputs = (centres[labels] + data.normal(size=(steps, batch, *shape)) * 2).astype(np.float32)
-    with padiff.record(ours, every_n_steps=every, optimizer=opt_t) as rec_t:
+    with padiff.record(ours, every_n_steps=every, optimizer=opt_t, detail=detail) as rec_t:
         for x, y in zip(inputs, labels):
             loss = torch.nn.functional.cross_entropy(ours(torch.from_numpy(x)), torch.from_numpy(y))
             loss.backward()
@@ -191,7 +202,7 @@ def train_pair(name: str, steps: int, every: int, batch: int = 16) -> RunCompari
             opt_t.step()
             opt_t.zero_grad()
             rec_t.try_dump()
-    with padiff.record(theirs, every_n_steps=every, optimizer=opt_p) as rec_p:
+    with padiff.record(theirs, every_n_steps=every, optimizer=opt_p, detail=detail) as rec_p:
         for x, y in zip(inputs, labels):
             loss = paddle.nn.functional.cross_entropy(theirs(paddle.to_tensor(x)), paddle.to_tensor(y))
             loss.backward()
@@ -207,10 +218,12 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", default=list(PAIRS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--detail", choices=["full", "sketch"], default="full")
     args = parser.parse_args()
     print(f"{'pair':18} {'stage':9} {'first step':>10} {'worst':>10} {'of limit':>9}  where")
     for name in args.pairs:
-        comparison = train_pair(name, args.steps, args.every)
+        comparison = train_pair(name, args.steps, args.every, args.batch, args.detail)
         worst = defaultdict(lambda: (0.0, 0.0, ""))
         first = defaultdict(float)
         for number in comparison.common():

@@ -31,10 +31,10 @@ _GAIN = {
 # gradient changes. The share of such elements goes with the error of forward, their L2 error with its root.
 _KINKS = {"backward": 4.0, "grad": 4.0}
 # However much is inherited, an error beyond this share is told. Where layers were seen to amplify what a step starts
-# from, the share grows with that, up to tensors that have nothing in common but their size (a gradient of what is all
-# but learned not even that); a loss sums up many, and stays nearer.
+# from, the share grows with that, up to tensors that have nothing in common but their size; of gradients, which go with
+# a loss that may be ten times as small on one side, not even that.
 _AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
-_APART = {"forward": 3.0, "loss": 1.0, "backward": 10.0, "grad": 10.0, "update": 3.0}
+_APART = {"forward": 3.0, "loss": 3.0, "backward": 30.0, "grad": 30.0, "update": 3.0}
 # How much larger than it may be by itself an output's error may be for that of the outputs before it, which layers hand
 # on and amplify; in all, in a step.
 _DEEP = 20.0
