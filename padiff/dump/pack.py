@@ -1,16 +1,13 @@
 """A step in one file: full tensors and sketches of one rank, in the safetensors format.
 
-Tensors are called ``0``, ``1``, ...; ``sketches`` has a row for each sketch. What the records are called is the same in
-most steps, and so lies beside the steps in ``structures/<name>.json``, named after its content; and what does not
-change at all is in ``shared/``.
+Tensors are called ``0``, ``1``, ...; ``sketches`` has a row for each sketch. What the records are called is beside the
+steps (`padiff.dump.structures`), and what does not change at all is in ``shared/``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from padiff.dump import codecs
-from padiff.dump.bounded import check_inside, parse_json, read_text, shape_of
-from padiff.dump.files import write_text
+from padiff.dump.bounded import check_inside, shape_of
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
+from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.unchanged import SHARED, Unchanged
 from padiff.errors import RunFolderError, TensorFileError
@@ -30,7 +27,6 @@ from padiff.records import STAGES, InMemory, Record, Sketched, Step, TensorSourc
 from padiff.sketch import BUCKETS, FIGURES
 
 PACK_FILE = "step.safetensors"
-STRUCTURES = "structures"
 SCHEMA_VERSION = 1
 
 _SKETCHES = "sketches"
@@ -47,7 +43,7 @@ class PackWriter:
 
     def __init__(self, run: Path, unchanged: Unchanged, compression: str = "") -> None:
         self._run, self._unchanged, self._compression = run, unchanged, compression
-        self._structures: dict[Any, str] = {}
+        self._structures = StructureWriter(run, compression)
 
     def write(self, folder: Path, step: Step) -> None:
         """Write one rank's step into its folder."""
@@ -82,6 +78,9 @@ class PackWriter:
             tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
         if rows:
             tensors[_SKETCHES] = np.concatenate(rows).reshape(len(rows), -1)
+        structure, own = self._structures.of(step, places)
+        if own is not None:
+            tensors[OWN] = own
         about = {
             "schema_version": str(SCHEMA_VERSION),
             "step": str(step.number),
@@ -89,36 +88,9 @@ class PackWriter:
             "loss_scale": repr(step.loss_scale),
             "micro_batches": str(step.micro_batches),
             "notes": json.dumps(list(step.notes)),
-            "structure": self._structure(step, places),
+            "structure": structure,
         }
         write_safetensors(folder / PACK_FILE, tensors, about)
-
-    def _structure(self, step: Step, places: list[tuple[str, Any]]) -> str:
-        """The name of the file that says what the records are called; written where there is none yet."""
-        entries = [
-            (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place)
-            for r, place in zip(step.records, places)
-        ]
-        key = (self._compression, *entries)
-        name = self._structures.get(key)
-        if name is not None:
-            return name
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "compression": self._compression,
-            "fields": ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"],
-            "records": entries,
-        }
-        text = json.dumps(content)
-        name = _name_of(text.encode())
-        path = self._run / STRUCTURES / f"{name}.json"
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            write_text(path, text)  # ranks write the same content: whichever comes last replaces it by itself
-        if len(self._structures) >= 64:  # sequences of ever other lengths
-            self._structures.clear()
-        self._structures[key] = name
-        return name
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
@@ -183,7 +155,7 @@ class PackReader:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._recent: deque[Mapped] = deque()
-        self._structures: dict[str, tuple[str, list[Any]]] = {}
+        self._structures = StructureReader(run)
 
     def read(self, folder: Path) -> Step:
         """Read one rank's step, given its folder.
@@ -196,7 +168,7 @@ class PackReader:
         file = Mapped(path, self._recent)
         about, places = file.header()
         try:
-            compression, entries = self._structure(about["structure"])
+            compression, entries = self._structures.read(about["structure"], file, places)
             rows = _rows(file, places)
             records = tuple(
                 _record(file, places, order, entry, rows, compression, self._run) for order, entry in enumerate(entries)
@@ -215,15 +187,6 @@ class PackReader:
             raise RunFolderError(
                 f"{path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
             ) from error
-
-    def _structure(self, name: str) -> tuple[str, list[Any]]:
-        if not re.fullmatch("[0-9a-f]{16}", name):
-            raise ValueError(f"{name!r} is no name of a structure")
-        if name not in self._structures:
-            if len(self._structures) >= 4:  # the same for most steps of a run
-                self._structures.clear()
-            self._structures[name] = _read_structure(self._run / STRUCTURES / f"{name}.json")
-        return self._structures[name]
 
 
 def _rows(file: Mapped, places: Mapping[str, Place]) -> np.ndarray:
@@ -268,25 +231,3 @@ def _record(
     return Record(
         str(layer), stage, str(slot), source, str(dtype), shape, int(call), order, str(layer_type), bool(recomputed)
     )
-
-
-def _name_of(text: bytes) -> str:
-    """What a structure is called: after its content."""
-    return hashlib.sha256(text).hexdigest()[:16]
-
-
-def _read_structure(path: Path) -> tuple[str, list[Any]]:
-    try:
-        text = read_text(path)
-        if _name_of(text) != path.stem:
-            raise ValueError("its content is not what it is named after")
-        content = parse_json(text)
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION}")
-        return str(content["compression"]), list(content["records"])
-    except FileNotFoundError:
-        raise RunFolderError(
-            f"{path} is missing: it names what the steps' files hold. Copy the whole run folder"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunFolderError(f"{path} is damaged ({error}): copy the run again") from error

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from padiff.dump.format import FINISHED_FILE, RUN_FILE, STEPS
 from padiff.dump.lock import FolderLock
-from padiff.dump.pack import STRUCTURES
 from padiff.dump.read import read_info
+from padiff.dump.structures import STRUCTURES
 from padiff.dump.unchanged import SHARED
 from padiff.errors import RunFolderError
 from padiff.records import RunInfo

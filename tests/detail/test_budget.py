@@ -94,6 +94,17 @@ def test_steps_of_any_size(tmp_path, way):
     assert len(numbers) > 3
 
 
+@pytest.mark.parametrize("way", ["packed", "zlib"])
+def test_ever_other_shapes_leave_nothing_behind(tmp_path, way):
+    """What the records of steps that are gone were called must not fill the folder."""
+    steps = [made(n, records=30, size=10 + n, sketch=way == "packed") for n in range(120)]
+    numbers = filled(tmp_path / "run", steps, 250_000, storage=WAYS[way])
+    assert numbers[1:] == list(range(numbers[1], 120))
+    assert len(numbers) >= 5
+    for number in numbers:
+        assert len(open_run(tmp_path / "run").steps(number)[0].records) == 31
+
+
 @pytest.mark.parametrize("way", ["files", "packed"])
 def test_a_step_of_many_more_records(tmp_path, way):
     """What a record costs beside its values counts before it is written."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from dataclasses import replace
 
 import ml_dtypes
@@ -15,8 +16,9 @@ from core.making import info, linear, plain, record, root, step, toy_info, toy_r
 
 import padiff
 from padiff.dump import RunWriter, codecs, open_run
-from padiff.dump.pack import PACK_FILE, STRUCTURES
+from padiff.dump.pack import PACK_FILE
 from padiff.dump.storage import Storage
+from padiff.dump.structures import MOST, STRUCTURES
 from padiff.errors import RunFolderError, TensorFileError, UsageError, WriterError
 from padiff.records import InMemory, Sketched
 from padiff.sketch import sketch_of
@@ -318,6 +320,52 @@ def test_other_records_get_another_structure(tmp_path):
     assert [len(open_run(folder).steps(n)[0].records) for n in (0, 1)] == [len(one.records), len(two.records) - 1]
 
 
+def of_shapes(numbers, rank=0):
+    """Steps whose tensors have another shape each."""
+    return [
+        replace(one_step(record("fc", "forward", "output.0", values_of("float32", (n + 1, 3), n)), number=n), rank=rank)
+        for n in numbers
+    ]
+
+
+def test_ever_other_structures_do_not_fill_the_folder(tmp_path, storage):
+    steps = of_shapes(range(MOST + 10))
+    folder = write_run(tmp_path, info(*LAYERS), steps, storage=storage)
+    assert len(list((folder / STRUCTURES).iterdir())) == MOST
+    for one in steps:
+        (back,) = read_back(folder, one.number)
+        assert bits(back.value) == bits(one.records[0].value)
+        assert back.layer == "fc"
+
+
+def test_a_structure_of_a_steps_own_is_used_again_after_resuming(tmp_path):
+    count = MOST + 5
+    folder = write_run(tmp_path, info(*LAYERS), of_shapes(range(count)), storage=PACKED)
+    again = [replace(one, number=one.number + count) for one in of_shapes(range(count))]
+    write_run(folder, info(*LAYERS), again, storage=STORAGES["zlib"], existing="resume")
+    assert len(list((folder / STRUCTURES).iterdir())) == MOST
+    for one in again:
+        for number in (one.number - count, one.number):
+            assert bits(read_back(folder, number)[0].value) == bits(one.records[0].value)
+
+
+def test_each_of_two_ranks_may_have_structures_of_its_own(tmp_path):
+    tree, count = info(*LAYERS, world_size=2), MOST + 5
+    writers = [RunWriter(tmp_path / "run", tree, rank=0, storage=PACKED)]
+    writers.append(RunWriter(tmp_path / "run", tree, rank=1, storage=PACKED, existing="resume"))
+    given = [of_shapes(range(count)), [replace(s, number=s.number - 3) for s in of_shapes(range(3, count + 3), rank=1)]]
+    for pair in zip(*given):
+        for one, writer in zip(pair, writers):
+            writer.put(one)
+            writer.flush()
+    for writer in reversed(writers):
+        writer.close()
+    assert len(list((tmp_path / "run" / STRUCTURES).iterdir())) == MOST
+    for pair in zip(*given):
+        found = open_run(tmp_path / "run").steps(pair[0].number)
+        assert [bits(s.records[0].value) for s in found] == [bits(s.records[0].value) for s in pair]
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
@@ -473,6 +521,59 @@ def test_a_damaged_structure(tmp_path, toys, damage):
     damage(structure_of(folder))
     with pytest.raises(RunFolderError, match=STRUCTURES):
         open_run(folder).steps(0)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A run whose last step says itself what its records are called; to be copied before it is damaged."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    return write_run(folder, info(*LAYERS), of_shapes(range(MOST + 1)), storage=PACKED)
+
+
+def own_structure(change):
+    """Another structure of the step's own, behind its tensors."""
+
+    def damage(path):
+        header, body = parts(path)
+        entry = header["structure"]
+        start, end = entry["data_offsets"]
+        data, fields = change(body[start:end])
+        entry.update({"shape": [len(data)], "data_offsets": [len(body), len(body) + len(data)], **fields})
+        put_together(path, header, body + data)
+
+    return damage
+
+
+def repacked(change):
+    def damage(data):
+        content = json.loads(zlib.decompress(data))
+        change(content)
+        return zlib.compress(json.dumps(content).encode()), {}
+
+    return own_structure(damage)
+
+
+OWN_DAMAGE = {
+    "gone": edit(lambda header: header.pop("structure") and header),
+    "cut off": own_structure(lambda data: (data[:-5], {})),
+    "not packed": own_structure(lambda data: (zlib.decompress(data), {})),
+    "empty": own_structure(lambda data: (b"", {})),
+    "endless": own_structure(lambda data: (zlib.compress(b" " * (130 << 20)), {})),
+    "no json": own_structure(lambda data: (zlib.compress(b"{" * 64), {})),
+    "of another dtype": own_structure(lambda data: (data[:4], {"dtype": "F32", "shape": [1]})),
+    "a matrix": own_structure(lambda data: (data[:4], {"shape": [2, 2]})),
+    **{f"forged: {kind}": repacked(change) for kind, change in FORGED.items()},
+}
+
+
+@pytest.mark.parametrize("kind", OWN_DAMAGE)
+def test_a_damaged_structure_of_a_steps_own(tmp_path, own, kind):
+    folder = shutil.copytree(own, tmp_path / "run")
+    OWN_DAMAGE[kind](pack_of(folder, MOST))
+    with pytest.raises(RunFolderError, match=f"{MOST:08d}") as caught:
+        _ = [r.value for r in open_run(folder).steps(MOST)[0].records]
+    assert len(str(caught.value)) < 500
+    assert len(open_run(folder).steps(0)[0].records)
 
 
 def test_a_file_cut_off_after_it_was_opened(tmp_path, storage):

@@ -1,0 +1,151 @@
+"""What the records of packed steps are called.
+
+It is the same in most steps, and so lies beside them in ``structures/<name>.json``, named after its content. Where
+there are `MOST` of these (batches of ever other shapes), a further step says it in its own file, compressed: then
+nothing is left behind by steps that are taken away, and no other process's step can lose what it refers to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from padiff.dump.bounded import LARGEST_JSON, parse_json, read_text
+from padiff.dump.files import write_text
+from padiff.dump.safetensors import Mapped, Place
+from padiff.errors import RunFolderError
+from padiff.records import Step
+
+STRUCTURES = "structures"
+SCHEMA_VERSION = 1
+
+#: Files of structures that a run folder holds. (Ranks that write at the same time may make a few more.)
+MOST = 16
+
+#: The tensor that holds the structure of a step that says it itself.
+OWN = "structure"
+
+
+class StructureWriter:
+    """Says what the records of one run's steps are called.
+
+    Args:
+        run: the run folder.
+        compression: how the steps' tensors are compressed.
+    """
+
+    def __init__(self, run: Path, compression: str) -> None:
+        self._run, self._compression = run, compression
+        self._known: dict[Any, tuple[str, np.ndarray | None]] = {}
+
+    def of(self, step: Step, places: list[tuple[str, Any]]) -> tuple[str, np.ndarray | None]:
+        """The name of the file that says it, written where there is none yet; or no name, and what the step is to hold.
+
+        Args:
+            places: of each record, how it is kept and where.
+        """
+        entries = [
+            (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place)
+            for r, place in zip(step.records, places)
+        ]
+        key = tuple(entries)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= 64:  # sequences of ever other lengths
+                self._known.clear()
+            found = self._known[key] = self._told(entries)
+        return found
+
+    def _told(self, entries: list[Any]) -> tuple[str, np.ndarray | None]:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "compression": self._compression,
+            "fields": ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"],
+            "records": entries,
+        }
+        text = json.dumps(content)
+        name = _name_of(text.encode())
+        folder = self._run / STRUCTURES
+        path = folder / f"{name}.json"
+        if not path.exists():
+            folder.mkdir(exist_ok=True)
+            if sum(1 for _ in folder.glob("[!.]*.json")) >= MOST:
+                return "", np.frombuffer(zlib.compress(text.encode()), np.uint8)
+            write_text(path, text)  # ranks write the same content: whichever comes last replaces it by itself
+        return name, None
+
+
+class StructureReader:
+    """Reads what the records of one run's steps are called.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._known: dict[str, tuple[str, list[Any]]] = {}
+
+    def read(self, name: str, file: Mapped, places: Mapping[str, Place]) -> tuple[str, list[Any]]:
+        """How a step's tensors are compressed, and its records, given the name and the step's file.
+
+        Raises:
+            RunFolderError: the structure's file is missing or damaged.
+            ValueError, KeyError, TypeError: what the step's file says of it is.
+        """
+        if not name:
+            return _parsed(_unpacked(file.array(places[OWN])))
+        if not re.fullmatch("[0-9a-f]{16}", name):
+            raise ValueError(f"{name!r} is no name of a structure")
+        if name not in self._known:
+            if len(self._known) >= 4:  # the same for most steps of a run
+                self._known.clear()
+            self._known[name] = _read(self._run / STRUCTURES / f"{name}.json")
+        return self._known[name]
+
+
+def _name_of(text: bytes) -> str:
+    """What a structure is called: after its content."""
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _read(path: Path) -> tuple[str, list[Any]]:
+    try:
+        text = read_text(path)
+        if _name_of(text) != path.stem:
+            raise ValueError("its content is not what it is named after")
+        return _parsed(text)
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{path} is missing: it names what the steps' files hold. Copy the whole run folder"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunFolderError(f"{path} is damaged ({error}): copy the run again") from error
+
+
+def _parsed(text: bytes) -> tuple[str, list[Any]]:
+    content = parse_json(text)
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION}")
+    return str(content["compression"]), list(content["records"])
+
+
+def _unpacked(data: np.ndarray) -> bytes:
+    """The text of a structure that a step's file holds; never more of it than of one that is a file."""
+    if data.dtype != np.uint8 or data.ndim != 1:
+        raise ValueError(f"a structure of {data.dtype} {data.shape}")
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(data.tobytes(), LARGEST_JSON)
+    except zlib.error as error:
+        raise ValueError(f"its structure can't be unpacked: {error}") from error
+    if not unpacking.eof:
+        raise ValueError("its structure is cut off, or too large")
+    return text
