@@ -18,6 +18,7 @@ import numpy as np
 
 from padiff.detail import NOTHING
 from padiff.frameworks.base import TRANSFORMED, Framework, Handle
+from padiff.recorder.hooks import Hooks
 from padiff.recorder.left_out import Left
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
@@ -60,31 +61,6 @@ def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
     )
 
 
-class _Relay:
-    """What hooks call: it hands on to the capture of the step under way, so that hooks can stay from step to step."""
-
-    __slots__ = ("capture",)
-
-    def __init__(self) -> None:
-        # Empty while no hook is on: it would be a cycle, and the model would live on until it is collected.
-        self.capture: Capture | None = None
-
-    def before_call(self, node: Node, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.capture is not None:
-            self.capture._before_call(node, layer, args, kwargs)
-
-    def after_call(self, node: Node, layer: Any, output: Any, failed: bool) -> None:
-        if self.capture is not None:
-            self.capture._after_call(node, layer, output, failed)
-
-    def after_function(self, name: str, output: Any) -> None:
-        if self.capture is not None:
-            self.capture._after_function(name, output)
-
-    def parameters(self) -> Parameters | None:
-        return self.capture._parameters if self.capture is not None else None
-
-
 class Capture:
     """Collects the records of one step of one model.
 
@@ -120,7 +96,8 @@ class Capture:
     ) -> None:
         self.number = number
         self._framework = framework
-        self._nodes = nodes
+        self._nodes, self._optimizers = nodes, optimizers
+        self._known = {id(node.layer): node for node in nodes}
         self._switches = switches if switches is not None else Switches.from_environment()
         self._chosen = chosen - _wrappers(nodes, framework) if self._switches.skip_wrappers else chosen
         self._keep_stacks = stacks
@@ -130,11 +107,11 @@ class Capture:
         self._notes = Notes(framework, empty, samples)
         owning = (self._chosen if parameters else ()) if isinstance(parameters, bool) else parameters
         self._levels = levels
-        self._parameters = Parameters(self._notes, framework, nodes, owning, optimizers, levels, views)
-        self._relay = _Relay()
-        self._handles: list[Handle] = []
+        #: What the layers own.
+        self.parameters = Parameters(self._notes, framework, nodes, owning, optimizers, levels, views)
+        self._hooks = Hooks(framework)
         self._leaf_handles: list[Handle] = []
-        self._attached = False
+        self._begun = False
         self._running: list[_Call] = []
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._recalls: Counter[tuple[str, bool]] = Counter()
@@ -152,46 +129,53 @@ class Capture:
 
     def attach(self) -> None:
         """Put the hooks on, if they are not. In a step that is not due they can do nothing: then they are not there."""
-        if self._attached:
-            return
-        self._attached = True
-        relay = self._relay
-        relay.capture = self
-        for node in self._nodes:
-            self._handles += self._framework.hook_calls(
-                node.layer, partial(relay.before_call, node), partial(relay.after_call, node)
-            )
-        if self._switches.api_check:
-            self._handles.append(self._framework.see_calls(relay.after_function, self._switches.third_party))
-        self._handles += self._parameters.hook(relay.parameters)
+        self._hooks.capture = self
+        self._hooks.on_layers(self._nodes)
+        self._hooks.on_others(self._optimizers, self._switches)
+        if self._begun:
+            self._hook_parameters()
 
     def take_over(self, before: Capture) -> None:
         """Go on with the hooks of the capture of the step before, instead of taking them off and putting them on."""
-        self._attached, self._handles, self._relay = before._attached, before._handles, before._relay
-        before._attached, before._handles, before._relay = False, [], _Relay()
-        self._relay.capture = self
+        self._hooks, before._hooks = before._hooks, Hooks(self._framework)
+        self._hooks.capture = self
 
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
-        self._attached = False
-        self._relay.capture = None
-        for handles in (self._handles, self._leaf_handles):
-            while handles:
-                handles.pop().remove()
+        self._hooks.remove()
+        while self._leaf_handles:
+            self._leaf_handles.pop().remove()
         self._running.clear()
+
+    def _begin(self) -> None:
+        """The step's first call: what the model is now holds for the step. Since the step before it may have changed,
+        and hooks stay on.
+        """
+        self._begun = True
+        self._hook_parameters()
+
+    def _hook_parameters(self) -> None:
+        if not self._optimizers:
+            self._hooks.on_gradients(self.parameters.trainable())
 
     # -- forward and backward -----------------------------------------------------------------------------
 
-    def _before_call(self, node: Node, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        transforming = self._framework.transforming()
+        if not self._begun and not transforming:
+            self._begin()
+        node = self._known.get(key)
+        if node is None:  # a layer that the model had before
+            return
         recomputed = self._framework.recomputing()
         training = self._running[0].training if self._running else self._framework.training(self._nodes[0].layer)
-        if self._framework.transforming():
+        if transforming:
             # vmap, grad and their like call the layer with stand-ins: there are no values, and no one call for each.
             self._running.append(_Call(node, 0, training, recomputed, transformed=True))
             self._transformed.add(node.path)
             if node.path in self._chosen:
                 self._notes.left_out.add(node.path, TRANSFORMED, training, "call")
-            self._parameters.snapshot_later()
+            self.parameters.snapshot_later()
             return
         counter = self._recalls if recomputed else self._calls
         number = counter[node.path, training]
@@ -206,14 +190,16 @@ class Capture:
             self.autocast = self._framework.autocast()
         if not outermost or recomputed:
             return
-        self._parameters.snapshot()
+        self.parameters.snapshot()
         self._outermost[node.path, training] += 1
         if node.path in self._chosen:
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._framework.is_tensor):
                 self._notes.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
 
-    def _after_call(self, node: Node, layer: Any, output: Any, failed: bool) -> None:
-        call = None
+    def after_call(self, key: int, output: Any, failed: bool) -> None:
+        node, call = self._known.get(key), None
+        if node is None:
+            return
         while self._running:
             # A call that ended in an exception which the model itself caught may still lie above ours.
             call = self._running.pop()
@@ -227,7 +213,7 @@ class Capture:
         for slot, tensor in flatten(output, "output", self._framework.is_tensor):
             self._see(call, slot, tensor)
 
-    def _after_function(self, name: str, output: Any) -> None:
+    def after_function(self, name: str, output: Any) -> None:
         """A functional call inside of a layer is a record of that layer, in a slot of its own: ``softmax().0``."""
         if self._notes.copying or not self._running or self._running[-1].node.path not in self._chosen:
             return
@@ -319,7 +305,7 @@ class Capture:
             updates: false if no optimizer has stepped yet.
             detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
         """
-        self._parameters.finish(updates)
+        self.parameters.finish(updates)
         if detach:
             self.detach()
         while self._leaf_handles:
@@ -334,13 +320,13 @@ class Capture:
 
     def parameters_now(self) -> Step:
         """A step of weights, buffers and gradients, as they are now."""
-        self._parameters.snapshot()
-        self._parameters.finish(updates=False)
+        self.parameters.snapshot()
+        self.parameters.finish(updates=False)
         return self.peek()
 
     def weights(self) -> Step:
         """A step of the weights and buffers alone, as they are now."""
-        self._parameters.snapshot()
+        self.parameters.snapshot()
         return self.peek()
 
     @property

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from padiff.detail import NOTHING, SKETCH
-from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.base import Framework
 from padiff.recorder.left_out import Left
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.records import LOOP
@@ -72,40 +73,28 @@ class Parameters:
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
         self._snapped = self._late = self._closed = False
-        # By identity: a tied parameter once, under the first path that reaches it.
-        self._owners: dict[int, tuple[Node, str, Any, str]] = {}
-        for node in nodes:
-            for slot, tensor, role in framework.parameters(node.layer):
-                if node.path in chosen:
-                    self._owners.setdefault(id(tensor), (node, slot, tensor, role))
+        self._nodes, self._chosen = nodes, chosen
 
-    def hook(self, current: Callable[[], Parameters | None]) -> list[Handle]:
-        """Put hooks on the optimizers, or without one on the parameters.
+    @cached_property
+    def _owners(self) -> dict[int, tuple[Node, str, Any, str]]:
+        """By identity: a tied parameter once, under the first path that reaches it.
 
-        ``current`` gives those that record when a hook is called: hooks may stay for the steps that follow.
+        As they are when they are first asked for, in the step's first call: between two steps they may become others.
         """
-        handles: list[Handle] = []
-        for optimizer in self._optimizers:
+        owners: dict[int, tuple[Node, str, Any, str]] = {}
+        for node in self._nodes:
+            for slot, tensor, role in self._framework.parameters(node.layer):
+                if node.path in self._chosen:
+                    owners.setdefault(id(tensor), (node, slot, tensor, role))
+        return owners
 
-            def consume(pairs: Iterable[tuple[Any, Any]], optimizer: Any = optimizer) -> None:
-                if (parameters := current()) is not None:
-                    parameters._consume(optimizer, pairs)
-
-            def step(optimizer: Any = optimizer) -> None:
-                if (parameters := current()) is not None:
-                    parameters._stepped(optimizer)
-
-            handles += self._framework.hook_optimizer(optimizer, consume, step)
-        if not self._optimizers:
-            for key, tensor in self._trainable():
-
-                def add(gradient: Any, key: int = key) -> None:
-                    if (parameters := current()) is not None:
-                        parameters._add(key, gradient)
-
-                handle = self._framework.hook_gradient(tensor, add)
-                handles += [handle] if handle is not None else []
-        return handles
+    def trainable(self) -> list[tuple[int, Any]]:
+        """The parameters that a backward gives gradients, with their identities."""
+        return [
+            (key, tensor)
+            for key, (_, _, tensor, role) in self._owners.items()
+            if role == "parameter" and self._framework.trainable(tensor)
+        ]
 
     def snapshot_later(self) -> None:
         """Record weights and buffers before an optimizer steps, if `snapshot` is not called before."""
@@ -139,8 +128,8 @@ class Parameters:
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
-    def _add(self, key: int, gradient: Any) -> None:
-        if self._closed or gradient is None:
+    def add(self, key: int, gradient: Any) -> None:
+        if self._closed or gradient is None or key not in self._owners:
             return
         level = self._level(key, "grad")
         if level == NOTHING:
@@ -153,7 +142,7 @@ class Parameters:
             elif not isinstance(known, Left):
                 known.add(taken)
 
-    def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         if self._late:
             self.snapshot()
         for parameter, gradient in pairs:
@@ -167,7 +156,7 @@ class Parameters:
                 known = self._notes.count(LOOP, "update")
                 self._notes.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
 
-    def _stepped(self, optimizer: Any) -> None:
+    def stepped(self, optimizer: Any) -> None:
         mine = {id(parameter) for parameter in self._framework.optimized(optimizer)}
         self._record([key for key in self._consumed if key in mine])
 
@@ -226,7 +215,7 @@ class Parameters:
                 self._notes.put(node, "update", slot, after.less(before), dtype, after.shape, call)
 
     def _take_what_is_there(self) -> None:
-        for key, tensor in self._trainable():
+        for key, tensor in self.trainable():
             gradient = self._framework.gradient(tensor)
             level = self._level(key, "grad")
             if level == NOTHING:
@@ -239,10 +228,3 @@ class Parameters:
             if taken is not None:
                 self._consumed[key] = taken
         self._sums.clear()
-
-    def _trainable(self) -> list[tuple[int, Any]]:
-        return [
-            (key, tensor)
-            for key, (_, _, tensor, role) in self._owners.items()
-            if role == "parameter" and self._framework.trainable(tensor)
-        ]
