@@ -96,7 +96,7 @@ def _matching(nodes: Sequence[Node], items: Iterable[Any], where: str) -> frozen
         raise UsageError(f"{where} has to be a list of layers, classes or path patterns, got {_short(items)}")
     found: set[str] = set()
     for entry in items:
-        item, mode = _with_mode(entry, where)
+        item, mode = with_mode(entry, where)
         for path in find_paths(nodes, item, where):
             node = next(n for n in nodes if n.path == path)
             if mode in ("self", "all"):
@@ -106,7 +106,12 @@ def _matching(nodes: Sequence[Node], items: Iterable[Any], where: str) -> frozen
     return frozenset(found)
 
 
-def _with_mode(entry: Any, where: str) -> tuple[Any, str]:
+def with_mode(entry: Any, where: str) -> tuple[Any, str]:
+    """A list's item, and what of it is meant.
+
+    Raises:
+        UsageError: an unknown mode.
+    """
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], str):
         item, mode = entry
         if mode not in MODES:

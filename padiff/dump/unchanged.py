@@ -27,14 +27,18 @@ class Unchanged:
     """
 
     def __init__(self, info: RunInfo) -> None:
+        # By layer and slot: what the content was called, and the file that has it.
+        self._known: dict[tuple[str, str], tuple[str, Path | None]] = {}
+        self.follow(info)
+
+    def follow(self, info: RunInfo) -> None:
+        """The layers are these from now on."""
         self._fixed = {
             (layer.path, p.slot)
             for layer in info.layers
             for p in layer.parameters
             if p.role == "buffer" or not p.trainable
         }
-        # By layer and slot: what the content was called, and the file that has it.
-        self._known: dict[tuple[str, str], tuple[str, Path | None]] = {}
 
     def link(self, record: Record, array: np.ndarray, path: Path, final: Path) -> bool:
         """Give a file that holds the same already a second name, instead of writing it again; whether that was done.

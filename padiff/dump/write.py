@@ -83,7 +83,8 @@ class RunWriter:
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
         self.path = Path(path)
         self._info = info
-        self._told = True
+        #: What ``run.json`` says; each step comes with what held when it was put.
+        self._told = info
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
@@ -92,7 +93,7 @@ class RunWriter:
         self._pack = PackWriter(self.path, self._unchanged, storage.compression) if storage.pack else None
         self._error: BaseException | None = None
         self._failed = ""
-        self._queue: queue.Queue[Step | None] = queue.Queue(maxsize=QUEUED_STEPS)
+        self._queue: queue.Queue[tuple[Step, RunInfo] | None] = queue.Queue(maxsize=QUEUED_STEPS)
         try:
             self._lock = prepare(self.path, info, rank, existing)
             try:
@@ -129,11 +130,11 @@ class RunWriter:
                 f"step {step.number} stands in {self.path} already: two recorders write into one run folder, or a "
                 "step was ended twice. Give each run a folder of its own, or existing='resume' to replace steps"
             )
-        self._queue.put(step)
+        self._queue.put((step, self._info))
 
     def describe(self, info: RunInfo) -> None:
-        """Say anew what holds for all steps; written with the next step."""
-        self._info, self._told = info, False
+        """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
+        self._info = info
 
     def mark(self, number: int, badness: float) -> None:
         """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""
@@ -182,14 +183,16 @@ class RunWriter:
 
     # -- the thread ----------------------------------------------------------------------------------------
 
-    def _handle(self, step: Step) -> None:
+    def _handle(self, step: Step, info: RunInfo) -> None:
         try:
             if self._error is None:
                 self._failed = f"step {step.number}"
                 self._lock.check()
-                if not self._told and self._rank == 0:
-                    write_json(self.path / RUN_FILE, run_to_json(self._info))
-                    self._told = True
+                if info is not self._told:
+                    if self._rank == 0:
+                        write_json(self.path / RUN_FILE, run_to_json(info))
+                    self._unchanged.follow(info)
+                    self._told = info
                 make_sketches(record.source for record in step.records)
                 self._write(step)
                 self._failed = ""
@@ -215,7 +218,7 @@ class RunWriter:
             if self._pack is not None:
                 self._pack.write(aside, step)
             else:
-                write_dump(aside, self._info, step, unchanged=self._unchanged, final=final / f"rank_{step.rank}")
+                write_dump(aside, self._told, step, unchanged=self._unchanged, final=final / f"rank_{step.rank}")
             if self._budget is not None:
                 self._budget.written(step, aside)
             os.rename(aside, partial / f"rank_{step.rank}")
@@ -228,7 +231,7 @@ class RunWriter:
             there = sum(entry.startswith("rank_") for entry in os.listdir(partial))
         except FileNotFoundError:  # another rank, which came last, takes the step
             return
-        if there < self._info.world_size:
+        if there < self._told.world_size:
             return
         # All ranks are there. Two that come last together both get here: one takes the step, the other finds it taken.
         taken = final.with_name(f".{final.name}.rank_{step.rank}.taken")
@@ -255,16 +258,16 @@ class RunWriter:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Step | None]) -> None:
+def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[tuple[Step, RunInfo] | None]) -> None:
     while True:
-        step = steps.get()
+        waiting = steps.get()
         writer = owner()
         try:
-            if step is None or writer is None:
+            if waiting is None or writer is None:
                 return
-            writer._handle(step)
+            writer._handle(*waiting)
         finally:
-            del step, writer
+            del waiting, writer
             steps.task_done()
 
 

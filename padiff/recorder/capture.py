@@ -19,6 +19,7 @@ import numpy as np
 from padiff.detail import NOTHING
 from padiff.frameworks.base import TRANSFORMED, Framework, Handle
 from padiff.recorder.hooks import Hooks
+from padiff.recorder.layers import Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
@@ -77,6 +78,7 @@ class Capture:
         levels: how much is kept of each layer's tensors at each stage. Default: everything.
         views: where parameters' memory is, as earlier captures of the model found it.
         samples: what the step's sketches are to be made from.
+        layers: the model's layers, to be followed when they change; nodes, chosen and parameters are theirs.
     """
 
     def __init__(
@@ -93,13 +95,13 @@ class Capture:
         levels: LevelOf = everything,
         views: dict[int, View] | None = None,
         samples: Samples | None = None,
+        layers: Layers | None = None,
     ) -> None:
         self.number = number
         self._framework = framework
-        self._nodes, self._optimizers = nodes, optimizers
-        self._known = {id(node.layer): node for node in nodes}
+        self._layers, self._optimizers = layers, optimizers
         self._switches = switches if switches is not None else Switches.from_environment()
-        self._chosen = chosen - _wrappers(nodes, framework) if self._switches.skip_wrappers else chosen
+        self._take(nodes, chosen)
         self._keep_stacks = stacks
         #: Python stack of each layer's call, outermost frame first, by path and number of the call; a
         #: functional call's by ``path/name()``.
@@ -124,6 +126,11 @@ class Capture:
         self._fired: Counter[tuple[str, str, int, bool]] = Counter()
         self._losses = 0
         self._closed = False
+
+    def _take(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
+        self._nodes = nodes
+        self._known = {id(node.layer): node for node in nodes}
+        self._chosen = chosen - _wrappers(nodes, self._framework) if self._switches.skip_wrappers else chosen
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
@@ -152,6 +159,10 @@ class Capture:
         and hooks stay on.
         """
         self._begun = True
+        if self._layers is not None and self._layers.look():
+            self._take(self._layers.nodes, self._layers.chosen)
+            self._hooks.on_layers(self._nodes)
+            self.parameters.follow(self._nodes, self._layers.owning)
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:

@@ -88,6 +88,12 @@ class Parameters:
                     owners.setdefault(id(tensor), (node, slot, tensor, role))
         return owners
 
+    def follow(self, nodes: Sequence[Node], chosen: Collection[str]) -> None:
+        """Go on with other layers; nothing was recorded yet."""
+        self._nodes, self._chosen = nodes, chosen
+        self.__dict__.pop("_owners", None)
+        self._consumed = {key: taken for key, taken in self._consumed.items() if key in self._owners}
+
     def trainable(self) -> list[tuple[int, Any]]:
         """The parameters that a backward gives gradients, with their identities."""
         return [

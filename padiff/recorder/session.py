@@ -24,16 +24,17 @@ from padiff.errors import UnwritableFolderError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
+from padiff.recorder.layers import Layers
 from padiff.recorder.left_out import warning
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
+from padiff.recorder.notices import Notices
+from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.parameters import View
 from padiff.records import RunInfo, Step
 from padiff.samples import Samples
 from padiff.schedule import Schedule
-from padiff.selection import find_paths, select
 from padiff.sketch import Kind
-from padiff.tree import describe, owning, walk
 
 
 class Sink(Protocol):
@@ -105,25 +106,26 @@ class Recorder:
         self._storage = Storage.of(pack, compression, max_bytes, self._detail.sketches)
         every = self._detail.full_every_n_steps
         self._full = None if every is None else Schedule.of(every)
-        self._optimizers = self._checked_optimizers(optimizer)
-        self._nodes = walk(self._model, self._framework)
-        map_items = list(layer_map or ())
-        self._detail.check(self._nodes)
-        self._chosen = select(self._nodes, white_list, black_list, map_items)
-        self._owning = owning(self._nodes, self._framework, self._chosen, map_items)
-        if not self._chosen:
+        self._optimizers = optimizers_of(optimizer, self._framework)
+        self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
+        self._detail.check(self._layers.nodes)
+        if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
         detected = self._framework.distributed()
         self._rank = detected[0] if rank is None else rank
         self._info = RunInfo(
             framework=self._framework.name,
             framework_version=self._framework.version,
-            layers=describe(self._nodes, self._framework, self._chosen),
+            layers=self._layers.described(),
             name=name,
             world_size=detected[1] if world_size is None else world_size,
-            layer_map=tuple(path for item in map_items for path in find_paths(self._nodes, item, "layer_map")),
-            recording={"every_n_steps": self._schedule.told(), "layers": len(self._chosen), **self._detail.told()},
-            environment=fingerprint(self._framework, self._nodes),
+            layer_map=self._layers.mapped,
+            recording={
+                "every_n_steps": self._schedule.told(),
+                "layers": len(self._layers.chosen),
+                **self._detail.told(),
+            },
+            environment=fingerprint(self._framework, self._layers.nodes),
         )
         self._dir_path = Path(dir_path) if dir_path is not None else None
         self._existing = existing
@@ -144,6 +146,7 @@ class Recorder:
         #: Of the latest step, and whether its user knows of it.
         self._left_out: tuple[str, ...] = ()
         self._told_left_out = False
+        self._notices = Notices()
         self.loss_scale: float = 1.0
         self.step = start_step
         self.active = True
@@ -248,14 +251,15 @@ class Recorder:
             self._capture = Capture(
                 self.step,
                 self._framework,
-                self._nodes,
-                self._chosen,
+                self._layers.nodes,
+                self._layers.chosen,
                 self._optimizers,
                 empty,
-                parameters=self._owning,
+                parameters=self._layers.owning,
                 levels=self._levels(),
                 views=self._views,
                 samples=Samples(empty, None if kept else self._buffers.take_back, self._framework.fetch, self._counts),
+                layers=self._layers,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -312,34 +316,44 @@ class Recorder:
         self._capture = None
         if capture is None or self._sink is None:
             return None
-        if not capture.called:
-            warnings.warn(
-                f"padiff: no layer of the recorded model was called in step {self.step - 1}, so nothing of what it "
-                "computes is recorded. Is it this model that the loop trains? (What a compiled function calls is not "
-                "seen.)",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        self._notices.called(capture)
         if capture.empty:
             self.detach()
+            self._layers.look()
             return None
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
-        self._note_autocast(capture.autocast)
         self._left_out = capture.left_out
+        info = self._with_autocast(self._info, capture.autocast)
+        changed = self._layers.settle()
+        if changed:
+            info = self._with_layers(info)
+        if info is not self._info:
+            self._info = info
+            self._sink.describe(info)
+        if not capture.called:
+            self._layers.look()  # as a whole the model may have become another one, of which nothing is hooked
+        elif changed:
+            self._notices.changed(capture, self._layers.changes)
         return step
 
-    def _note_autocast(self, autocast: Mapping[str, Any]) -> None:
+    def _with_autocast(self, info: RunInfo, autocast: Mapping[str, Any]) -> RunInfo:
         """Autocast is on inside of the loop only: what a first recorded call sees is what the training has."""
-        if self._autocast_known or self._sink is None or not autocast:
-            return
+        if self._autocast_known or not autocast:
+            return info
         self._autocast_known = True
-        known = self._info.environment
-        if any(known.get(name) != value for name, value in autocast.items()):
-            self._info = replace(self._info, environment={**known, **autocast})
-            self._sink.describe(self._info)
+        known = info.environment
+        same = all(known.get(name) == value for name, value in autocast.items())
+        return info if same else replace(info, environment={**known, **autocast})
+
+    def _with_layers(self, info: RunInfo) -> RunInfo:
+        """The layers as they are now."""
+        self._views.clear()  # they keep the parameters that they are of
+        layers = self._layers
+        recording = {**info.recording, "layers": len(layers.chosen)}
+        return replace(info, layers=layers.described(), layer_map=layers.mapped, recording=recording)
 
     def mark(self, step: int, badness: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
@@ -386,21 +400,6 @@ class Recorder:
             warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=4)
             return False
         return True
-
-    def _checked_optimizers(self, optimizer: Any) -> list[Any]:
-        if optimizer is None:
-            return []
-        if isinstance(optimizer, Mapping):
-            given = list(optimizer.values())
-        else:
-            given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-        for one in given:
-            if not self._framework.is_optimizer(one):
-                raise UsageError(
-                    f"optimizer: expected an optimizer of {self._framework.name} (or a list of them) for a "
-                    f"{self._framework.name} model, got {type(one).__module__}.{type(one).__qualname__}"
-                )
-        return given
 
 
 def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Recorder:

@@ -145,7 +145,7 @@ class StepLog:
     """Digests and times of a recorder's steps, a line of JSON each. Its own time is not counted."""
 
     def __init__(self, recorder: Recorder, path: Path) -> None:
-        self._framework, self._nodes = recorder._framework, recorder._nodes
+        self._framework, self._nodes = recorder._framework, recorder._layers.nodes
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
         self._losses: list[tuple[str, float]] = []
         self._gradients: dict[str, str] = {}

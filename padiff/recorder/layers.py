@@ -1,0 +1,139 @@
+"""The layers of a model that is being trained, and which of them are recorded: both may change between its steps."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from padiff.errors import SelectionError
+from padiff.frameworks.base import Framework
+from padiff.records import Layer
+from padiff.selection import Node, find_paths, select, with_mode
+from padiff.tree import describe, owning, walk
+
+# How many paths a message names.
+_NAMED = 4
+
+
+class Layers:
+    """A model's layers as they are now.
+
+    Args:
+        model: the model.
+        white_list, black_list, layer_map: as `padiff.selection.select` takes them. Layers are meant by their paths:
+            what takes a layer's place is in the list as it was. Items that match nothing any more are passed over.
+
+    Attributes:
+        nodes: the layers, the model itself first.
+        chosen: paths of those whose tensors are recorded.
+        owning: paths of those whose parameters are.
+        mapped: paths of the layer map's layers.
+        changes: what came, went and was replaced, in words; empty where nothing did.
+
+    Raises:
+        UsageError: an item of a list matches no layer, or is none.
+    """
+
+    def __init__(
+        self, model: Any, framework: Framework, white_list: Any = None, black_list: Any = None, layer_map: Any = ()
+    ) -> None:
+        self._model, self._framework = model, framework
+        self.changes = ""
+        self._fresh = self._outdated = True
+        self.nodes: Sequence[Node] = walk(model, framework)
+        white, black = (list(items) if isinstance(items, Iterator) else items for items in (white_list, black_list))
+        mapped = list(layer_map)
+        self.chosen = select(self.nodes, white, black, mapped)
+        self._take(mapped)
+        self._white, self._black = (_by_path(self.nodes, items) for items in (white, black))
+        self._map = [path for path, _ in _by_path(self.nodes, mapped)]
+
+    def look(self) -> bool:
+        """See whether the layers are others than before; whether they are.
+
+        A matter of microseconds for each layer: it is done in every due step.
+        """
+        if _held(self.nodes, self._framework) == self._held:
+            self._look_at_parameters()
+            return False
+        before, self.nodes = self.nodes, walk(self._model, self._framework)
+        white, black, mapped = (self._there(items) for items in (self._white, self._black, self._map))
+        # A white list none of whose layers is left does not mean all layers.
+        self.chosen = frozenset() if self._white and not white else select(self.nodes, white, black, mapped)
+        self._take(mapped)
+        self.changes = _changes(before, self.nodes)
+        return True
+
+    def settle(self) -> bool:
+        """At the end of a step: whether the layers, or what they own, are others than when they were last described.
+
+        The first step may have given them parameters: lazy layers have none before.
+        """
+        if self._fresh:
+            self._fresh = False
+            self._look_at_parameters()
+        return self._outdated
+
+    def described(self) -> tuple[Layer, ...]:
+        """The layers as values; they are up to date then."""
+        self._outdated, self._owned = False, _owned(self.nodes, self._framework)
+        return describe(self.nodes, self._framework, self.chosen)
+
+    def _take(self, mapped: Sequence[Any]) -> None:
+        self.owning = owning(self.nodes, self._framework, self.chosen, mapped)
+        self.mapped = tuple(path for item in mapped for path in find_paths(self.nodes, item, "layer_map"))
+        self._held, self._owned = _held(self.nodes, self._framework), _owned(self.nodes, self._framework)
+        self._fresh = self._outdated = True
+
+    def _look_at_parameters(self) -> None:
+        self._outdated = self._outdated or _owned(self.nodes, self._framework) != self._owned
+
+    def _there(self, items: Iterable[Any]) -> list[Any]:
+        """The items that match a layer."""
+        found = []
+        for entry in items:
+            try:
+                find_paths(self.nodes, with_mode(entry, "")[0], "")
+            except SelectionError:
+                continue
+            found.append(entry)
+        return found
+
+
+def _by_path(nodes: Sequence[Node], items: Iterable[Any] | None) -> list[tuple[Any, str]]:
+    """The items and their modes, layers replaced by their paths."""
+    entries = [with_mode(entry, "") for entry in items or ()]
+    return [
+        (item if isinstance(item, (str, type)) else glob.escape(find_paths(nodes, item, "")[0]), mode)
+        for item, mode in entries
+    ]
+
+
+def _held(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, int]]:
+    """Which layer holds which, by identity; the nodes keep them, so that no other can have it."""
+    return [(k, name, id(child)) for k, node in enumerate(nodes) for name, child in framework.children(node.layer)]
+
+
+def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, object]]:
+    """Which parameters and buffers there are. Buffers may be of another shape in every step."""
+    return [
+        (k, slot, framework.shape(tensor) if role == "parameter" else role)
+        for k, node in enumerate(nodes)
+        for slot, tensor, role in framework.parameters(node.layer)
+    ]
+
+
+def _changes(before: Sequence[Node], now: Sequence[Node]) -> str:
+    old, new = ({node.path: node.layer for node in nodes} for nodes in (before, now))
+    found = {
+        "new": [path for path in new if path not in old],
+        "replaced": [path for path in new if path in old and new[path] is not old[path]],
+        "gone": [path for path in old if path not in new],
+    }
+    return "; ".join(f"{what}: {_few(paths)}" for what, paths in found.items() if paths)
+
+
+def _few(paths: Sequence[str]) -> str:
+    rest = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + rest

@@ -1,0 +1,39 @@
+"""What a recorder tells of a training that it can't see all of."""
+
+from __future__ import annotations
+
+import warnings
+
+from padiff.recorder.capture import Capture
+
+
+class Notices:
+    """Warnings about a training. What is said once for a training is not said again."""
+
+    def __init__(self) -> None:
+        self._changed = False
+
+    def called(self, capture: Capture) -> None:
+        """Tell of a step in which nothing was called."""
+        if not capture.called:
+            _warn(
+                f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
+                "computes is recorded. Is it this model that the loop trains? (What a compiled function calls is not "
+                "seen.)"
+            )
+
+    def changed(self, capture: Capture, changes: str) -> None:
+        """Tell that the model has other layers since a step."""
+        if changes and not self._changed:
+            self._changed = True
+            _warn(
+                f"padiff: the recorded model has other layers since step {capture.number} ({changes}). They are "
+                "recorded as they are now, and the run's layer tree is that of the model as it is now. What was "
+                "recorded of layers that are gone can still be read, but is not compared. (Said once, whatever changes "
+                "later.)"
+            )
+
+
+def _warn(text: str) -> None:
+    # At the line that ended the step.
+    warnings.warn(text, RuntimeWarning, stacklevel=6)
