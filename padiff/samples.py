@@ -127,6 +127,12 @@ class Samples:
         values: Any = self._elsewhere.get(number, self._rows[number])
         return not bool((values != 0).any())
 
+    def equal(self, number: int, other: int) -> bool:
+        """Whether two samples of the same length, both still on a device or neither, are the same."""
+        samples: list[Any] = [self._elsewhere.get(k, self._rows[k]) for k in (number, other)]
+        one, another = samples
+        return bool(((one == another) | ((one != one) & (another != another))).all())
+
     def fetch(self) -> None:
         """Begin to bring over what is on another device, all of it at once."""
         if self._elsewhere:

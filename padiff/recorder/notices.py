@@ -11,7 +11,8 @@ class Notices:
     """Warnings about a training. What is said once for a training is not said again."""
 
     def __init__(self) -> None:
-        self._changed = False
+        self._changed = self._unstepped = False
+        self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
         """Tell of a step in which nothing was called."""
@@ -31,6 +32,20 @@ class Notices:
                 "recorded as they are now, and the run's layer tree is that of the model as it is now. What was "
                 "recorded of layers that are gone can still be read, but is not compared. (Said once, whatever changes "
                 "later.)"
+            )
+
+    def stepped(self, capture: Capture) -> None:
+        """Tell that it is another optimizer that steps, once it did so in two due steps in a row: accumulated gradients
+        and steps that a loss scaler skips change no parameter.
+        """
+        self._unseen_steps = self._unseen_steps + 1 if capture.parameters.moved_unseen else 0
+        if self._unseen_steps >= 2 and not self._unstepped:
+            self._unstepped = True
+            _warn(
+                f"padiff: in step {capture.number} and the due step before it the parameters changed, but step() of "
+                "the optimizer that was given was not called, so gradients and updates (grad, update) are not "
+                "recorded. It may hand its work to an optimizer of its own, as SAM does (base_optimizer), or another "
+                "one has taken its place: give optimizer= the one whose step() is called."
             )
 
 

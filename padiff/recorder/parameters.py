@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 from padiff.detail import NOTHING, SKETCH
 from padiff.frameworks.base import Framework
 from padiff.recorder.left_out import Left
-from padiff.recorder.notes import LevelOf, Notes, Taken, everything
+from padiff.recorder.notes import LevelOf, Notes, Sampled, Taken, Whole, everything
 from padiff.records import LOOP
 from padiff.selection import Node
 from padiff.sketch import Cut, cut_of
+
+# How many parameters are looked at to see whether something stepped.
+_LOOKED_AT = 8
 
 
 class View(NamedTuple):
@@ -73,6 +76,9 @@ class Parameters:
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
         self._snapped = self._late = self._closed = False
+        #: Whether parameters of the optimizers are others than before, though none of these took a step.
+        self.moved_unseen = False
+        self._stepped = False
         self._nodes, self._chosen = nodes, chosen
 
     @cached_property
@@ -128,6 +134,8 @@ class Parameters:
             self._take_what_is_there()
         if not updates:
             self._before.clear()
+        if self._optimizers and not self._stepped:
+            self.moved_unseen = self._moved()
         self._record(self._consumed)
         self._before.clear()
         self._closed = True
@@ -149,6 +157,7 @@ class Parameters:
                 known.add(taken)
 
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._stepped = True
         if self._late:
             self.snapshot()
         for parameter, gradient in pairs:
@@ -163,8 +172,16 @@ class Parameters:
                 self._notes.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
 
     def stepped(self, optimizer: Any) -> None:
+        self._stepped = True
         mine = {id(parameter) for parameter in self._framework.optimized(optimizer)}
         self._record([key for key in self._consumed if key in mine])
+
+    def _moved(self) -> bool:
+        """Whether parameters of the optimizers have changed since the step began; some of them tell."""
+        mine = {id(parameter) for optimizer in self._optimizers for parameter in self._framework.optimized(optimizer)}
+        keys = [key for key in self._before if key in mine]
+        some = keys[:: max(1, len(keys) // _LOOKED_AT)]
+        return any(not _same(self._take(key, self._before[key].level), self._before[key]) for key in some)
 
     # -- records -------------------------------------------------------------------------------------------
 
@@ -234,3 +251,11 @@ class Parameters:
             if taken is not None:
                 self._consumed[key] = taken
         self._sums.clear()
+
+
+def _same(one: Taken, other: Taken) -> bool:
+    """Whether two copies of a parameter hold the same values."""
+    if isinstance(one, Sampled) and isinstance(other, Sampled):
+        return one.samples.equal(one.number, other.number)
+    assert isinstance(one, Whole) and isinstance(other, Whole)
+    return one.values.tobytes() == other.values.tobytes()

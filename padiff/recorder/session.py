@@ -337,6 +337,7 @@ class Recorder:
             self._layers.look()  # as a whole the model may have become another one, of which nothing is hooked
         elif changed:
             self._notices.changed(capture, self._layers.changes)
+        self._notices.stepped(capture)
         return step
 
     def _with_autocast(self, info: RunInfo, autocast: Mapping[str, Any]) -> RunInfo:
