@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,11 +66,3 @@ class LeftOut:
             told.append(f"{count} {what}(s) of {len(of_layers)} layer(s) are not recorded ({named}): {reason}")
         more = len(merged) - _REASONS
         return (*told, f"more is not recorded, for {more} other reason(s)") if more > 0 else tuple(told)
-
-
-def warning(number: int, notes: Sequence[str]) -> str:
-    """What a recorder says once of what it leaves out."""
-    return (
-        f"padiff: in step {number}, {'; '.join(notes)}. All else is recorded, and the training is not touched. "
-        "This is said once; each step's notes tell what it has no records of."
-    )

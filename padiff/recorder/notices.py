@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from padiff.recorder.capture import Capture
 
 
 class Notices:
-    """Warnings about a training. What is said once for a training is not said again."""
+    """Warnings about a training, told when its step is over. What is said once for a training is not said again."""
 
     def __init__(self) -> None:
-        self._changed = self._unstepped = False
+        self._waiting: list[str] = []
+        self._changed = self._unstepped = self._left_out = False
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
         """Tell of a step in which nothing was called."""
         if not capture.called:
-            _warn(
+            self._waiting.append(
                 f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
                 "computes is recorded. Is it this model that the loop trains? (What a compiled function calls is not "
                 "seen.)"
@@ -27,7 +29,7 @@ class Notices:
         """Tell that the model has other layers since a step."""
         if changes and not self._changed:
             self._changed = True
-            _warn(
+            self._waiting.append(
                 f"padiff: the recorded model has other layers since step {capture.number} ({changes}). They are "
                 "recorded as they are now, and the run's layer tree is that of the model as it is now. What was "
                 "recorded of layers that are gone can still be read, but is not compared. (Said once, whatever changes "
@@ -41,14 +43,24 @@ class Notices:
         self._unseen_steps = self._unseen_steps + 1 if capture.parameters.moved_unseen else 0
         if self._unseen_steps >= 2 and not self._unstepped:
             self._unstepped = True
-            _warn(
+            self._waiting.append(
                 f"padiff: in step {capture.number} and the due step before it the parameters changed, but step() of "
                 "the optimizer that was given was not called, so gradients and updates (grad, update) are not "
                 "recorded. It may hand its work to an optimizer of its own, as SAM does (base_optimizer), or another "
                 "one has taken its place: give optimizer= the one whose step() is called."
             )
 
+    def left_out(self, capture: Capture) -> None:
+        """Tell what of a step could not be copied."""
+        notes: Sequence[str] = capture.left_out
+        if notes and not self._left_out:
+            self._left_out = True
+            self._waiting.append(
+                f"padiff: in step {capture.number}, {'; '.join(notes)}. All else is recorded, and the training is not "
+                "touched. This is said once; each step's notes tell what it has no records of."
+            )
 
-def _warn(text: str) -> None:
-    # At the line that ended the step.
-    warnings.warn(text, RuntimeWarning, stacklevel=6)
+    def tell(self) -> None:
+        """Warn, at the line that ended the step: a warning that is an error must not cost the step."""
+        while self._waiting:
+            warnings.warn(self._waiting.pop(0), RuntimeWarning, stacklevel=4)

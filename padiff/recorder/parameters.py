@@ -181,7 +181,8 @@ class Parameters:
         mine = {id(parameter) for optimizer in self._optimizers for parameter in self._framework.optimized(optimizer)}
         keys = [key for key in self._before if key in mine]
         some = keys[:: max(1, len(keys) // _LOOKED_AT)]
-        return any(not _same(self._take(key, self._before[key].level), self._before[key]) for key in some)
+        now = {key: self._take(key, self._before[key].level) for key in some}
+        return any(not isinstance(taken, Left) and not _same(taken, self._before[key]) for key, taken in now.items())
 
     # -- records -------------------------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from padiff.frameworks import framework_of
 from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
 from padiff.recorder.layers import Layers
-from padiff.recorder.left_out import warning
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.notices import Notices
@@ -143,9 +142,6 @@ class Recorder:
         self._mark: Mark | None = None
         self._dumped = False
         self._autocast_known = False
-        #: Of the latest step, and whether its user knows of it.
-        self._left_out: tuple[str, ...] = ()
-        self._told_left_out = False
         self._notices = Notices()
         self.loss_scale: float = 1.0
         self.step = start_step
@@ -303,10 +299,7 @@ class Recorder:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
         written = step is not None and self._guard(lambda sink: sink.put(step))
-        if self._left_out and not self._told_left_out:
-            self._told_left_out = True
-            # At the end: a warning that is an error must neither reach the model's forward nor cost the step.
-            warnings.warn(warning(self.step - 1, self._left_out), RuntimeWarning, stacklevel=3)
+        self._notices.tell()
         return written
 
     def _finish(self, keep_hooks: bool) -> Step | None:
@@ -325,7 +318,7 @@ class Recorder:
         step = capture.finish(self._rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
-        self._left_out = capture.left_out
+        self._notices.left_out(capture)
         info = self._with_autocast(self._info, capture.autocast)
         changed = self._layers.settle()
         if changed:
