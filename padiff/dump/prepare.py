@@ -38,6 +38,13 @@ def prepare(path: Path, info: RunInfo, rank: int, existing: str) -> FolderLock:
     return lock
 
 
+def identity_for(path: Path, existing: str) -> str:
+    """Which recording a prepared folder is to hold: the one that it holds already where that is gone on with."""
+    if existing == "resume" and (path / RUN_FILE).exists():
+        return read_info(path / RUN_FILE).identity
+    return os.urandom(8).hex()
+
+
 def _take_over(path: Path, info: RunInfo, existing: str) -> None:
     run_file, steps = path / RUN_FILE, path / STEPS
     if not run_file.exists():

@@ -232,6 +232,7 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         layer_map=tuple(str(path) for path in content.get("layer_map", ())),
         recording=dict(plain(content.get("recording", {}))),
         environment=environment_from_json(content.get("environment", {})),
+        identity=str(content.get("id", "")),
     )
 
 

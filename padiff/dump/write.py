@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from padiff.dump.format import (
     tree_to_json,
 )
 from padiff.dump.pack import PackWriter
-from padiff.dump.prepare import prepare
+from padiff.dump.prepare import identity_for, prepare
 from padiff.dump.storage import Storage
 from padiff.dump.trouble import explain
 from padiff.dump.unchanged import Unchanged
@@ -98,7 +99,8 @@ class RunWriter:
             self._lock = prepare(self.path, info, rank, existing)
             try:
                 if rank == 0:
-                    write_json(self.path / RUN_FILE, run_to_json(info))
+                    self._info = replace(info, identity=identity_for(self.path, existing))
+                    write_json(self.path / RUN_FILE, run_to_json(self._info))
             except BaseException:
                 self._lock.release()
                 raise
@@ -134,7 +136,7 @@ class RunWriter:
 
     def describe(self, info: RunInfo) -> None:
         """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
-        self._info = info
+        self._info = replace(info, identity=self._info.identity)
 
     def mark(self, number: int, badness: float) -> None:
         """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""
@@ -337,6 +339,7 @@ def run_to_json(info: RunInfo) -> dict[str, Any]:
     """The content of ``run.json``."""
     return {
         "schema_version": SCHEMA_VERSION,
+        **({"id": info.identity} if info.identity else {}),
         "framework": {"name": info.framework, "version": info.framework_version},
         "name": info.name,
         "world_size": info.world_size,

@@ -243,6 +243,8 @@ class RunInfo:
         layer_map: paths that answer, in order, to the other run's (the seeds' ``set_layer_map``).
         recording: how it was recorded, for people (schedule, lists).
         environment: what around the training can change its numbers (`padiff.environment`); empty where not known.
+        identity: which recording this is: a new one whenever a run folder is begun anew, kept by a resume. Empty for
+            runs in memory, and for folders of an older padiff.
     """
 
     framework: str
@@ -253,6 +255,8 @@ class RunInfo:
     layer_map: tuple[str, ...] = ()
     recording: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    # Two recordings that were made alike are alike.
+    identity: str = field(default="", compare=False)
 
 
 class Run(Protocol):

@@ -178,5 +178,7 @@ def toy_run(numbers: Iterable[int] = (0, 1, 2), paddle: bool = False, **rest: An
     return memory_run(toy_info(paddle), *toy_steps(numbers, paddle, **rest))
 
 
-def toy_folder(path: Path, numbers: Iterable[int] = (0, 1, 2), paddle: bool = False, **rest: Any) -> Path:
-    return write_run(path, toy_info(paddle), toy_steps(numbers, paddle, **rest))
+def toy_folder(
+    path: Path, numbers: Iterable[int] = (0, 1, 2), paddle: bool = False, existing: str = "error", **rest: Any
+) -> Path:
+    return write_run(path, toy_info(paddle), toy_steps(numbers, paddle, **rest), existing=existing)
