@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +29,7 @@ from padiff_hooks.doctor import add_doctor
 from padiff_hooks.map_text import map_to_yaml
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
-from padiff_hooks.stream import DIFFS_FILE, DiffStream
+from padiff_hooks.stream import DiffStream
 
 MATCH, DIFFER, MISUSE = 0, 1, 2
 
@@ -140,7 +140,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         console.print(
             f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.", markup=False
         )
-    with console.status("comparing") as status, _Streaming(args) as streaming:
+    with console.status("comparing") as status, _Streaming(args, console) as streaming:
         report = compare_runs(
             args.reference,
             args.candidate,
@@ -165,8 +165,8 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 class _Streaming:
     """Writes the reports of steps for TensorBoard as they come; the log folder is made with the first one."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
+    def __init__(self, args: argparse.Namespace, console: Console) -> None:
+        self._args, self._console = args, console
         self._stream: DiffStream | None = None
 
     def __enter__(self) -> _Streaming:
@@ -179,6 +179,10 @@ class _Streaming:
     def write(self, report: Report) -> None:
         if self._stream is None:
             self._stream = DiffStream(self._args.logdir, _names(self._args))
+            runs = (open_run(path).info.identity for path in (self._args.reference, self._args.candidate))
+            self._stream.begin((next(runs), next(runs)))
+            if self._stream.replaced:
+                self._console.print(self._stream.replaced, markup=False)
         self._stream.write(report)  # passes over what the log folder has already
 
 
@@ -187,12 +191,18 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"--interval has to be above 0 seconds, got {args.interval}")
     stream = DiffStream(args.logdir, _names(args))
     failed: Report | None = None
-    compared = len(stream.done)
+
+    def begin(recordings: tuple[str, str]) -> Collection[int]:
+        nonlocal failed
+        failed = None
+        done = stream.begin(recordings)
+        if stream.replaced:
+            console.print(stream.replaced, markup=False)
+        return done
+
     console.print(f"watching {args.reference} and {args.candidate}; tensorboard --logdir {args.logdir}; Ctrl-C ends")
     try:
-        pairs = PairedRuns(
-            args.reference, args.candidate, layer_map=args.layer_map, policy=_policy(args), done=stream.done
-        )
+        pairs = PairedRuns(args.reference, args.candidate, layer_map=args.layer_map, policy=_policy(args), begin=begin)
         for path, started in zip((args.reference, args.candidate), pairs.started):
             if not started:
                 console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)", markup=False)
@@ -200,7 +210,6 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         while True:
             for report in pairs.poll():
                 stream.write(report)
-                compared += 1
                 last_news = time.monotonic()
                 failed = _tell_step(report, failed, console)
                 if pairs.asked is not None:
@@ -210,20 +219,19 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
                         markup=False,
                     )
             if pairs.finished():
-                console.print(f"both runs have ended; {compared} steps compared")
+                console.print(f"both runs have ended; {len(stream.done)} steps compared")
                 break
             if args.timeout is not None and time.monotonic() - last_news > args.timeout:
-                console.print(f"no new step for {args.timeout:g} s; {compared} steps compared")
+                console.print(f"no new step for {args.timeout:g} s; {len(stream.done)} steps compared")
                 break
             time.sleep(args.interval)
     except KeyboardInterrupt:
-        console.print(f"stopped; {compared} steps compared")
+        console.print(f"stopped; {len(stream.done)} steps compared")
     finally:
         stream.close()
-    if not compared:
+    if not stream.done:
         raise UsageError(f"no step was compared: {_missing_side(pairs, args)}")
-    differs = failed is not None or _failed_before(Path(args.logdir))
-    return DIFFER if differs else MATCH
+    return DIFFER if stream.differs else MATCH
 
 
 def _tell_step(report: Report, failed: Report | None, console: Console) -> Report | None:
@@ -238,11 +246,6 @@ def _tell_step(report: Report, failed: Report | None, console: Console) -> Repor
     else:
         console.print(f"step {step}: {len(report.failed)} of {len(report.diffs)} pairs differ", markup=False)
     return failed or report
-
-
-def _failed_before(logdir: Path) -> bool:
-    lines = (logdir / DIFFS_FILE).read_text(encoding="utf-8").splitlines()
-    return any(json.loads(line).get("passed") is False for line in lines)
 
 
 def _missing_side(pairs: PairedRuns, args: argparse.Namespace) -> str:

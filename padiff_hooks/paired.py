@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy, RunComparison
-from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
 from padiff.layer_map import LayerMap
 from padiff.records import Report, Run
+from padiff_hooks.recording import Recording
 from padiff_hooks.zooming import Zooming
+
+#: Seconds in which a step that can't be read turns out to be one of a folder that is being removed.
+_SETTLING = 0.5
 
 
 class PairedRuns:
     """Compares each step of two runs once, as soon as both sides of it exist.
 
-    Either run may start later, pause, or end early.
+    Either run may start later, pause, or end early. Where a folder is recorded into anew (overwritten, or removed and
+    made again), nothing of the recording before is kept, and the comparison starts over; a resume goes on.
 
     Args:
         reference, candidate: run folders; they need not exist yet.
@@ -27,6 +32,8 @@ class PairedRuns:
         policy: when a diff passes. Default: `padiff.NoisePolicy`.
         done: steps that were compared before (a restart).
         zoom: whether recorders that still record sketches are asked for full tensors where one is beyond its limit.
+        begin: called with the identities of the two recordings once both are there, and again when one of them is
+            another one; returns the steps that were compared before, instead of ``done``.
 
     Attributes:
         asked: what the last report made the recorders be asked for, or `None`.
@@ -41,13 +48,17 @@ class PairedRuns:
         policy: Policy | None = None,
         done: Collection[int] = (),
         zoom: bool = True,
+        begin: Callable[[tuple[str, str]], Collection[int]] | None = None,
     ) -> None:
         self._paths = (Path(reference), Path(candidate))
         self._map = LayerMap.of(layer_map)
         self._policy = policy
-        self._done = set(done)
+        self._first_done: Collection[int] = done
+        self._done: set[int] = set()
+        self._begin = begin
         self._comparison: RunComparison | None = None
-        self._zooming = Zooming(self._paths) if zoom else None
+        self._recordings: tuple[Recording, ...] = ()
+        self._zoom, self._zooming = zoom, Zooming(self._paths)
         self.asked: Zoom | None = None
 
     @property
@@ -68,22 +79,25 @@ class PairedRuns:
             RunFolderError: a step can't be read.
             UsageError: the layer map does not fit the runs.
         """
-        comparison = self._opened()
-        if comparison is None:
-            return
-        for number in comparison.common():
-            if number not in self._done:
-                try:
-                    report = comparison.compare(number)
-                except RunFolderError:
-                    # A recorder that has to stay within max_bytes may take a step away while it is being read.
-                    if number in comparison.common():
-                        raise
+        again = True
+        while again:
+            again = False
+            comparison = self._opened()
+            for number in comparison.common() if comparison is not None else ():
+                if number in self._done or comparison is None:
                     continue
-                self._done.add(number)
-                if self._zooming is not None:
-                    self.asked = self._zooming.look(report, (comparison.reference, comparison.candidate))
-                yield report
+                report = self._compared(comparison, number)
+                # What was read while a run began anew may be of either recording.
+                again = self._began_anew()
+                if again:
+                    break
+                if report is not None:
+                    self._done.add(number)
+                    for recording in self._recordings:
+                        recording.latest = max(recording.latest, number)
+                    if self._zoom:
+                        self.asked = self._zooming.look(report, (comparison.reference, comparison.candidate))
+                    yield report
 
     def finished(self) -> bool:
         """Whether both runs have ended and every common step is compared."""
@@ -92,8 +106,34 @@ class PairedRuns:
             return False
         return all(number in self._done for number in comparison.common())
 
+    def _compared(self, comparison: RunComparison, number: int) -> Report | None:
+        """The report of a step, `None` if the step is gone by now."""
+        try:
+            return comparison.compare(number)
+        except RunFolderError:
+            # A recorder that has to stay within max_bytes may take a step away while it is being read.
+            if number not in comparison.common():
+                return None
+            time.sleep(_SETTLING)
+            if self._began_anew() or not all(self.started) or number not in comparison.common():
+                return None
+            raise
+
     def _opened(self) -> RunComparison | None:
+        if self._comparison is not None and self._began_anew():
+            self._comparison = None
+            self._first_done = ()
+            self._zooming, self.asked = Zooming(self._paths), None
         if self._comparison is None and all(self.started):
-            runs = [open_run(path) for path in self._paths]
-            self._comparison = RunComparison(runs[0], runs[1], self._map, self._policy)
+            recordings = tuple(Recording(path) for path in self._paths)
+            ours, theirs = (recording.run for recording in recordings)
+            self._comparison = RunComparison(ours, theirs, self._map, self._policy)
+            self._recordings = recordings
+            done = self._first_done
+            if self._begin is not None:
+                done = self._begin((ours.info.identity, theirs.info.identity))
+            self._done = set(done)
         return self._comparison
+
+    def _began_anew(self) -> bool:
+        return any(recording.is_replaced() for recording in self._recordings)

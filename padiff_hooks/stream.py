@@ -2,7 +2,8 @@
 
 Under the log folder: ``reference`` and ``candidate`` hold each run's own loss and norms under the same tags, so that
 TensorBoard lays the two curves over each other; ``diff`` holds per-layer scalars and first-diff events.
-``diffs.jsonl`` has a line for each compared step and is the source of truth: a restart goes on after it.
+``diffs.jsonl`` has a line for each compared step and is the source of truth: a restart goes on after it, as long as the
+two folders hold the recordings that its first line names.
 """
 
 from __future__ import annotations
@@ -10,116 +11,41 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TextIO
 
 import numpy as np
 
 from padiff.errors import UsageError
 from padiff.records import LOOP, Diff, Report, Step
 from padiff.report import to_json
+from padiff_hooks.event_files import EventFile, ScalarSink
 
 DIFFS_FILE = "diffs.jsonl"
+#: The lines of the recordings before.
+BEFORE_FILE = "diffs.before.jsonl"
 SCHEMA_VERSION = 1
 
 #: ``(tag, value)`` of one step.
 Scalars = list[tuple[str, float]]
 
 
-class ScalarSink(Protocol):
-    """Where scalars and texts of one TensorBoard run go."""
-
-    def scalar(self, tag: str, value: float, step: int) -> None: ...
-
-    def text(self, tag: str, text: str, step: int) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class EventFile:
-    """A TensorBoard run of our own: a folder with an event file.
-
-    Args:
-        folder: the run's folder.
-        first_step: the first step that will be written; points that an earlier process left at or after it
-            (it was killed in the middle of a step) are dropped: from the files for readers to come, and by an
-            event that makes a TensorBoard purge them that has read them already.
-    """
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        again = folder.is_dir() and any(folder.glob("events.out.tfevents.*"))
-        if again:
-            _drop_from(folder, first_step)
-            _wait_for_next_second(folder)
-        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=1)
-        if again:
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
-
-    def scalar(self, tag: str, value: float, step: int) -> None:
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-
-        self._add(scalar_pb(tag, value), step)
-
-    def text(self, tag: str, text: str, step: int) -> None:
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        self._add(text_pb(tag, text), step)
-
-    def _add(self, summary: Any, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def _drop_from(folder: Path, first_step: int) -> None:
-    """Rewrite the event files that hold points at or after a step, without them."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    for path in folder.glob("events.out.tfevents.*"):
-        events = [Event.FromString(data) for data in RawEventFileLoader(str(path)).Load()]
-        kept = [event for event in events if not event.HasField("summary") or event.step < first_step]
-        if len(kept) == len(events):
-            continue
-        aside = folder / f".{path.name}.partial"
-        with open(aside, "wb") as file:
-            writer = RecordWriter(file)
-            for event in kept:
-                writer.write(event.SerializeToString())
-        os.replace(aside, path)
-
-
-def _wait_for_next_second(folder: Path) -> None:
-    """TensorBoard reads event files in the order of their names, which begin with the second they were made in."""
-    made = [file.name.split(".")[3] for file in folder.glob("events.out.tfevents.*")]
-    newest = max((int(second) for second in made if second.isdecimal()), default=0)
-    while newest == int(time.time()):
-        time.sleep(0.02)
-
-
 class DiffStream:
     """Writes one report per step to TensorBoard and ``diffs.jsonl``.
+
+    `begin` says which recordings the reports are of. A log of others, of the same folders, is put aside.
 
     Args:
         logdir: the log folder; made if need be.
         names: what tells the two runs from others; a log folder of other runs is refused.
         diff: a sink to use for the ``diff`` run instead of a folder of our own (a Trainer's logger).
+
+    Attributes:
+        done: the steps that were written, now or before.
+        differs: whether one of them had a diff.
+        replaced: what `begin` put aside, and why, in a sentence; empty if nothing.
 
     Raises:
         UsageError: the log folder holds the diffs of other runs, or its ``diffs.jsonl`` is damaged.
@@ -127,25 +53,51 @@ class DiffStream:
 
     def __init__(self, logdir: str | Path, names: tuple[str, str], diff: ScalarSink | None = None) -> None:
         self.path = Path(logdir)
-        self._names = names
-        self._place: tuple[Any, ...] | None = None
+        self._names, self._host_sink = names, diff
+        self._sinks: dict[str, ScalarSink] = {}
+        self._file: TextIO | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make the log folder {self.path}: {error}") from error
-        self.done = self._read_done()
+        self._recordings: tuple[str, str] | None = None
+        self._older = False
+        self._place: tuple[Any, ...] | None = None
+        self.done: set[int] = set()
+        self.differs = False
+        self.replaced = ""
+        self._read()
+
+    def begin(self, recordings: tuple[str, str] = ("", "")) -> Collection[int]:
+        """Go on with the log of two recordings, or begin it anew if it is of others.
+
+        Args:
+            recordings: their identities; empty for those that have none, which can't be told apart.
+
+        Returns:
+            The steps that need not be written any more.
+        """
+        self.replaced = ""
+        if self._file is not None and recordings == self._recordings:
+            return self.done
+        self.close()
+        if self._recordings is not None and recordings != self._recordings:
+            self._put_aside(recordings)
+        self._recordings = recordings
         first = max(self.done, default=-1) + 1
-        self._sinks: dict[str, ScalarSink] = {
-            "reference": EventFile(self.path / "reference", first),
-            "candidate": EventFile(self.path / "candidate", first),
-            "diff": diff if diff is not None else EventFile(self.path / "diff", first),
-        }
+        for run in ("reference", "candidate", "diff"):
+            given = self._host_sink if run == "diff" else None
+            self._sinks[run] = given if given is not None else EventFile(self.path / run, first, self._older)
         self._file = open(self.path / DIFFS_FILE, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the stream
         if self._file.tell() == 0:
-            self._write_line({"schema_version": SCHEMA_VERSION, "reference": names[0], "candidate": names[1]})
+            names = {"reference": self._names[0], "candidate": self._names[1]}
+            self._write_line({"schema_version": SCHEMA_VERSION, **names, "recordings": list(recordings)})
+        return self.done
 
     def write(self, report: Report) -> None:
         """Write one step's report: scalars, the first-diff event if there is a new one, then the line."""
+        if self._file is None:
+            self.begin()
         step = report.coverage.steps[0]
         if step in self.done:
             return
@@ -162,31 +114,53 @@ class DiffStream:
         # Last: a line says that the step's points are out.
         self._write_line(line_of(report))
         self.done.add(step)
+        self.differs = self.differs or not report.passed
 
     def close(self) -> None:
         """Close the event files and ``diffs.jsonl``; a given sink stays open."""
         for sink in self._sinks.values():
             sink.close()
-        self._file.close()
+        self._sinks.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _write_line(self, content: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(content) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(content) + "\n")
+            self._file.flush()
 
-    def _read_done(self) -> set[int]:
+    def _read(self) -> None:
         path = self.path / DIFFS_FILE
-        if not path.exists():
-            return set()
-        lines = list(_lines(path))
-        if lines and (lines[0].get("reference"), lines[0].get("candidate")) != self._names:
+        lines = list(_lines(path)) if path.exists() else []
+        if not lines:
+            return
+        if (lines[0].get("reference"), lines[0].get("candidate")) != self._names:
             raise UsageError(
                 f"{path} holds the diffs of {lines[0].get('reference')} and {lines[0].get('candidate')}, not of "
                 f"{self._names[0]} and {self._names[1]}: give another log folder"
             )
+        noted = lines[0].get("recordings")
+        self._older = noted is None
+        ours, theirs = noted if isinstance(noted, list) and len(noted) == 2 else ("", "")
+        self._recordings = (str(ours), str(theirs))
         for line in lines:
             if line.get("first_diff"):
                 self._place = _place(line["first_diff"])
-        return {int(line["step"]) for line in lines if "step" in line}
+        self.done = {int(line["step"]) for line in lines if "step" in line}
+        self.differs = any(line.get("passed") is False for line in lines)
+
+    def _put_aside(self, recordings: tuple[str, str]) -> None:
+        """Rename the lines; without them, `EventFile` drops all of our points."""
+        before = self._recordings or recordings
+        os.replace(self.path / DIFFS_FILE, self.path / BEFORE_FILE)
+        if self.done:
+            others = [name for name, was, now in zip(self._names, before, recordings) if was != now]
+            self.replaced = (
+                f"{' and '.join(others)} {'were' if len(others) > 1 else 'was'} recorded anew: the log folder "
+                f"{self.path} begins anew; its lines of before are in {BEFORE_FILE}"
+            )
+        self._place, self.done, self.differs = None, set(), False
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

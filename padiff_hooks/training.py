@@ -17,8 +17,9 @@ from padiff.layer_map import LayerMap
 from padiff.recorder import Recorder
 from padiff.records import Report, Step
 from padiff.schedule import Schedule
+from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.paired import PairedRuns
-from padiff_hooks.stream import DiffStream, EventFile, ScalarSink, own_scalars_of
+from padiff_hooks.stream import DiffStream, own_scalars_of
 
 ON_DIFF = ("warn", "stop", "raise")
 

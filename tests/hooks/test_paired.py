@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core.making import planted, toy_folder, toy_info, toy_steps
@@ -25,9 +26,9 @@ def polled(pairs: PairedRuns) -> list[int]:
 class Growing:
     """A run that grows step by step."""
 
-    def __init__(self, path: Path, paddle: bool = False) -> None:
-        self.path, self.steps = path, toy_steps(range(8), paddle)
-        self.writer = RunWriter(path, toy_info(paddle))
+    def __init__(self, path: Path, paddle: bool = False, existing: str = "error", **rest: Any) -> None:
+        self.path, self.steps = path, toy_steps(range(8), paddle, **rest)
+        self.writer = RunWriter(path, toy_info(paddle), existing=existing)
 
     def write(self, *numbers: int) -> None:
         for number in numbers:

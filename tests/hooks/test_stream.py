@@ -115,7 +115,7 @@ def test_a_diff_that_stays_where_it_is_is_told_once_also_over_a_restart(tmp_path
 def test_there_is_a_line_for_each_step(tmp_path):
     written(tmp_path, reports([0, 2], plant=planted("body.0/forward/output.0", lambda v: v + 1, at=2)))
     head, zero, two = lines(tmp_path)
-    assert head == {"schema_version": 1, "reference": NAMES[0], "candidate": NAMES[1]}
+    assert head == {"schema_version": 1, "reference": NAMES[0], "candidate": NAMES[1], "recordings": ["", ""]}
     assert (zero["step"], zero["passed"], zero["first_diff"], zero["coverage"]) == (0, True, None, 1.0)
     assert (two["step"], two["passed"]) == (2, False)
     assert (two["first_diff"]["stage"], two["first_diff"]["candidate"]) == ("forward", "body.0")
