@@ -6,7 +6,7 @@ A callback is a shell: it tells a `TrainingRecorder` when a batch begins and end
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,9 @@ class TrainingRecorder:
         self._host_sink: ScalarSink | None = None
         self._own_sink: ScalarSink | None = None
         self._news: list[Report] = []
+        self._remarks: list[str] = []
+        self._recordings: tuple[str, str] | None = None
+        self._resumes = False
         self._trouble: PadiffError | None = None
         self._compared = 0
         self._warned = False
@@ -131,6 +134,7 @@ class TrainingRecorder:
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
         """
         self.abort()
+        existing = "resume" if resumed and self._existing == "error" else self._existing
         recorder = Recorder(
             model,
             self._dir_path,
@@ -139,7 +143,7 @@ class TrainingRecorder:
             layer_map=self._own_map,
             name=self._name,
             start_step=self.step,
-            existing="resume" if resumed and self._existing == "error" else self._existing,
+            existing=existing,
             on_error=self._on_error,
             rank=rank,
             world_size=world_size,
@@ -151,7 +155,10 @@ class TrainingRecorder:
             self._logdir, self._host_sink = logdir, sink
         # Only one process looks at the pairs; a step is whole when all have written.
         if self._reference is not None and not rank and not recorder.watched:
-            self._pairs = PairedRuns(self._reference, self._dir_path, layer_map=self._pair_map, policy=self._policy)
+            self._pairs = PairedRuns(
+                self._reference, self._dir_path, layer_map=self._pair_map, policy=self._policy, begin=self._begin
+            )
+        self._recordings, self._resumes = None, existing == "resume"
         recorder.open()
         self._recorder = recorder
 
@@ -235,7 +242,8 @@ class TrainingRecorder:
         elif self._reference is None and self._logdir is not None:
             if self._own_sink is None:
                 folder = Path(self._logdir) / (self._name or self._dir_path.name)
-                self._own_sink = self._host_sink or EventFile(folder, step.number)
+                # Only a resume has points that go on being true.
+                self._own_sink = self._host_sink or EventFile(folder, step.number if self._resumes else 0)
             for tag, value in own_scalars_of(step):
                 self._own_sink.scalar(tag, value, step.number)
             self._own_sink.flush()
@@ -256,6 +264,21 @@ class TrainingRecorder:
                         self._recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
         except PadiffError as error:
             self._trouble = error
+
+    def _begin(self, recordings: tuple[str, str]) -> Collection[int]:
+        """Both runs are there, for the first time or with a reference that is another recording than before."""
+        anew = self._recordings is not None
+        self._recordings = recordings
+        if anew:
+            self._news.clear()
+            self.first_report, self._compared = None, 0
+            self._remarks.append(f"{self._reference} was recorded anew meanwhile: comparing with it starts over")
+        stream = self._opened_stream()
+        if stream is not None:
+            stream.begin(recordings)
+            if stream.replaced and not anew:
+                self._remarks.append(stream.replaced)
+        return ()
 
     def _opened_stream(self) -> DiffStream | None:
         if self._stream is None and self._logdir is not None and self._reference is not None:
@@ -278,6 +301,8 @@ class TrainingRecorder:
                 raise self._trouble
             text = f"padiff can't compare with the reference run, recording goes on: {self._trouble}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
+        while self._remarks:
+            warnings.warn(f"padiff: {self._remarks.pop(0)}", RuntimeWarning, stacklevel=4)
         if not self._news:
             return False
         report = self._news[0]
