@@ -83,9 +83,8 @@ class RunWriter:
         if existing not in ("error", "resume", "overwrite"):
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
         self.path = Path(path)
-        self._info = info
         #: What ``run.json`` says; each step comes with what held when it was put.
-        self._told = info
+        self._info = self._told = info
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
@@ -99,7 +98,7 @@ class RunWriter:
             self._lock = prepare(self.path, info, rank, existing)
             try:
                 if rank == 0:
-                    self._info = replace(info, identity=identity_for(self.path, existing))
+                    self._info = self._told = replace(info, identity=identity_for(self.path, existing))
                     write_json(self.path / RUN_FILE, run_to_json(self._info))
             except BaseException:
                 self._lock.release()
