@@ -206,6 +206,9 @@ class TrainingRecorder:
         if self._recorder is None:
             return
         recorder, self._recorder = self._recorder, None
+        if recorder.forked:
+            self._leave()
+            return
         try:
             recorder.close(finished=True)
             self._compare()
@@ -223,7 +226,9 @@ class TrainingRecorder:
     def abort(self) -> None:
         """Training ended by an exception: take everything off, keep what is written."""
         recorder, self._recorder = self._recorder, None
-        if recorder is not None:
+        if recorder is not None and recorder.forked:
+            self._leave()
+        elif recorder is not None:
             try:
                 recorder.close(finished=False, raise_errors=False)
             finally:
@@ -285,6 +290,10 @@ class TrainingRecorder:
             names = (str(self._reference.resolve()), str(self._dir_path.resolve()))
             self._stream = DiffStream(self._logdir, names, self._host_sink)
         return self._stream
+
+    def _leave(self) -> None:
+        """In a fork: comparing and streaming is the parent's; closing would wait for threads that are not here."""
+        self._pairs = self._stream = self._own_sink = None
 
     def _close_stream(self) -> None:
         for stream in (self._stream, self._own_sink):

@@ -18,6 +18,7 @@ from typing import Any
 
 from padiff.dump.budget import Budget
 from padiff.dump.files import write_json, write_npy
+from padiff.dump.forks import own
 from padiff.dump.format import (
     FINISHED_FILE,
     FOLDERS,
@@ -51,7 +52,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class RunWriter:
-    """Writes steps into a run folder while the training goes on.
+    """Writes steps into a run folder while the training goes on. In a fork of its process it does nothing.
 
     Args:
         path: the run folder; made if need be.
@@ -115,7 +116,10 @@ class RunWriter:
         work = (weakref.ref(self), self._queue)
         self._thread = threading.Thread(target=_work, args=work, name="padiff-writer", daemon=True)
         self._thread.start()
-        weakref.finalize(self, self._queue.put, None).atexit = False
+        self._ending = weakref.finalize(self, self._queue.put, None)
+        self._ending.atexit = False
+        self._left = False
+        own(self)
 
     # -- called by the training loop -----------------------------------------------------------------------
 
@@ -125,6 +129,8 @@ class RunWriter:
         Raises:
             WriterError: an earlier step could not be written, or this one was recorded already.
         """
+        if self._left:
+            return
         self._raise_error()
         if not self._replace and self._step_path(step.number).exists():
             raise WriterError(
@@ -144,11 +150,15 @@ class RunWriter:
 
     def flush(self) -> None:
         """Wait until every queued step is written."""
+        if self._left:
+            return
         self._queue.join()
         self._raise_error()
 
     def close(self, finished: bool = True) -> None:
         """Write what is queued and end the thread; ``finished`` says that no further step will come."""
+        if self._left:
+            return
         self._queue.put(None)
         self._thread.join()
         try:
@@ -162,6 +172,11 @@ class RunWriter:
                     self._raise_error()
         finally:
             self._lock.release()
+
+    def leave_in_fork(self) -> None:
+        """The thread is the parent's, and may hold the queue's lock in this copy for ever."""
+        self._left = True
+        self._ending.detach()
 
     def _raise_error(self) -> None:
         if self._error is None:

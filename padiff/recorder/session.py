@@ -16,6 +16,7 @@ import numpy as np
 
 from padiff.detail import Detail, Levels
 from padiff.distribution import warn_of_older
+from padiff.dump.forks import own
 from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.dump.zoom import Requests
@@ -34,6 +35,9 @@ from padiff.records import RunInfo, Step
 from padiff.samples import Samples
 from padiff.schedule import Schedule
 from padiff.sketch import Kind
+
+# What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
+_of_the_parent: list[Any] = []
 
 
 class Sink(Protocol):
@@ -59,6 +63,7 @@ class Recorder:
         run: the `MemoryRun` that the steps go to, `None` where they go to a folder.
         active: false once recording was given up after a writing error (``on_error="warn"``).
         watched: whether `padiff doctor` looks on; live comparison is then left out.
+        forked: whether this process is a fork of the one that opened the recorder; nothing is recorded here then.
     """
 
     watched = False
@@ -146,6 +151,8 @@ class Recorder:
         self.loss_scale: float = 1.0
         self.step = start_step
         self.active = True
+        self.forked = False
+        self._fork_told = False
         self.run: MemoryRun | None = None
 
     # -- the with ------------------------------------------------------------------------------------------
@@ -235,6 +242,7 @@ class Recorder:
             if self._detail.sketches:
                 self._requests = Requests(self._dir_path)
         self._mark = Mark.set(self._model, self)
+        own(self)
 
     def attach(self) -> None:
         """Put the hooks on, if the step under way is due. Several times a step where a host needs it."""
@@ -292,6 +300,14 @@ class Recorder:
 
         ``go_on`` begins the next step, as `attach` does; hooks that are on stay on for it.
         """
+        if self.forked and not self._fork_told:
+            self._fork_told = True
+            warnings.warn(
+                "padiff: this process is a fork of the one that records, so nothing is recorded here. Open a recorder "
+                "after the fork, with a folder of its own",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self.step += 1
         self._buffers.keep = self.due
         step = self._finish(keep_hooks=go_on and self.due)
@@ -380,6 +396,16 @@ class Recorder:
             self._sink = None
             self._buffers.clear()
             self._views.clear()
+
+    def leave_in_fork(self) -> None:
+        """The run is the parent's, whose thread writes it: hooks off, the model free, nothing is recorded any more."""
+        self.forked = True
+        _of_the_parent.append((self._capture, self._hooked, self._sink, dict(self._views)))
+        self.detach()
+        self._capture = self._sink = None
+        if self._mark is not None:
+            self._mark.remove()
+            self._mark = None
 
     def _guard(self, call: Callable[[Sink], None]) -> bool:
         if self._sink is None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from padiff.dump.files import digest
+from padiff.dump.forks import own
 from padiff.errors import WriterError
 from padiff.frameworks.base import Handle, UncopiedError
 from padiff.recorder.memory import MemoryRun
@@ -87,6 +88,7 @@ class Watched(Recorder):
         else:
             self._sink = Nowhere()
             self.run = MemoryRun(self._info) if self._dir_path is None else None
+            own(self)
         self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._rank}.jsonl")
 
     def attach(self) -> None:
@@ -112,6 +114,12 @@ class Watched(Recorder):
 
     def close(self, *args: Any, **options: Any) -> None:
         super().close(*args, **options)
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def leave_in_fork(self) -> None:
+        super().leave_in_fork()
         log, self._log = self._log, None
         if log is not None:
             log.close()
