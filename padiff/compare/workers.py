@@ -6,7 +6,10 @@ Threads would wait for each other: in the interpreter, in numpy's matrix product
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import threading
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
@@ -29,6 +32,8 @@ _PAIR, _ELEMENT = 5e-5, 2e-9
 _EACH = 0.75
 # A step is shared out by processes only if each of them has so many seconds to do.
 _PART = 0.1
+# Seconds after which a measuring process looks whether it is still wanted.
+_LOOK = 1.0
 # Numpy in a process that is one of several is not to start threads of its own.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -90,7 +95,7 @@ class Workers:
             count = self._count or min(cpu_count(), int(seconds / _EACH))
             if count > 1:
                 self._count = count
-                self._pool = ProcessPoolExecutor(count, env=_ALONE)
+                self._pool = ProcessPoolExecutor(count, env=_ALONE, initializer=follow, initargs=(os.getpid(),))
                 self._pool.submit(_ready)
         except Exception:  # no semaphores, no memory, no more processes: the comparison goes on in this one
             self._close()
@@ -155,6 +160,21 @@ class Workers:
             self._pool.shutdown(wait=True, kill_workers=kill)
         self._pool = None
         self._ahead.clear()
+
+
+def follow(parent: int) -> None:
+    """In a measuring process: end with the one that started it, however that ended.
+
+    A killed process says nothing to those that it started, and they would wait for their next task for ever.
+    """
+    if os.name == "posix":
+        threading.Thread(target=_watch, args=(parent,), name="padiff-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os._exit(1)
 
 
 def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) -> _Measured:

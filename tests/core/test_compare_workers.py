@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -191,6 +192,60 @@ def test_no_process_and_no_handle_is_left(runs, how):
     while (children() - before or len(os.listdir("/proc/self/fd")) > handles) and time.monotonic() < end:
         time.sleep(0.01)
     assert children() == before and len(os.listdir("/proc/self/fd")) <= handles
+
+
+STUCK = """
+import sys, time
+import padiff
+if __name__ == "__main__":
+    def progress(done, total):
+        if done == 2:
+            print("measuring", flush=True)
+            time.sleep(600)
+    padiff.compare_runs(*sys.argv[1:], workers=2, progress=progress)
+"""
+
+
+def working(parent: int) -> set[int]:
+    """Measuring processes that a process has started."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (entry / "cmdline").read_text()
+            if int(ppid) == parent and state != "Z" and "LokyProcess" in command:
+                found.add(int(entry.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_measuring_processes_end_with_the_one_that_started_them(runs, how, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(STUCK)
+    process = subprocess.Popen([sys.executable, str(script), *map(str, runs)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "measuring\n"
+        pids = working(process.pid)
+        assert len(pids) == 2
+    finally:
+        process.send_signal(how)
+        process.wait()
+        process.stdout.close()  # not read to its end: those that are left hold it open
+    end = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [pid for pid in pids if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 @linux
