@@ -82,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown")
     compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
     compare.add_argument(
-        "--workers", type=int, metavar="N", help="processes that measure (default: one for each core, if that pays)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that measure, at most (default: one for each core, if that pays)",
     )
     compare.add_argument("--all", action="store_true", help="list every pair that differs, not only the first ones")
     compare.set_defaults(run=_compare)

@@ -32,6 +32,8 @@ _PAIR, _ELEMENT = 5e-5, 2e-9
 _EACH = 0.75
 # A step is shared out by processes only if each of them has so many seconds to do.
 _PART = 0.1
+# Processes that are started for each core, at most, whatever is asked for.
+_PER_CORE = 4
 # Seconds after which a measuring process looks whether it is still wanted.
 _LOOK = 1.0
 # Numpy in a process that is one of several is not to start threads of its own.
@@ -62,8 +64,8 @@ class Workers:
     Args:
         paths: the two runs, as `padiff.dump.open_run` takes them.
         numbers: the steps that will be compared, in their order, as each run numbers them.
-        count: how many processes; 1: none but this one. Default: as many as there are cores, and no more than
-            there is work for.
+        count: how many processes, at most; 1: none but this one. Default: as many as there are cores, where that
+            pays. There are never more than there is work for, nor more than four for each core.
     """
 
     def __init__(self, paths: Sequence[str], numbers: Iterable[tuple[int, int]], count: int | None = None) -> None:
@@ -93,6 +95,8 @@ class Workers:
             from loky import ProcessPoolExecutor, cpu_count  # takes time to import that short comparisons do not have
 
             count = self._count or min(cpu_count(), int(seconds / _EACH))
+            # More than there are parts of steps have nothing to do, and more than some for each core only take memory.
+            count = min(count, len(self._left) * _parts(step), _PER_CORE * cpu_count())
             if count > 1:
                 self._count = count
                 self._pool = ProcessPoolExecutor(count, env=_ALONE, initializer=follow, initargs=(os.getpid(),))
@@ -206,6 +210,11 @@ def _opened(job: bytes) -> tuple[list[Run], Alignment, frozenset[str], tuple[flo
 
 def _ready() -> None:
     """The first task of a process: it has imported all that it needs by then."""
+
+
+def _parts(step: Step) -> int:
+    """Into how many parts a step like this one may be shared out."""
+    return max(1, int(_seconds([_elements(record) for record in step.records]) / _PART))
 
 
 def _seconds(elements: Sequence[int]) -> float:

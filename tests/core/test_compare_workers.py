@@ -262,6 +262,24 @@ def test_a_process_that_is_killed_changes_nothing(runs, when):
     assert told(compare_runs(*runs, workers=2, progress=kill)) == one
 
 
+@linux
+@pytest.mark.parametrize(("count", "cores", "started"), [(9999, 64, STEPS), (9999, 1, 4), (3, 64, 3)])
+def test_no_more_processes_are_started_than_there_is_work_and_cores_for(runs, count, cores, started, monkeypatch):
+    import loky
+
+    monkeypatch.setattr(loky, "cpu_count", lambda: cores)
+    asked = []
+    whole = loky.ProcessPoolExecutor
+
+    def noted(number, *rest, **more):
+        asked.append(number)
+        return whole(min(number, 2), *rest, **more)
+
+    monkeypatch.setattr(loky, "ProcessPoolExecutor", noted)
+    assert compare_runs(*runs, workers=count).first_diff.step == STEPS - 1
+    assert asked == [started]
+
+
 def test_where_no_process_can_be_started_this_one_measures(runs, monkeypatch, measured_here):
     import loky
 
