@@ -25,7 +25,7 @@ from padiff.dump.format import RUN_FILE
 from padiff.errors import PadiffError, UsageError
 from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
-from padiff_hooks.doctor import add_doctor
+from padiff_hooks.doctor import add_doctor, split_arguments
 from padiff_hooks.map_text import map_to_yaml
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
@@ -37,8 +37,10 @@ MATCH, DIFFER, MISUSE = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     warn_of_older()
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    own, behind = split_arguments(sys.argv[1:] if arguments is None else arguments)
+    args = _parser().parse_args(own)
+    if behind is not None:
+        args.args = behind
     console = Console(stderr=getattr(args, "json", None) == "-", highlight=False, soft_wrap=not sys.stdout.isatty())
     try:
         code: int = args.run(args, console)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def add_doctor(commands: Any) -> None:
     doctor.add_argument("--json", metavar="OUT", help="write what was found as JSON; - for standard output")
     doctor.add_argument("args", nargs="*", metavar="ARGS", help="the script's own arguments, behind --")
     doctor.set_defaults(run=run_doctor)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our own arguments, and those of the script behind ``--``; `None` where there are none.
+
+    By hand: argparse takes what is behind ``--`` only if no option of ours stands between it and the script.
+    """
+    own = list(arguments)
+    if own[:1] != ["doctor"] or "--" not in own:
+        return own, None
+    place = own.index("--")
+    return own[:place], own[place + 1 :]
 
 
 def run_doctor(args: argparse.Namespace, console: Console) -> int:

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import padiff
+import padiff_hooks.doctor
+from padiff.errors import UsageError
 from padiff_hooks.cli import main
 from padiff_hooks.doctor_script import _Runs, parting
 
@@ -160,6 +162,27 @@ def test_paddle_loops_and_hapi_are_the_same():
     assert (code, found["verdict"]) == (0, "same"), found
     # Two recorders: 4 steps of a loop that ends by itself, and 9 of the 18 that fit() would make.
     assert found["compared"] == {"losses": 13, "gradients": 52, "parameters": 52}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train.py", "--steps", "3", "--json", "found.json", "--", "--lr", "0.1", "--", "-x"],
+        ["--steps", "3", "train.py", "--json=found.json", "--", "--lr", "0.1", "--", "-x"],
+        ["--steps", "3", "--json", "found.json", "train.py", "--", "--lr", "0.1", "--", "-x"],
+    ],
+)
+def test_options_stand_before_or_behind_the_script(arguments, monkeypatch, capsys):
+    given = []
+
+    def examine(path, args, steps, say):
+        given.append((str(path), list(args), steps))
+        raise UsageError("seen")
+
+    monkeypatch.setattr(padiff_hooks.doctor, "examine", examine)
+    script("print(1)")
+    assert main(["doctor", *arguments]) == 2
+    assert given == [("train.py", ["--lr", "0.1", "--", "-x"], 3)] and capsys.readouterr().err == "padiff: seen\n"
 
 
 def test_lightning_is_the_same(tmp_path):
