@@ -27,6 +27,7 @@ from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
 from padiff_hooks.doctor import add_doctor, split_arguments
 from padiff_hooks.map_text import map_to_yaml
+from padiff_hooks.outputs import console_for
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.stream import DiffStream
@@ -40,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, behind = split_arguments(sys.argv[1:] if arguments is None else arguments)
     args = _parser().parse_args(own)
     if behind is not None:
-        args.args = behind
-    console = Console(stderr=getattr(args, "json", None) == "-", highlight=False, soft_wrap=not sys.stdout.isatty())
+        args.args = [*args.args, *behind]
+    console = console_for(stderr=getattr(args, "json", None) == "-")
     try:
         code: int = args.run(args, console)
         return code
@@ -142,9 +143,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         if not Path(out).resolve().parent.is_dir():
             raise UsageError(f"cannot write {out}: there is no folder {Path(out).resolve().parent}")
     if Path(args.reference).resolve() == Path(args.candidate).resolve():
-        console.print(
-            f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.", markup=False
-        )
+        console.print(f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.")
     with console.status("comparing") as status, _Streaming(args, console) as streaming:
         report = compare_runs(
             args.reference,
@@ -210,7 +209,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         pairs = PairedRuns(args.reference, args.candidate, layer_map=args.layer_map, policy=_policy(args), begin=begin)
         for path, started in zip((args.reference, args.candidate), pairs.started):
             if not started:
-                console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)", markup=False)
+                console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)")
         last_news = time.monotonic()
         while True:
             for report in pairs.poll():
@@ -219,10 +218,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
                 failed = _tell_step(report, failed, console)
                 if pairs.asked is not None:
                     layers = ", ".join(sorted(pairs.asked.layers)[:5])
-                    console.print(
-                        f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}",
-                        markup=False,
-                    )
+                    console.print(f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}")
             if pairs.finished():
                 console.print(f"both runs have ended; {len(stream.done)} steps compared")
                 break
@@ -244,12 +240,12 @@ def _tell_step(report: Report, failed: Report | None, console: Console) -> Repor
     if report.first_diff is None:
         worst = report.worst
         figure = f", worst relative L2 {worst.figures.rel_l2:.2g}" if worst and worst.figures else ""
-        console.print(f"step {step}: match, {report.coverage.compared} tensors{figure}", markup=False)
+        console.print(f"step {step}: match, {report.coverage.compared} tensors{figure}")
         return failed
     if failed is None:
-        console.print(report.first_diff.message, markup=False)
+        console.print(report.first_diff.message)
     else:
-        console.print(f"step {step}: {len(report.failed)} of {len(report.diffs)} pairs differ", markup=False)
+        console.print(f"step {step}: {len(report.failed)} of {len(report.diffs)} pairs differ")
     return failed or report
 
 

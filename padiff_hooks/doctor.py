@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from padiff.dump import open_run
 from padiff.errors import UsageError
@@ -68,8 +69,8 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
         _tell_health(health, console)
         content, code = _health_to_json(health), ILL if health.damaged else WELL
     elif path.is_file():
-        with console.status("") as status:
-            findings = examine(path, args.args, args.steps, lambda text: status.update(text))
+        with console.status(Text()) as status:
+            findings = examine(path, args.args, args.steps, lambda text: status.update(Text(text)))
         _tell_findings(findings, console)
         content = _findings_to_json(findings)
         code = {"same": WELL, "changed": ILL}.get(findings.verdict, MISUSE)
@@ -103,20 +104,20 @@ def _tell_findings(findings: Findings, console: Console) -> None:
         "script itself writes went where it always does, once for each run of it"
     )
     for remark in findings.remarks:
-        console.print(f"mind: {remark}", markup=False)
+        console.print(f"mind: {remark}")
     style = {"same": "bold green", "changed": "bold red"}.get(findings.verdict, "bold yellow")
-    console.print(findings.sentence, style=style, markup=False)
+    console.print(findings.sentence, style=style)
 
 
 def _tell_health(health: Health, console: Console) -> None:
     sketches = f", {health.sketches} sketches" if health.sketches else ""
     console.print(f"{health.steps} steps read whole: {health.tensors} tensors{sketches}; {health.bytes / 1e6:.1f} MB")
     for caution in health.cautions:
-        console.print(f"environment: {caution}", markup=False)
+        console.print(f"environment: {caution}")
     for remark in health.remarks:
-        console.print(f"mind: {remark}", markup=False)
+        console.print(f"mind: {remark}")
     for place in health.damaged[:_LISTED]:
-        console.print(f"damaged: {place}", markup=False)
+        console.print(f"damaged: {place}")
     if len(health.damaged) > _LISTED:
         console.print(f"... and {len(health.damaged) - _LISTED} more places")
     if health.damaged:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from padiff.compare.explain import figures_text
 from padiff.dump.budget import size_of
@@ -20,7 +20,7 @@ _LISTED = 10
 
 def print_report(report: Report, console: Console, everything: bool = False) -> None:
     """The verdict, a row for each stage, the diffs beyond tolerance, the coverage."""
-    table = Table(title=escape(f"{report.reference} (reference) against {report.candidate} (candidate)"), box=None)
+    table = Table(title=Text(f"{report.reference} (reference) against {report.candidate} (candidate)"), box=None)
     for name, justify in (
         ("stage", "left"),
         ("pairs", "right"),
@@ -35,7 +35,7 @@ def print_report(report: Report, console: Console, everything: bool = False) -> 
         worst = "" if row["worst"] is None else f"{row['worst']:.2g}"
         limit = "" if row["limit"] is None else f"{row['limit']:.2g}"
         table.add_row(
-            row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, escape(row["where"]), style=style
+            row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, Text(row["where"]), style=style
         )
     console.print(table)
     if report.failed:
@@ -43,14 +43,14 @@ def print_report(report: Report, console: Console, everything: bool = False) -> 
         console.print(f"\n{len(report.failed)} of {len(report.diffs)} pairs differ, in causal order:")
         for diff in shown:
             text = f"  step {diff.pair.step}  {diff.pair.anchor.site}: {figures_text(diff)}"
-            console.print(text, markup=False)
+            console.print(text, markup=False, emoji=False)
         if len(shown) < len(report.failed):
             console.print(f"  ... and {len(report.failed) - len(shown)} more (--all lists them)")
     console.print()
     for line in coverage_lines(report):
-        console.print(f"  {line}", markup=False)
-    console.print(f"  tolerance: {report.tolerance}\n", markup=False)
-    console.print(verdict(report), style="bold green" if report.passed else "bold red", markup=False)
+        console.print(f"  {line}", markup=False, emoji=False)
+    console.print(f"  tolerance: {report.tolerance}\n", markup=False, emoji=False)
+    console.print(verdict(report), style="bold green" if report.passed else "bold red", markup=False, emoji=False)
 
 
 def print_run(run: Run, path: Path, console: Console) -> None:
@@ -59,14 +59,16 @@ def print_run(run: Run, path: Path, console: Console) -> None:
     numbers = run.numbers()
     size = size_of(path)
     parameters = sum(_count(layer, "parameter") for layer in info.layers)
-    console.print(f"{run.name}: {info.framework} {info.framework_version}, {info.layers[0].type}", markup=False)
+    console.print(
+        f"{run.name}: {info.framework} {info.framework_version}, {info.layers[0].type}", markup=False, emoji=False
+    )
     console.print(
         f"{len(info.layers)} layers, {parameters:,} parameters; {len(numbers)} recorded steps, {_bytes(size)}; "
         f"{'finished' if run.finished() else 'still growing, or ended early'}"
     )
     if info.environment:
         told = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
-        console.print(f"environment: {told}", markup=False)
+        console.print(f"environment: {told}", markup=False, emoji=False)
     if numbers:
         shown = ", ".join(map(str, numbers[:10])) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
         console.print(f"steps: {shown}")
@@ -81,7 +83,7 @@ def print_run(run: Run, path: Path, console: Console) -> None:
         settings = ", ".join(f"{name}={value}" for name, value in layer.settings.items())
         style = "" if layer.recorded else "dim"
         also = f" (also {', '.join(layer.aliases)})" if layer.aliases else ""
-        table.add_row(escape(layer.path + also), escape(layer.type), escape(owns), escape(settings), style=style)
+        table.add_row(Text(layer.path + also), Text(layer.type), Text(owns), Text(settings), style=style)
     console.print(table)
 
 
@@ -94,9 +96,11 @@ def _print_stages(run: Run, number: int, console: Console) -> None:
         text = ", ".join(f"{count} {stage}" for stage, count in counts.items())
         sketched = sum(record.sketch is not None for record in step.records)
         text += f"; {sketched} of them as sketches" if sketched else ""
-        console.print(f"step {number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)", markup=False)
+        console.print(
+            f"step {number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)", markup=False, emoji=False
+        )
         for note in step.notes:
-            console.print(f"  {note}", markup=False)
+            console.print(f"  {note}", markup=False, emoji=False)
 
 
 def _count(layer: Layer, role: str) -> int:
