@@ -6,12 +6,13 @@ Exit codes: 0 the runs match, 1 they differ, 2 misuse or something that can't be
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
 from padiff_hooks.doctor import add_doctor, split_arguments
 from padiff_hooks.map_text import map_to_yaml
-from padiff_hooks.outputs import console_for
+from padiff_hooks.outputs import console_for, give_up_output, show_anything
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.stream import DiffStream
@@ -37,23 +38,16 @@ MATCH, DIFFER, MISUSE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    warn_of_older()
-    own, behind = split_arguments(sys.argv[1:] if arguments is None else arguments)
-    args = _parser().parse_args(own)
-    if behind is not None:
-        args.args = [*args.args, *behind]
-    console = console_for(stderr=getattr(args, "json", None) == "-")
+    show_anything()
     try:
-        code: int = args.run(args, console)
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # a full disk is told here, and not when the interpreter ends
         return code
-    except PadiffError as error:
-        print(f"padiff: {error}", file=sys.stderr)
-        return MISUSE
     except BrokenPipeError:  # the reader of our output left
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_output()
         return MISUSE
-    except OSError as error:  # a disk that is full, a name that is too long
+    except (PadiffError, OSError) as error:  # also a disk that is full, a name that is too long
+        give_up_output(error)
         print(f"padiff: {error}", file=sys.stderr)
         return MISUSE
     except MemoryError:
@@ -63,6 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISUSE
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # never the exit code that says that the runs differ
+        told = f"padiff: this should not have happened, please report it: {type(error).__name__}: {error}"
+        print(f"{told}\n\npadiff {__version__}, python {sys.version.split()[0]}", file=sys.stderr)
+        traceback.print_exc()
+        return MISUSE
+
+
+def _run(arguments: Sequence[str]) -> int:
+    warn_of_older()
+    own, behind = split_arguments(arguments)
+    args = _parser().parse_args(own)
+    if behind is not None:
+        args.args = [*args.args, *behind]
+    code: int = args.run(args, console_for(stderr=getattr(args, "json", None) == "-"))
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,8 +200,10 @@ class _Streaming:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    if args.interval <= 0:
-        raise UsageError(f"--interval has to be above 0 seconds, got {args.interval}")
+    if not 0 < args.interval < threading.TIMEOUT_MAX:
+        raise UsageError(f"--interval has to be a number of seconds above 0, got {args.interval}")
+    if args.timeout is not None and not args.timeout >= 0:
+        raise UsageError(f"--timeout has to be a number of seconds of at least 0, got {args.timeout}")
     stream = DiffStream(args.logdir, _names(args))
     failed: Report | None = None
 

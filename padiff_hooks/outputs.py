@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 
 from rich.console import Console
@@ -10,3 +13,22 @@ from rich.console import Console
 def console_for(stderr: bool = False) -> Console:
     """A console that prints names as they are: square brackets are no markup there, and ``:cat:`` is no picture."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+
+
+def show_anything() -> None:
+    """From now on what a terminal's encoding can't show is printed as codes, and is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def give_up_output(error: BaseException | None = None) -> None:
+    """Standard output can't be written to: leave what is buffered for it, which would fail again at the end."""
+    if error is not None:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            return
+    with contextlib.suppress(OSError):
+        place, nothing = sys.stdout.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, place)
+        os.close(nothing)

@@ -188,7 +188,7 @@ MISUSE = [
     (["watch", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
     (
         ["watch", "{run}", "{run}", "--logdir", "tb", "--interval", "0"],
-        r"--interval has to be above 0 s.*, got 0\.0",
+        r"--interval has to be a number of seconds above 0, got 0\.0",
     ),
 ]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from core.making import planted, toy_folder
 from rich.console import Console
 
+import padiff_hooks.cli
 from padiff import compare_runs
 from padiff_hooks.cli import main
 from padiff_hooks.show import print_report
@@ -59,3 +63,71 @@ def test_reports_are_printed_alike_on_any_console(markup, odd, capsys):
     print_report(report, Console(markup=markup, emoji=markup, width=200))
     out = capsys.readouterr().out
     assert re.search(r"\[v1\] \[/x\] :cat: \[red\] \(reference\) against \[b\] \(candidate\)", out), out
+
+
+# -- what a terminal can't show, and what nobody foresaw ---------------------------------------------------------------
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "padiff_hooks.cli", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        timeout=120,
+        encoding="ascii",
+        errors="backslashreplace",
+    )
+
+
+def test_a_terminal_that_cannot_show_a_name_shows_its_codes(tmp_path):
+    toy_folder(tmp_path / "größe")
+    toy_folder(tmp_path / "b", paddle=True)
+    done = command("compare", "größe", "größe", "--logdir", "日", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert r"gr\xf6\xdfe" in done.stdout and r"--logdir \u65e5" in done.stdout
+    assert command("compare", "b", "größer", cwd=tmp_path, PYTHONIOENCODING="ascii").returncode == 2
+    shown = command("map", "größe", "b", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert shown.returncode == 0
+
+
+def test_output_that_cannot_be_written_is_no_diff(tmp_path):
+    toy_folder(tmp_path / "a")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "padiff_hooks.cli", "show", "a"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 2 and done.stderr.startswith("padiff: ") and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", broken)
+    assert main(["compare", *odd]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("padiff: ") and "ZeroDivisionError: a mistake of ours" in err.splitlines()[0]
+    assert "please report" in err and "Traceback" in err and "in broken" in err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--interval", "nan", "--interval has to be a number of seconds above 0, got nan"),
+        ("--interval", "inf", "--interval has to be a number of seconds above 0, got inf"),
+        ("--interval", "1e300", "--interval has to be a number of seconds above 0, got 1e+300"),
+        ("--timeout", "nan", "--timeout has to be a number of seconds of at least 0, got nan"),
+        ("--timeout", "-1", "--timeout has to be a number of seconds of at least 0, got -1.0"),
+    ],
+)
+def test_times_that_are_none_are_refused(flag, value, told, odd, capsys):
+    assert main(["watch", *odd, "--logdir", "tb", flag, value]) == 2
+    assert capsys.readouterr().err == f"padiff: {told}\n" and not Path("tb").exists()
