@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from padiff.dump.format import STEPS
 from padiff.environment import cautions
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
+
+
+# Ranks that are named where they are missing; of more only the first.
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,13 @@ def _parts(flat: np.ndarray, size: int = 1 << 22) -> Iterator[np.ndarray]:
 
 
 def _missing_ranks(number: int, steps: list[Step], world_size: int) -> list[str]:
-    missing = sorted(set(range(world_size)) - {step.rank for step in steps})
-    return [f"step {number}: rank {rank} of {world_size} is missing" for rank in missing]
+    there = {step.rank for step in steps if 0 <= step.rank < world_size}
+    # Not all that could be: what a run says of itself may be any number.
+    first = list(islice((rank for rank in range(world_size) if rank not in there), _NAMED + 1))
+    if len(first) <= _NAMED:
+        return [f"step {number}: rank {rank} of {world_size} is missing" for rank in first]
+    named = ", ".join(map(str, first[:_NAMED]))
+    return [f"step {number}: {world_size - len(there)} of {world_size} ranks are missing: {named}, ..."]
 
 
 def _leftovers(path: Path, numbers: list[int], world_size: int) -> list[str]:

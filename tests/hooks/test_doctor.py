@@ -307,6 +307,15 @@ def test_a_lost_json_and_missing_ranks_are_named(run_folder):
     assert any("step 2" in place and "report.json" in place for place in found["damaged"])
 
 
+@pytest.mark.parametrize("ranks", [40, 10**9])
+def test_a_number_of_ranks_that_nobody_has_is_one_finding(run_folder, ranks):
+    info = json.loads((run_folder / "run.json").read_text())
+    (run_folder / "run.json").write_text(json.dumps({**info, "world_size": ranks}))
+    code, found = doctor(str(run_folder))
+    first = f"step 0: {ranks - 1} of {ranks} ranks are missing: 1, 2, 3, 4, 5, 6, 7, 8, ..."
+    assert code == 1 and len(found["damaged"]) == 3 and found["damaged"][0] == first
+
+
 def test_leftovers_and_nan_are_told_and_are_no_damage(run_folder):
     steps = run_folder / "steps"
     shutil.copytree(steps / "00000002", steps / ".00000003.partial")
