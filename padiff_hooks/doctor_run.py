@@ -14,7 +14,6 @@ from padiff.environment import cautions
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
 
-
 # Ranks that are named where they are missing; of more only the first.
 _NAMED = 8
 

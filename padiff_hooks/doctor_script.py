@@ -148,7 +148,9 @@ def _examine(runs: _Runs) -> Findings:
     seconds = _seconds((plain, again), recording)
     remarks = _remarks(plain, again, recording)
     if unsteady is not None:
-        return Findings("not deterministic", _unsteady(unsteady, first), unsteady, plain, recording, seconds, remarks)
+        return Findings(
+            "not deterministic", _unsteady(unsteady, first, recording), unsteady, plain, recording, seconds, remarks
+        )
     if first is not None:
         sentence = f"Recording changed the training, first in {first.text()} (without recording against with it)."
         return Findings("changed", sentence, first, plain, recording, seconds, remarks)
@@ -193,9 +195,11 @@ def _step_parting(one: Mapping[str, Any], other: Mapping[str, Any]) -> Parting |
     return None
 
 
-def _unsteady(unsteady: Parting, first: Parting | None) -> str:
+def _unsteady(unsteady: Parting, first: Parting | None, recording: Notes) -> str:
     text = f"This script is not deterministic: two runs without recording part, first in {unsteady.text()}. "
-    if unsteady.step > 0 and (first is None or first.step >= unsteady.step):
+    # Of steps that are not due nothing is recorded, so they prove nothing.
+    proved = any(step["due"] and step["step"] < unsteady.step for steps in recording.steps.values() for step in steps)
+    if proved and (first is None or first.step >= unsteady.step):
         text += f"In the steps before, recording changed nothing. To know more, {ADVICE}."
     else:
         text += f"So nothing can be said about recording; {ADVICE}."

@@ -16,7 +16,7 @@ import padiff
 import padiff_hooks.doctor
 from padiff.errors import UsageError
 from padiff_hooks.cli import main
-from padiff_hooks.doctor_script import _Runs, parting
+from padiff_hooks.doctor_script import Notes, Parting, _Runs, _unsteady, parting
 
 TORCH = """
 import os, sys
@@ -153,7 +153,29 @@ def test_a_script_that_draws_other_numbers_each_time_proves_nothing():
     code, found = doctor("--steps", "4", "train.py", "--", "wild", "deaf")
     assert (code, found["verdict"]) == (2, "not deterministic")
     assert found["first"]["step"] == 2
-    assert "In the steps before, recording changed nothing" in found["sentence"] and "seed" in found["sentence"]
+    # Steps 0 and 1 are the same, but none of them is due: of recording they say nothing.
+    assert "So nothing can be said about recording" in found["sentence"] and "seed" in found["sentence"]
+
+
+UNSTEADY = Parting(7, "loss", values=(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "due", "first", "changed_nothing"),
+    [
+        (range(10), range(10), UNSTEADY, True),
+        (range(10), range(6, 10), None, True),
+        (range(10), range(7, 10), UNSTEADY, False),
+        (range(7, 10), range(7, 10), UNSTEADY, False),  # a run that begins with step 7
+        (range(10), range(10), Parting(3, "gradient", "a/weight"), False),
+        ((), (), None, False),
+    ],
+)
+def test_the_steps_before_are_spoken_of_only_if_some_were_recorded(steps, due, first, changed_nothing):
+    notes = Notes({"notes_0_rank_0": [{"step": number, "due": number in due} for number in steps]})
+    told = _unsteady(UNSTEADY, first, notes)
+    assert ("In the steps before, recording changed nothing" in told) == changed_nothing
+    assert ("nothing can be said about recording" in told) != changed_nothing
 
 
 def test_paddle_loops_and_hapi_are_the_same():
