@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
 from padiff_hooks.doctor import add_doctor, split_arguments
 from padiff_hooks.map_text import map_to_yaml
-from padiff_hooks.outputs import console_for, give_up_output, show_anything
+from padiff_hooks.outputs import check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.stream import DiffStream
@@ -70,7 +69,8 @@ def _run(arguments: Sequence[str]) -> int:
     args = _parser().parse_args(own)
     if behind is not None:
         args.args = [*args.args, *behind]
-    code: int = args.run(args, console_for(stderr=getattr(args, "json", None) == "-"))
+    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown")]
+    code: int = args.run(args, console_for(stderr="-" in reports))
     return code
 
 
@@ -90,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="compare two runs; exit code 0 match, 1 differ, 2 misuse")
     _add_pair(compare)
     compare.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
-    compare.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML")
-    compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown")
+    compare.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - likewise")
+    compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
     compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
     compare.add_argument(
         "--workers",
@@ -147,10 +147,11 @@ def _show(args: argparse.Namespace, console: Console) -> int:
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    outputs = [out for out in (args.json, args.junit, args.markdown) if out and out != "-"]
+    outputs = [args.json, args.junit, args.markdown]
     for out in outputs:
-        if not Path(out).resolve().parent.is_dir():
-            raise UsageError(f"cannot write {out}: there is no folder {Path(out).resolve().parent}")
+        check_out(out)
+    if outputs.count("-") > 1:
+        raise UsageError("only one of --json, --junit and --markdown can go to standard output")
     if Path(args.reference).resolve() == Path(args.candidate).resolve():
         console.print(f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.")
     with console.status("comparing") as status, _Streaming(args, console) as streaming:
@@ -165,11 +166,11 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         )
     print_report(report, console, everything=args.all)
     if args.json:
-        _write(args.json, json.dumps(to_json(report), indent=1))
+        write_out(args.json, json.dumps(to_json(report), indent=1))
     if args.junit:
-        _write(args.junit, to_junit(report))
+        write_out(args.junit, to_junit(report))
     if args.markdown:
-        _write(args.markdown, to_markdown(report))
+        write_out(args.markdown, to_markdown(report))
     if args.logdir:
         console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
     return MATCH if report.passed else DIFFER
@@ -289,19 +290,6 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 def _names(args: argparse.Namespace) -> tuple[str, str]:
     return str(Path(args.reference).resolve()), str(Path(args.candidate).resolve())
-
-
-def _write(out: str, text: str) -> None:
-    if out == "-":
-        sys.stdout.write(text + "\n")
-        return
-    path = Path(out)
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff_hooks.doctor_run import Health, check_run
 from padiff_hooks.doctor_script import Findings, examine
+from padiff_hooks.outputs import check_out, write_out
 
 WELL, ILL, MISUSE = 0, 1, 2
 
@@ -60,8 +60,7 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
     path = Path(args.path)
     if args.steps < 1:
         raise UsageError(f"--steps has to be at least 1, got {args.steps}")
-    if args.json and args.json != "-" and not Path(args.json).resolve().parent.is_dir():
-        raise UsageError(f"cannot write {args.json}: there is no folder {Path(args.json).resolve().parent}")
+    check_out(args.json)
     if path.is_dir():
         if args.args:
             raise UsageError(f"{path} is a run folder, which takes no arguments: {' '.join(args.args)}")
@@ -76,10 +75,8 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
         code = {"same": WELL, "changed": ILL}.get(findings.verdict, MISUSE)
     else:
         raise UsageError(f"there is neither a script nor a run folder {path}")
-    if args.json == "-":
-        sys.stdout.write(json.dumps(content, indent=1) + "\n")
-    elif args.json:
-        Path(args.json).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if args.json:
+        write_out(args.json, json.dumps(content, indent=1))
     return code
 
 

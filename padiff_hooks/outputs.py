@@ -1,4 +1,4 @@
-"""Where the commands write: the console."""
+"""Where the commands write: the console, and the files of reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import contextlib
 import io
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console
+
+from padiff.dump.files import aside
+from padiff.errors import UsageError
 
 
 def console_for(stderr: bool = False) -> Console:
@@ -32,3 +36,42 @@ def give_up_output(error: BaseException | None = None) -> None:
         place, nothing = sys.stdout.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, place)
         os.close(nothing)
+
+
+def check_out(out: str | None) -> None:
+    """Make sure, before long work, that a report could be written there.
+
+    Raises:
+        UsageError: its folder is not there, or it is a folder itself.
+    """
+    if not out or out == "-":
+        return
+    path = Path(out).resolve()
+    if path.is_dir():
+        raise UsageError(f"cannot write {out}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {path.parent}")
+
+
+def write_out(out: str, text: str) -> None:
+    """Write a report: into a file, which is whole or as it was before, or to standard output (``-``).
+
+    Raises:
+        UsageError: it can't be written.
+    """
+    if out == "-":
+        sys.stdout.write(text + "\n")
+        return
+    path = Path(out)
+    try:
+        if path.exists() and not path.is_file():  # a pipe, /dev/null: nothing to be replaced
+            _write(path, text)
+        else:
+            with aside(path) as partial:
+                _write(partial, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be no text

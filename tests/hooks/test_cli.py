@@ -73,6 +73,52 @@ def test_reports_are_written_where_asked(bad, tmp_path, capsys):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("flag", "first"), [("--json", "{"), ("--junit", "<?xml"), ("--markdown", "## padiff: differ")]
+)
+def test_a_report_to_standard_output_is_nothing_but_the_report(flag, first, bad, capsys):
+    assert main(["compare", *bad, flag, "-"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith(first) and "The runs part" in captured.err
+    assert "pairs differ, in causal order" in captured.err and "pairs differ, in causal order" not in captured.out
+
+
+def test_what_cannot_be_written_to_is_told_before_comparing_and_leaves_nothing(bad, tmp_path, monkeypatch, capsys):
+    def compared(*_, **__):
+        raise AssertionError("it was compared")
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", compared)
+    for flag in ("--json", "--junit", "--markdown"):
+        assert main(["compare", *bad, flag, str(folder)]) == 2
+        assert capsys.readouterr().err == f"padiff: cannot write {folder}: it is a folder\n"
+    assert main(["doctor", bad[0], "--json", str(folder)]) == 2
+    assert capsys.readouterr().err == f"padiff: cannot write {folder}: it is a folder\n"
+    assert main(["compare", *bad, "--json", "-", "--junit", "-"]) == 2
+    assert "only one of --json, --junit and --markdown can go to standard output" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing_behind(bad, tmp_path):
+    """A limit that the kernel sets: the report does not fit."""
+    command = (
+        f"ulimit -f 1; exec {sys.executable} -m padiff_hooks.cli compare {bad[0]} {bad[1]} --json {tmp_path}/r.json"
+    )
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "The runs part" in done.stdout
+    assert f"padiff: cannot write {tmp_path}/r.json: " in done.stderr and "Traceback" not in done.stderr
+    assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
+
+
+def test_what_is_no_plain_file_is_written_into_and_not_replaced(bad, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    assert main(["compare", *bad, "--json", str(pipe)]) == 1
+    assert json.loads(reader.communicate(timeout=30)[0])["passed"] is False
+    assert pipe.is_fifo()
+
+
 def test_logdir_streams_every_step(good, tmp_path, capsys):
     for _ in range(2):  # the second time adds nothing
         assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 0
@@ -182,7 +228,7 @@ MISUSE = [
     ),
     (["compare", "{run}", "{run}", "--junit", "missing/out.xml"], r"cannot write missing/out\.xml: there is no"),
     (["compare", "{run}", "{run}", "--markdown", "missing/x.md"], r"cannot write missing/x\.md: there is no folder"),
-    (["compare", "{run}", "{run}", "--json", "{empty}"], r"cannot write .*empty: .*directory"),
+    (["compare", "{run}", "{run}", "--json", "{empty}"], r"cannot write .*empty: it is a folder"),
     (["compare", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
     (["compare", "{run}", "{run}", "--workers", "0"], r"workers is how many processes measure, at least 1, got 0"),
     (["watch", "{run}", "{run}", "--logdir", "{run}/run.json"], r"cannot make the log folder"),
