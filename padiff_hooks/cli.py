@@ -6,6 +6,7 @@ Exit codes: 0 the runs match, 1 they differ, 2 misuse or something that can't be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import sys
@@ -26,6 +27,7 @@ from padiff.errors import PadiffError, UsageError
 from padiff.records import Report
 from padiff.report import to_json, to_junit, to_markdown
 from padiff_hooks.doctor import add_doctor, split_arguments
+from padiff_hooks.log_folder import Streaming, explained, quiet_threads
 from padiff_hooks.map_text import map_to_yaml
 from padiff_hooks.outputs import check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.paired import PairedRuns
@@ -70,7 +72,8 @@ def _run(arguments: Sequence[str]) -> int:
     if behind is not None:
         args.args = [*args.args, *behind]
     reports = [getattr(args, name, None) for name in ("json", "junit", "markdown")]
-    code: int = args.run(args, console_for(stderr="-" in reports))
+    with quiet_threads():
+        code: int = args.run(args, console_for(stderr="-" in reports))
     return code
 
 
@@ -154,7 +157,8 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         raise UsageError("only one of --json, --junit and --markdown can go to standard output")
     if Path(args.reference).resolve() == Path(args.candidate).resolve():
         console.print(f"Mind: {args.reference} and {args.candidate} are one folder, a run compared with itself.")
-    with console.status("comparing") as status, _Streaming(args, console) as streaming:
+    streaming = Streaming(args.logdir, (args.reference, args.candidate), _names(args), console)
+    with console.status("comparing") as status, contextlib.closing(streaming):
         report = compare_runs(
             args.reference,
             args.candidate,
@@ -171,33 +175,11 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         write_out(args.junit, to_junit(report))
     if args.markdown:
         write_out(args.markdown, to_markdown(report))
+    if streaming.trouble is not None:
+        raise streaming.trouble  # last: it is no reason to keep the report back
     if args.logdir:
         console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
     return MATCH if report.passed else DIFFER
-
-
-class _Streaming:
-    """Writes the reports of steps for TensorBoard as they come; the log folder is made with the first one."""
-
-    def __init__(self, args: argparse.Namespace, console: Console) -> None:
-        self._args, self._console = args, console
-        self._stream: DiffStream | None = None
-
-    def __enter__(self) -> _Streaming:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-    def write(self, report: Report) -> None:
-        if self._stream is None:
-            self._stream = DiffStream(self._args.logdir, _names(self._args))
-            runs = (open_run(path).info.identity for path in (self._args.reference, self._args.candidate))
-            self._stream.begin((next(runs), next(runs)))
-            if self._stream.replaced:
-                self._console.print(self._stream.replaced, markup=False)
-        self._stream.write(report)  # passes over what the log folder has already
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
@@ -205,15 +187,17 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"--interval has to be a number of seconds above 0, got {args.interval}")
     if args.timeout is not None and not args.timeout >= 0:
         raise UsageError(f"--timeout has to be a number of seconds of at least 0, got {args.timeout}")
-    stream = DiffStream(args.logdir, _names(args))
+    with explained(args.logdir):
+        stream = DiffStream(args.logdir, _names(args))
     failed: Report | None = None
 
     def begin(recordings: tuple[str, str]) -> Collection[int]:
         nonlocal failed
         failed = None
-        done = stream.begin(recordings)
+        with explained(args.logdir):
+            done = stream.begin(recordings)
         if stream.replaced:
-            console.print(stream.replaced, markup=False)
+            console.print(stream.replaced)
         return done
 
     console.print(f"watching {args.reference} and {args.candidate}; tensorboard --logdir {args.logdir}; Ctrl-C ends")
@@ -225,9 +209,10 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         last_news = time.monotonic()
         while True:
             for report in pairs.poll():
-                stream.write(report)
-                last_news = time.monotonic()
                 failed = _tell_step(report, failed, console)
+                with explained(args.logdir):
+                    stream.write(report)
+                last_news = time.monotonic()
                 if pairs.asked is not None:
                     layers = ", ".join(sorted(pairs.asked.layers)[:5])
                     console.print(f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}")
@@ -241,7 +226,8 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         console.print(f"stopped; {len(stream.done)} steps compared")
     finally:
-        stream.close()
+        with explained(args.logdir):
+            stream.close()
     if not stream.done:
         raise UsageError(f"no step was compared: {_missing_side(pairs, args)}")
     return DIFFER if stream.differs else MATCH

@@ -8,6 +8,7 @@ two folders hold the recordings that its first line names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -56,6 +57,7 @@ class DiffStream:
         self._names, self._host_sink = names, diff
         self._sinks: dict[str, ScalarSink] = {}
         self._file: TextIO | None = None
+        self._open = contextlib.ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -85,13 +87,19 @@ class DiffStream:
             self._put_aside(recordings)
         self._recordings = recordings
         first = max(self.done, default=-1) + 1
-        for run in ("reference", "candidate", "diff"):
-            given = self._host_sink if run == "diff" else None
-            self._sinks[run] = given if given is not None else EventFile(self.path / run, first, self._older)
-        self._file = open(self.path / DIFFS_FILE, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the stream
-        if self._file.tell() == 0:
-            names = {"reference": self._names[0], "candidate": self._names[1]}
-            self._write_line({"schema_version": SCHEMA_VERSION, **names, "recordings": list(recordings)})
+        with contextlib.ExitStack() as begun:  # on a full disk no threads of half a stream stay behind
+            begun.callback(self._forget)
+            for run in ("reference", "candidate", "diff"):
+                sink = self._host_sink if run == "diff" else None
+                if sink is None:
+                    own = EventFile(self.path / run, first, self._older)
+                    sink = begun.enter_context(contextlib.closing(own))
+                self._sinks[run] = sink
+            self._file = begun.enter_context(open(self.path / DIFFS_FILE, "a", encoding="utf-8"))
+            if self._file.tell() == 0:
+                names = {"reference": self._names[0], "candidate": self._names[1]}
+                self._write_line({"schema_version": SCHEMA_VERSION, **names, "recordings": list(recordings)})
+            self._open = begun.pop_all()
         return self.done
 
     def write(self, report: Report) -> None:
@@ -118,12 +126,11 @@ class DiffStream:
 
     def close(self) -> None:
         """Close the event files and ``diffs.jsonl``; a given sink stays open."""
-        for sink in self._sinks.values():
-            sink.close()
+        self._open.close()
+
+    def _forget(self) -> None:
         self._sinks.clear()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file = None
 
     def _write_line(self, content: Mapping[str, Any]) -> None:
         if self._file is not None:

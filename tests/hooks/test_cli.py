@@ -110,6 +110,29 @@ def test_a_report_that_cannot_be_written_leaves_nothing_behind(bad, tmp_path):
     assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
 
 
+@pytest.mark.parametrize("command", ["compare", "watch"])
+def test_a_log_folder_on_a_full_disk_is_named_and_the_report_is_told_all_the_same(command, bad, tmp_path):
+    """A file system of 60 kB, where this process may mount one."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    more = f"--json {tmp_path}/r.json" if command == "compare" else "--interval 0.01"
+    full = f"head -c {52000 if command == 'compare' else 40000} /dev/zero > {mount}/filler"
+    run = f"{sys.executable} -m padiff_hooks.cli {command} {bad[0]} {bad[1]} --logdir {mount}/tb {more}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+         f"mount -t tmpfs -o size=60k none {mount} && {full}; exec {run}"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()[:80]}")
+    assert done.returncode == 2, done.stderr
+    assert ("The runs part at step 1" if command == "compare" else "step 0: match") in done.stdout
+    assert done.stderr.startswith(f"padiff: cannot write to the log folder {mount}/tb: the disk is full")
+    assert done.stderr.count("\n") == 1, done.stderr
+    if command == "compare":
+        assert json.loads((tmp_path / "r.json").read_text())["passed"] is False
+
+
 def test_what_is_no_plain_file_is_written_into_and_not_replaced(bad, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
