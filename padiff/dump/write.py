@@ -8,6 +8,7 @@ import queue
 import re
 import shutil
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from padiff.dump.prepare import identity_for, prepare
 from padiff.dump.storage import Storage
 from padiff.dump.trouble import explain
 from padiff.dump.unchanged import Unchanged
+from padiff.dump.unclosed import end_at_exit, is_closed
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import LOOP, InMemory, Record, RunInfo, Step, make_sketches
 
@@ -120,6 +122,7 @@ class RunWriter:
         self._ending.atexit = False
         self._left = False
         own(self)
+        end_at_exit(self)
 
     # -- called by the training loop -----------------------------------------------------------------------
 
@@ -159,6 +162,7 @@ class RunWriter:
         """Write what is queued and end the thread; ``finished`` says that no further step will come."""
         if self._left:
             return
+        is_closed(self)
         self._queue.put(None)
         self._thread.join()
         try:
@@ -173,10 +177,26 @@ class RunWriter:
         finally:
             self._lock.release()
 
+    def end(self, seconds: float) -> None:
+        """Write what is queued, for so many seconds at most, and let the folder go; nobody closed the recorder.
+
+        Raises:
+            WriterError: a step could not be written, or not in time.
+        """
+        until = time.monotonic() + seconds
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            raise WriterError(f"steps that were still being written after {seconds:g} seconds are lost")
+        self._lock.release()
+        self._raise_error()
+
     def leave_in_fork(self) -> None:
         """The thread is the parent's, and may hold the queue's lock in this copy for ever."""
         self._left = True
         self._ending.detach()
+        is_closed(self)
 
     def _raise_error(self) -> None:
         if self._error is None:
@@ -324,7 +344,10 @@ def write_dump(
             name = files.get(key) if key is not None else None
             if name is None or not name.startswith(f"{sub}/"):
                 name = f"{sub}/{_file_name(record)}"
-                under_way.append(pool.submit(write, record, name))
+                try:
+                    under_way.append(pool.submit(write, record, name))
+                except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                    write(record, name)
                 if key is not None:
                     files[key] = name
             entries[json_file][record.layer].append(record_to_json(record, name))
