@@ -25,6 +25,8 @@ def verdict(report: Report) -> str:
     coverage = report.coverage
     steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
     text = f"The runs match: {coverage.compared} tensors in {steps} compared, {coverage.share:.0%} of what was recorded"
+    if coverage.reference_steps or coverage.candidate_steps:
+        text += " in them"
     worst = report.worst
     if worst is not None and worst.figures is not None:
         text += (
@@ -63,7 +65,7 @@ def verdict(report: Report) -> str:
 def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
     """What was left out, and what is worth knowing besides, a line each."""
     coverage = report.coverage
-    lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of both runs' records"]
+    lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
     if coverage.ranks:
         lines.append(coverage.ranks)
     if coverage.sketched:

@@ -160,6 +160,16 @@ def test_the_verdict_of_a_match_tells_the_largest_diff_and_what_was_left_out(goo
     assert verdict(less).endswith("Not compared: 1 step of the reference.")
 
 
+def test_the_share_of_what_was_compared_is_that_of_the_compared_steps():
+    """Half of one run's steps have no partner: a full share must not say that all was compared."""
+    report = compare_runs(toy_run(range(4)), toy_run(range(2), paddle=True))
+    text = verdict(report)
+    assert "compared, 100% of what was recorded in them." in text and "Not compared: 2 steps of the reference" in text
+    lines = coverage_lines(report)
+    assert lines[0] == "44 pairs, 100.0% of what was recorded in the compared steps"
+    assert "steps of the reference only: 2, 3" in lines
+
+
 def test_the_worst_diff_is_the_one_with_the_largest_relative_error(good):
     measured = [
         np.linalg.norm(c.astype(np.float64) - r) / np.linalg.norm(r)
