@@ -312,6 +312,13 @@ def test_the_installed_command_has_the_same_exit_codes(good, bad):
         assert done.returncode == code and "Traceback" not in done.stderr
 
 
+def test_the_package_run_as_a_module_is_the_command(good, bad):
+    for arguments, code in ((["compare", *good], 0), (["compare", *bad], 1), (["show", "nowhere"], 2), ([], 2)):
+        done = subprocess.run([sys.executable, "-m", "padiff", *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code and "Traceback" not in done.stderr
+    assert done.stderr.startswith("usage: padiff ")
+
+
 def test_a_reader_that_leaves_is_no_traceback(bad):
     reader, writer = os.pipe()
     os.close(reader)
