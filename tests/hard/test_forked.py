@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -114,3 +115,49 @@ def test_a_fork_may_record_into_a_folder_of_its_own(tmp_path):
     assert run(tmp_path, TORCH, "another") == ["0", "0"]
     assert padiff.open_run(tmp_path / "run").numbers() == [0, 1, 2, 3]
     assert padiff.open_run(tmp_path / "run-of-the-child").numbers() == [0]
+
+
+HOST = """
+    from padiff_hooks.training import TrainingRecorder
+    import os, sys, time
+    def train(folder, fork="", **options):
+        framework.manual_seed(0)
+        for layer in model:
+            framework.nn.init.ones_(layer.weight)
+        training = TrainingRecorder(folder, **options)
+        training.start(model, [optimizer])
+        for number in range(4):
+            training.begin_batch()
+            loss = model(framework.ones([20, 300]) / 1e4).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            training.end_batch(loss.detach())
+            training.end_step()
+            if number == 1 and fork:
+                training._recorder.flush()
+                if os.fork() == 0:
+                    getattr(training, fork)()
+                    sys.exit(0)
+                os.wait()
+        training.finish()
+    train(sys.argv[2] + "-reference")
+    train(sys.argv[2], sys.argv[1], reference=sys.argv[2] + "-reference", logdir=sys.argv[2] + "-tb")
+    """
+
+
+@pytest.mark.parametrize("how", ["finish", "abort"])
+def test_a_fork_below_a_callback_leaves_comparing_and_streaming_to_the_parent(tmp_path, how):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TORCH) + textwrap.dedent(HOST))
+    done = subprocess.run(
+        [sys.executable, str(script), how, str(tmp_path / "run")],
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert padiff.open_run(tmp_path / "run").finished()
+    lines = (tmp_path / "run-tb" / "diffs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines[1:]] == [0, 1, 2, 3]
