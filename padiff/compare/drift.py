@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from padiff import equivalents
-from padiff.records import LOOP, STAGES, Diff, Figures
+from padiff.records import LOOP, STAGES, Coverage, Diff, Figures, FirstDiff
 from padiff.sketch import ELEMENTS
 
 # Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
@@ -163,6 +163,21 @@ def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
             inputs = max(inputs, diff.figures.rel_l2)
     weights = math.sqrt(squares / scale) if scale > 0 else 0.0
     return min(weights + (unseen if sampled else 0.0) + inputs, MOST)
+
+
+def doubted(first: FirstDiff, coverage: Coverage) -> FirstDiff:
+    """The first diff, with a word that it may be nothing but drift where the runs were far apart before.
+
+    Weights are explained by the step before, however far apart the runs are, and inputs come from outside.
+    """
+    since = coverage.amplified
+    if since is None or since >= first.step or first.stage in ("input", "weight"):
+        return first
+    doubt = (
+        f" But from step {since} on outputs are more than a tenth of themselves apart, as this training amplifies "
+        "rounding: this may be more of that."
+    )
+    return replace(first, message=first.message + doubt)
 
 
 def allowed(dtype: str, stage: str) -> float:

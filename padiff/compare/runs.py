@@ -11,7 +11,7 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, settled
 from padiff.compare.coverage import Tally
 from padiff.compare.cuts import cut_elsewhere
-from padiff.compare.drift import NONE, drift
+from padiff.compare.drift import NONE, doubted, drift
 from padiff.compare.explain import first_diff, setting_diff
 from padiff.compare.findings import Findings
 from padiff.compare.noise import NoisePolicy
@@ -207,9 +207,12 @@ class RunComparison:
         infos = self.reference.info, self.candidate.info
         if first is None and settings and steps:
             first = setting_diff(self.alignment, self._called, steps[0])
+        coverage = tally.coverage(steps, only, self.alignment, infos, self._called)
+        if first is not None:
+            first = doubted(first, coverage)
         return Report(
             diffs=diffs,
-            coverage=tally.coverage(steps, only, self.alignment, infos, self._called),
+            coverage=coverage,
             first_diff=first,
             tolerance=self._policy.describe(),
             reference=self.reference.name,

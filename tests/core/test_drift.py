@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from padiff.compare.drift import Drift, drift, inherited
+from padiff.compare.drift import Drift, doubted, drift, inherited
 from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy
-from padiff.records import Diff, Figures, Pair
+from padiff.records import Coverage, Diff, Figures, FirstDiff, Pair
 
 from .test_tolerance import near, two
 
@@ -129,6 +129,17 @@ def test_where_samples_are_all_that_is_known_updates_may_have_left_more_than_is_
     # Whole tensors show all there is.
     w = RNG.normal(size=(8, 8))
     assert inherited(judged(two("weight", "weight", w, w, step=1)), first.unseen_in(1)) == 0.0
+
+
+def test_a_first_diff_after_rounding_has_grown_large_may_be_more_of_that():
+    first = FirstDiff(9, "forward", "fc", "fc", "output.0", 1.0, 1.0, "The runs part at step 9.")
+    told = doubted(first, Coverage(amplified=7)).message
+    assert told.startswith("The runs part at step 9. But from step 7 on") and told.endswith("may be more of that.")
+    for one, coverage in ((first, Coverage()), (first, Coverage(amplified=9))):
+        assert doubted(one, coverage) is one
+    # A weight is explained by the step before, wherever that is.
+    weight = replace(first, stage="weight")
+    assert doubted(weight, Coverage(amplified=7)) is weight
 
 
 def test_growth_does_not_forget_what_an_estimate_was_allowed_beyond_its_limit():
