@@ -12,7 +12,7 @@ from padiff import equivalents
 from padiff.align.rows import is_fused
 from padiff.compare import drift
 from padiff.compare.drift import GROWN_AT_MOST, GROWTH, RUNNING, SURE, UNRELATED, Drift, allowed, inherited, key_of
-from padiff.compare.measure import loaded
+from padiff.compare.sketched import elements
 from padiff.compare.tolerance import judged_together
 from padiff.errors import UsageError
 from padiff.records import LOOP, STAGES, Diff, Figures
@@ -42,8 +42,10 @@ _DEEP = 20.0
 _MORE_GAIN = 4.0
 # Weights may drift by this much of their norm with every step, up to the end of the ramp.
 _DRIFT_PER_STEP, _DRIFT_STEPS = 1e-3, 100
-# A gradient whose bulk agrees may be off by this share in its few other elements.
-_FEW_AT_MOST = 0.5
+# A gradient whose bulk agrees may be off by this share in its few other elements, an update of a small tensor further.
+_FEW_AT_MOST, _FEW_OF_UPDATES = 0.5, 1.0
+# An element's gradient that differs by this share of itself is another one.
+_ANOTHER = 0.1
 # Noise differs by at least this share of itself from one side to the other.
 _DIFFERENT = 1e-2
 
@@ -236,29 +238,33 @@ class _Context:
         return judged
 
     def _without_noise(self, diff: Diff, limit: float) -> Diff:
-        """A diff that passes if it is all in elements whose gradients are nothing but rounding.
+        """A diff that passes if it is all in elements whose gradients are rounding, or are themselves another.
 
-        A bias of query, key and value in one: the attention does not depend on the key's.
+        A bias of query, key and value in one: the attention does not depend on the key's. And where rounding turns the
+        sign of an element's gradient over, an adaptive optimizer makes a full-size update of either.
         """
-        gradient = self._grads.get(key_of(diff))
+        gradient, figures = self._grads.get(key_of(diff)), diff.figures
         steps = diff.pair.step if diff.pair.stage == "weight" else 1
-        if gradient is None or not steps or gradient.figures is None or diff.figures is None:
+        if gradient is None or not steps or gradient.figures is None or figures is None:
             return diff
-        if {gradient.figures.basis, diff.figures.basis} != {"tensors"}:
+        if gradient.figures.size != figures.size:
+            return diff
+        gradients, sides = elements(gradient.pair), elements(diff.pair)
+        if gradients is None or sides is None:
             return diff  # which elements are noise, a sketch does not tell
-        if gradient.figures.size != diff.figures.size or len(diff.pair.anchor.shape) != 1:
-            return diff
+        largest = np.maximum(*(np.abs(side) for side in gradients))
         scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
-        largest = np.maximum(*(np.abs(side) for side in loaded(gradient.pair)))
-        noise = (largest > 0) & (largest <= scale)  # a gradient of zero on both sides is no rounding
-        reference, candidate = loaded(diff.pair)
-        error = candidate - reference
+        noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
+        if diff.pair.stage == "update" and key_of(diff) in self._grad_errors:
+            noise |= np.abs(gradients[1] - gradients[0]) > _ANOTHER * largest
+        noise &= largest > 0  # a gradient of zero on both sides is no rounding
+        error = sides[1] - sides[0]
         count = int(noise.sum())
         most = UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
         rest = float(np.linalg.norm(error[~noise]))
         if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
             return diff
-        size = diff.figures.reference_l2 or 1.0
+        size = figures.reference_l2 or 1.0
         return replace(
             diff, passed=True, limit=limit / size, judged=("rel_l2 where gradients are no noise", rest / size)
         )
@@ -305,7 +311,8 @@ class _Context:
         bulk = figures.bulk_l2
         # An estimate is told only where chance does not explain it.
         limit *= 1 + SURE * figures.spread
-        if bulk is not None and bulk <= limit < figures.l2 <= _FEW_AT_MOST * scale:
+        few = _FEW_OF_UPDATES if diff.pair.stage == "update" else _FEW_AT_MOST
+        if bulk is not None and bulk <= limit < figures.l2 <= few * scale:
             return replace(diff, passed=True, limit=limit / scale, judged=("rel_l2 of the bulk", bulk / scale))
         if scale > 0:
             return replace(diff, passed=figures.l2 <= limit, limit=limit / scale, judged=("rel_l2", figures.rel_l2))

@@ -9,7 +9,7 @@ import numpy as np
 
 from padiff import equivalents
 from padiff.align import views
-from padiff.compare.measure import figures_of, measure
+from padiff.compare.measure import figures_of, loaded, measure
 from padiff.errors import SketchOnlyError
 from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair, Record
 from padiff.sketch import BUCKETS, ELEMENTS, SPREAD, Sketch, sketch_of
@@ -63,6 +63,17 @@ def measure_sketched(pair: Pair, elementwise: tuple[float, float] | None = None)
         problem = f"{count} of {figures.size} values are NaN or infinite on one side only"
     figures = replace(figures, nonfinite=count, overflowed=math.ceil(both * figures.size))
     return Diff(pair, figures=figures, passed=not problem, problem=problem)
+
+
+def elements(pair: Pair) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both sides' elements in one order, divided by their scales; `None` where sketches do not have them.
+
+    Of a small tensor a sketch has each, give or take the sign, which is the same on both sides.
+    """
+    if not is_sketched(pair):
+        sides = loaded(pair)
+        return sides[0].reshape(-1), sides[1].reshape(-1)
+    return projections(pair) if math.prod(pair.anchor.shape) <= BUCKETS else None
 
 
 def projections(pair: Pair) -> tuple[np.ndarray, np.ndarray] | None:

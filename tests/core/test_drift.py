@@ -147,3 +147,28 @@ def test_growth_does_not_forget_what_an_estimate_was_allowed_beyond_its_limit():
     diff = replace(sampled("grad", 2.5, 1.0, 5), judged=("rel_l2", 2.5), limit=3.0 * (1 + 3 * 0.09))
     assert drift([diff]).stages == {"grad": 2.5}
     assert drift([replace(diff, limit=math.inf)]).stages == {}
+
+
+def signs(flipped: bool, elsewhere: bool = False) -> list[Diff]:
+    """A bias of 32 elements and its update by Adam; in one element rounding turns the sign of a small gradient over."""
+    weight = RNG.normal(size=(40, 40))
+    gradient = np.where(np.arange(32) % 2, 1.0, -1.0) * RNG.uniform(0.5, 1.5, 32)
+    gradient[5] = 1e-4
+    other = gradient.copy()
+    other[5] = -1e-4 if flipped else 1e-4
+    updates = [1e-3 * np.sign(g) for g in (gradient, other)]
+    if elsewhere:
+        updates[1][9] *= -1
+    return judged(
+        two("grad", "weight", weight, near(weight, 1e-5)),
+        two("grad", "bias", gradient, other),
+        two("update", "weight", weight * 1e-3, weight * 1e-3),
+        two("update", "bias", *updates),
+    )
+
+
+def test_an_update_may_be_another_where_its_gradient_is():
+    assert [diff.passed for diff in signs(flipped=True)] == [True] * 4
+    # The same update where the gradient is not.
+    assert [diff.passed for diff in signs(flipped=False, elsewhere=True)] == [True, True, True, False]
+    assert [diff.passed for diff in signs(flipped=True, elsewhere=True)] == [True, True, True, False]

@@ -447,3 +447,17 @@ def test_records_tell_what_they_are():
     assert as_sketch(full).sketch.size == 9
     assert is_sketched(kept(drawn((3,)), drawn((3,)), "reference full"))
     assert not is_sketched(pair(drawn((3,)), drawn((3,))))
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_a_small_sketch_has_its_elements_so_an_update_may_be_another_where_its_gradient_is(explained):
+    gradient = np.where(np.arange(32) % 2, 1.0, -1.0).astype(np.float32)
+    gradient[5] = 1e-4
+    other = gradient.copy()
+    other[5] *= -1
+    step = 1e-3 * np.sign(gradient)
+    off = step.copy()
+    off[5 if explained else 9] *= -1
+    pairs = [kept(gradient, other, stage="grad"), kept(step, off, stage="update")]
+    grad, update = judge(padiff.NoisePolicy(), *pairs)
+    assert grad.passed and update.passed is explained
