@@ -129,7 +129,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
             size = max(figures.reference_l2, figures.candidate_l2)
             error, total = updates.get(key, (0.0, 0.0))
             updates[key] = error + figures.l2, total + size  # of several in one step
-            if is_sampled(diff):
+            if is_sampled(diff) and coarse(diff.pair.anchor.dtype) in COARSENESS:
                 # An adaptive optimizer turns rounding in a few elements into updates of full size.
                 unseen += (allowed(coarse(diff.pair.anchor.dtype), "update") * size) ** 2
     step = diffs[0].pair.step if diffs else before.step
