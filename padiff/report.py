@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
+from padiff.compare.coverage import AMPLIFIED
 from padiff.compare.explain import figures_text
 from padiff.records import STAGES, Diff, Report
 from padiff.sketch import ELEMENTS, SPREAD
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
-
-# A relative L2 error above which a clean verdict says that rounding was amplified.
-_AMPLIFIED = 0.1
 
 
 def verdict(report: Report) -> str:
@@ -54,7 +52,7 @@ def verdict(report: Report) -> str:
             f" From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
             "amplifies rounding: what parts there by less can't be told, and the steps before give the answer."
         )
-    elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > _AMPLIFIED:
+    elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > AMPLIFIED:
         text += " This training amplifies rounding: its earlier steps give the sharper answer."
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""

@@ -12,8 +12,8 @@ from padiff.compare.ranks import OWN_SAMPLES, ranks_told
 from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.records import PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
 
-# Relative L2 error of an output that passed, above which rounding was amplified.
-_FAR = 0.1
+#: Relative L2 error above which what passed shows that rounding was amplified.
+AMPLIFIED = 0.1
 
 
 class Tally:
@@ -46,7 +46,7 @@ class Tally:
             if compared:
                 counts["compared"] += 1
                 if self._amplified is None and pair.stage == "forward" and diff.passed:
-                    far = diff.judged[0] == "rel_l2" and diff.judged[1] > _FAR
+                    far = diff.judged[0] == "rel_l2" and diff.judged[1] > AMPLIFIED
                     self._amplified = pair.step if far else None
                 if diff.figures is not None and diff.figures.basis != "tensors":
                     counts["sketched"] += 1

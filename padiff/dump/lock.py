@@ -17,11 +17,11 @@ import stat
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
 from padiff.dump.files import write_json
+from padiff.dump.forks import own
 from padiff.dump.format import RUN_FILE
 from padiff.errors import RunFolderError
 
@@ -36,9 +36,6 @@ BEAT, DEAD = 20.0, 90.0
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF})
-
-# Locks held by this process, for its forks to drop.
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class _BusyError(Exception):
@@ -80,7 +77,7 @@ class FolderLock:
                 lock._acquire()
             except _BusyError as still:
                 raise lock._refused(still.owner) from None
-        _held.add(lock)
+        own(lock)
         return lock
 
     def check(self) -> None:
@@ -107,7 +104,6 @@ class FolderLock:
 
     def release(self) -> None:
         """Let others record into the folder. May be called twice; a fork of the holder can't do it."""
-        _held.discard(self)
         if self._mine.get("pid") == os.getpid():
             with contextlib.suppress(OSError):
                 if self._is_ours():
@@ -178,8 +174,10 @@ class FolderLock:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def _forget(self) -> None:
-        """In a fork: the lock is the parent's. Closed only, for unlocking would unlock the parent's too."""
+    def leave_in_fork(self) -> None:
+        """The lock is the parent's. A loader's worker lives longer than a training that was killed; with the file open
+        it would keep the folder locked. Closed only, for unlocking would unlock the parent's too.
+        """
         fd, self._fd = self._fd, None
         self._mine = {}
         if fd is not None:
@@ -288,15 +286,3 @@ def _beat(path: Path, mine: dict[str, Any], ended: threading.Event) -> None:
         with contextlib.suppress(OSError):
             if _read_owner(path) == mine:
                 os.utime(path)
-
-
-def _drop_in_fork() -> None:
-    for lock in list(_held):
-        with contextlib.suppress(OSError):
-            lock._forget()
-    _held.clear()
-
-
-# A loader's worker lives longer than a training that was killed; with the file open it would keep the folder locked.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_in_fork)

@@ -13,7 +13,7 @@ class Notices:
 
     def __init__(self) -> None:
         self._waiting: list[str] = []
-        self._changed = self._unstepped = self._left_out = False
+        self._changed = self._unstepped = self._left_out = self._forked = False
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
@@ -58,6 +58,15 @@ class Notices:
             self._waiting.append(
                 f"padiff: in step {capture.number}, {'; '.join(notes)}. All else is recorded, and the training is not "
                 "touched. This is said once; each step's notes tell what it has no records of."
+            )
+
+    def forked(self) -> None:
+        """Tell that a step ended in a fork of the process that records."""
+        if not self._forked:
+            self._forked = True
+            self._waiting.append(
+                "padiff: this process is a fork of the one that records, so nothing is recorded here. Open a recorder "
+                "after the fork, with a folder of its own"
             )
 
     def tell(self) -> None:

@@ -152,7 +152,6 @@ class Recorder:
         self.step = start_step
         self.active = True
         self.forked = False
-        self._fork_told = False
         self.run: MemoryRun | None = None
 
     # -- the with ------------------------------------------------------------------------------------------
@@ -300,14 +299,8 @@ class Recorder:
 
         ``go_on`` begins the next step, as `attach` does; hooks that are on stay on for it.
         """
-        if self.forked and not self._fork_told:
-            self._fork_told = True
-            warnings.warn(
-                "padiff: this process is a fork of the one that records, so nothing is recorded here. Open a recorder "
-                "after the fork, with a folder of its own",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        if self.forked:
+            self._notices.forked()
         self.step += 1
         self._buffers.keep = self.due
         step = self._finish(keep_hooks=go_on and self.due)
