@@ -67,6 +67,11 @@ def common_kind(name: str) -> str:
     return _KINDS.get(name, name)
 
 
+def is_activation(name: str) -> bool:
+    """Whether a kind is a function of each element."""
+    return common_kind(name) in _FAMILIES[0]
+
+
 def same_family(one: str, other: str) -> bool:
     """Whether two common kinds do the same job in another way: two activations, two poolings."""
     return any(one in family and other in family for family in _FAMILIES)
@@ -136,6 +141,13 @@ def same_values(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
     """
     rows = [[extent for extent in shape if extent != 1] for shape in (ours, theirs)]
     return rows[0] == rows[1] or (math.prod(ours) == math.prod(theirs) and min(map(len, rows)) <= 1)
+
+
+def same_rows(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether one shape's values, row by row, are another's."""
+    if ours == theirs or same_values(ours, theirs):
+        return True
+    return bool(ours) and bool(theirs) and ours[0] == theirs[0] and math.prod(ours) == math.prod(theirs)
 
 
 def signature(layer: Layer) -> tuple[tuple[str, tuple[int, ...]], ...]:

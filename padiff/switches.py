@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from padiff.errors import UsageError
@@ -42,6 +43,12 @@ class Switches:
             # The older spelling is the one that people have in their scripts.
             skip_wrappers=_switch("PADIFF_SKIP_WRAP_LAYER") or _switch("PADIFF_SIKP_WRAP_LAYER"),
         )
+
+
+def say(text: str) -> None:
+    """Print a line that says how something ended, on standard error; not where ``PADIFF_QUIET`` is on."""
+    if os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
+        print(f"padiff: {text}", file=sys.stderr, flush=True)
 
 
 def _switch(name: str) -> bool:

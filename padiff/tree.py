@@ -45,6 +45,14 @@ def owning(
     return frozenset(found)
 
 
+def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
+    """A tensor's shape; 0 for a length that it has not one of (jagged), and one such where it has no shape (nested)."""
+    try:
+        return tuple(length if isinstance(length, int) else 0 for length in framework.shape(tensor))
+    except Exception:  # of a kind of its own: that it is there is known all the same
+        return (0,)
+
+
 def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:
     """The tree as values, for the run folder."""
     first_seen: dict[int, str] = {}
@@ -57,7 +65,7 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
             parameters.append(
                 Parameter(
                     slot=slot,
-                    shape=framework.shape(tensor),
+                    shape=shape_of(framework, tensor),
                     dtype=framework.dtype(tensor),
                     role=role,
                     layout=framework.layout(node.layer, slot),

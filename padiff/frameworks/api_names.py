@@ -66,5 +66,6 @@ _TRANSPOSED = {f"conv{n}d_transpose": f"conv_transpose{n}d" for n in (1, 2, 3)}
 def common_name(name: str) -> str | None:
     """The common name of a functional call; `None` for a call that computes nothing, or that is not known."""
     bare = name if name.startswith("__") else name.rstrip("_")
+    bare = bare.removeprefix("linalg_").removeprefix("special_")  # torch's own names of torch.linalg.norm and others
     bare = _COMMON.get(bare, bare)
     return _TRANSPOSED.get(bare, bare) if bare in COMPUTING else None

@@ -60,27 +60,32 @@ class Hook:
 
 
 class Override:
-    """An attribute set on one object over its class's (or over its own); removing it uncovers what was there."""
+    """An attribute set on one object over its class's (or over its own); removing it uncovers what was there.
+
+    Set on the very object: wrappers hand what is set as an attribute on to what they wrap.
+    """
 
     def __init__(self, owner: Any, name: str, value: Any) -> None:
         self._owner, self._name, self._value = owner, name, value
         self._before = vars(owner).get(name)  # somebody else's, set the same way before us
-        setattr(owner, name, value)
+        vars(owner)[name] = value
 
     def remove(self) -> None:
         # Somebody may have put their own over ours meanwhile: theirs stays.
         if vars(self._owner).get(self._name) is not self._value:
             return
         if self._before is not None:
-            setattr(self._owner, self._name, self._before)
+            vars(self._owner)[self._name] = self._before
         else:
-            delattr(self._owner, self._name)
+            del vars(self._owner)[self._name]
 
 
 class Framework(Protocol):
     """A deep-learning framework, as far as recording needs it."""
 
     name: str
+    #: Whether what a hook raises in backward reaches whoever called backward as it is.
+    hands_errors_on: bool
 
     @property
     def version(self) -> str: ...
@@ -92,6 +97,12 @@ class Framework(Protocol):
 
     def is_optimizer(self, value: Any) -> bool: ...
 
+    def steppers(self, optimizer: Any) -> list[Any]:
+        """What to hook of an optimizer (`hook_optimizer`): itself, or those inside that it hands its work to.
+
+        Empty where it is no optimizer, or one of which nothing can be seen.
+        """
+
     def unwrap(self, model: Any) -> Any:
         """The user's model inside a data-parallel wrapper."""
 
@@ -100,6 +111,11 @@ class Framework(Protocol):
 
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
+
+    def sharded(self, layer: Any) -> bool:
+        """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
+        layer is called, whole ones take their places.
+        """
 
     def kind(self, layer: Any) -> str:
         """The framework's own class that the layer is or derives from, lower case."""
@@ -135,10 +151,13 @@ class Framework(Protocol):
         """
 
     def live(self, tensor: Any) -> np.ndarray | None:
-        """The tensor's own memory as an array, where it is plain memory of the CPU, else `None`."""
+        """The tensor's own memory as an array, where it is plain memory of the CPU, else `None`.
 
-    def address(self, tensor: Any) -> int:
-        """Where the tensor's memory is; another number once it has other memory."""
+        To be read at once, or for as long as `memory` stays the same: training code may free what is below a tensor.
+        """
+
+    def memory(self, tensor: Any) -> Any:
+        """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
 
     def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
         """Begin to bring tensors over from their device, all at once; what is returned waits for them."""

@@ -20,12 +20,13 @@ from padiff.frameworks.base import (
     OnCall,
     OnConsumed,
     OnGradient,
-    Override,
     Replaced,
+    UncopiedError,
 )
 from padiff.frameworks.compiled import tell_compiled
 from padiff.frameworks.paddle_api import Seeing
 from padiff.frameworks.paddle_environment import paddle_autocast, paddle_environment
+from padiff.frameworks.paddle_optimizers import hook_optimizer, learning_rates, optimized, steppers
 from padiff.frameworks.settings import plain_settings
 from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
@@ -50,6 +51,7 @@ class Paddle:
     """The `Framework` of ``paddle.nn.Layer``."""
 
     name = "paddle"
+    hands_errors_on = False  # an OSError comes out, whatever it was
 
     @property
     def version(self) -> str:
@@ -63,6 +65,9 @@ class Paddle:
 
     def is_optimizer(self, value: Any) -> bool:
         return isinstance(value, paddle.optimizer.Optimizer)
+
+    def steppers(self, optimizer: Any) -> list[Any]:
+        return steppers(optimizer)
 
     def unwrap(self, model: Any) -> Any:
         while isinstance(model, paddle.DataParallel):
@@ -92,6 +97,9 @@ class Paddle:
             # An RNN holds an uninitialised buffer for cuDNN's dropout state.
             if tensor is not None and tensor._is_initialized():
                 yield slot, tensor, "buffer"
+
+    def sharded(self, layer: Any) -> bool:
+        return False
 
     def kind(self, layer: Any) -> str:
         for cls in type(layer).__mro__:
@@ -127,7 +135,7 @@ class Paddle:
         return tuple(tensor.shape)
 
     def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
-        tensor = tensor.detach()
+        tensor = _whole(tensor).detach()
         if tensor.is_selected_rows():
             rows = tensor.get_selected_rows()
             values = np.asarray(rows.get_tensor())
@@ -152,7 +160,7 @@ class Paddle:
         live = self.live(tensor)
         if live is not None:
             return sample(live, turned)
-        tensor = tensor.detach()
+        tensor = _whole(tensor).detach()
         plain = not (tensor.is_selected_rows() or tensor.is_sparse())
         if tensor.place.is_cpu_place() or not plain:
             return sample(self.to_numpy(tensor), turned)
@@ -169,12 +177,12 @@ class Paddle:
     def live(self, tensor: Any) -> np.ndarray | None:
         if tensor.dtype not in _SHARED_DTYPES or not tensor.place.is_cpu_place() or not tensor.size:
             return None
-        if tensor.is_selected_rows() or tensor.is_sparse():
+        if tensor.is_selected_rows() or tensor.is_sparse() or tensor.is_dist():
             return None
         return np.from_dlpack(tensor.detach())
 
-    def address(self, tensor: Any) -> int:
-        return int(tensor.data_ptr())
+    def memory(self, tensor: Any) -> Any:
+        return tensor.data_ptr(), tensor.shape, tensor.strides
 
     def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
         groups: dict[str, list[int]] = {}
@@ -233,34 +241,7 @@ class Paddle:
         return handle
 
     def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
-        # paddle's optimizers have no hooks. step() and minimize() both hand the gradients, after `grad_clip`
-        # and before weight decay, to append_regularization_ops: so this optimizer object gets one of its own,
-        # which tells and then calls the class's.
-        if not hasattr(optimizer, "append_regularization_ops"):
-            return []
-        original = optimizer.append_regularization_ops
-        told = False
-
-        def tell_then_append(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal told
-            told = True
-            if not _skips(optimizer):
-                consumed([(p, g) for p, g in parameters_and_grads])
-            return original(parameters_and_grads, *args, **kwargs)
-
-        def after_step() -> None:
-            nonlocal told
-            if not told and not _skips(optimizer):
-                # An optimizer with a step of its own (LBFGS): what its closure left in the last call.
-                consumed([(p, p.grad) for p in self.optimized(optimizer)])
-            told = False
-            stepped()
-
-        return [
-            Override(optimizer, "append_regularization_ops", tell_then_append),
-            Override(optimizer, "step", _then(optimizer.step, after_step)),
-            Override(optimizer, "minimize", _then(optimizer.minimize, stepped)),
-        ]
+        return hook_optimizer(optimizer, consumed, stepped)
 
     def hook_outputs(self, layer: Any, replaced: Replaced) -> Handle:
         handle: Handle = layer.register_forward_post_hook(lambda _, args, output: replaced(args, output))
@@ -287,18 +268,10 @@ class Paddle:
         return parameter.grad
 
     def optimized(self, optimizer: Any) -> Sequence[Any]:
-        listed = optimizer._parameter_list or []
-        if listed and isinstance(listed[0], dict):
-            return [p for group in optimizer._param_groups for p in group["params"]]
-        return list(listed)
+        return optimized(optimizer)
 
     def learning_rates(self, optimizer: Any) -> list[float]:
-        rate = float(optimizer.get_lr())
-        listed = optimizer._parameter_list or []
-        if listed and isinstance(listed[0], dict):
-            # A group's own learning rate is a factor of the optimizer's.
-            return [rate * float(group.get("learning_rate", 1.0)) for group in optimizer._param_groups]
-        return [rate]
+        return learning_rates(optimizer)
 
     def transforming(self) -> bool:
         return False
@@ -345,19 +318,19 @@ class Paddle:
         return 0, 1
 
 
-def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        afterwards()
-        return result
+def _whole(tensor: Any) -> Any:
+    """What this process holds of a distributed tensor, if that is all of it; any other tensor itself.
 
-    return call
+    Not ``.numpy()``, which would have all processes communicate.
 
-
-def _skips(optimizer: Any) -> bool:
-    """Whether this call of ``step`` changes nothing: a scaler's call goes through, with gradients that overflowed."""
-    look = getattr(optimizer, "_get_auxiliary_var", None)
-    return look is not None and bool(look("found_inf"))
+    Raises:
+        UncopiedError: this process holds a part.
+    """
+    if not tensor.is_dist():
+        return tensor
+    if all(placement.is_replicated() for placement in tensor.placements):
+        return tensor._local_value()
+    raise UncopiedError("distributed tensors are spread over the processes: this one holds a part of each")
 
 
 FRAMEWORK = Paddle()

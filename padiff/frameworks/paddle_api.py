@@ -1,17 +1,24 @@
 """Seeing paddle's functional calls and tensor methods.
 
 paddle has no means for it: for as long as recording is on, and no longer, the functions in its modules and the methods
-of its tensor class are replaced by ones that call back. A name that somebody imported before (``from
-paddle.nn.functional import relu``) is not seen.
+of its tensor class have other code (`padiff.frameworks.listening`). So it does not matter how a call reaches them: by
+``F.relu``, by a name that was imported before, by a default argument, a dictionary, a `functools.partial`.
+
+Seen are calls that a model makes, and the layers of paddle; not what paddle's functions call themselves, as in torch.
+
+Not seen are:
+
+* what is written in C and was bound before: ``from paddle.linalg import matmul`` (``paddle.matmul`` is a function of
+  Python's and is seen), ``add = paddle.Tensor.__add__``, anything of ``paddle._C_ops``;
+* calls on other threads, and calls inside of what `to_static` compiled.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import Any
 
 import paddle
@@ -19,10 +26,17 @@ import paddle
 from padiff.errors import UsageError
 from padiff.frameworks.api_names import common_name
 from padiff.frameworks.base import OnCall
+from padiff.frameworks.listening import Listening
+
+# Where paddle's functions are: what is called from there is called by one of them.
+_INTERNAL = (
+    "paddle.nn.functional.", "paddle.tensor.", "paddle.linalg", "paddle.utils.decorator_utils", "paddle.base.",
+    "paddle.incubate.nn.functional.",
+)  # fmt: skip
 
 
 class Seeing:
-    """The replacements, made when this is, and undone by `remove`.
+    """Listens to the functions from when it is made until `remove`.
 
     Args:
         called: called with the common name and the output of each call made on this thread, from outside another one.
@@ -31,41 +45,41 @@ class Seeing:
     """
 
     def __init__(self, called: OnCall, third_party: Sequence[str] = ()) -> None:
-        self._called = called
+        # In a tuple: to_static follows what is called here, too, and mistakes a method that is an attribute for one of
+        # the object's own.
+        self._called = (called,)
         self._thread = threading.get_ident()
-        self._depth = 0
-        self._undo: list[Callable[[], None]] = []
+        self._inside = False
+        self._listening: list[Listening] = []
+        known: set[int] = set()
         try:
             for owner, name, common in (*_framework_calls(), *_third_party_calls(third_party)):
-                self._replace(owner, name, common)
+                function = getattr(owner, name)
+                if id(function) not in known:  # one function may have several names
+                    self._listening.append(Listening(owner, name, self, common))
+                    known |= {id(function), id(getattr(owner, name))}
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        while self._listening:
+            self._listening.pop().remove()
 
-    def _replace(self, owner: Any, name: str, common: str) -> None:
-        original = getattr(owner, name)
-        own = vars(owner).get(name)
+    def enter(self, caller: FrameType | None) -> bool:
+        if self._inside or threading.get_ident() != self._thread or _internal(caller) or not paddle.in_dynamic_mode():
+            return False
+        self._inside = True
+        return True
 
-        @functools.wraps(original)
-        def seen(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
-                return original(*args, **kwargs)
-            self._depth += 1
-            try:
-                output = original(*args, **kwargs)
-            finally:
-                self._depth -= 1
-            if not self._depth:
-                self._called(common, output)
-            return output
+    def leave(self, name: str, output: Any, failed: bool) -> None:
+        self._inside = False
+        if not failed:
+            self._called[0](name, output)
 
-        setattr(owner, name, seen)
-        # What was inherited is uncovered again, not copied onto the class.
-        self._undo.append((lambda: setattr(owner, name, own)) if own is not None else (lambda: delattr(owner, name)))
+
+def _internal(caller: FrameType | None) -> bool:
+    return caller is not None and str(caller.f_globals.get("__name__", "")).startswith(_INTERNAL)
 
 
 def _framework_calls() -> Iterator[tuple[Any, str, str]]:

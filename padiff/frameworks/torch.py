@@ -17,7 +17,8 @@ from padiff.frameworks.torch_api import Seeing
 from padiff.frameworks.torch_calls import compiled_paths, hook_calls, original
 from padiff.frameworks.torch_environment import torch_autocast, torch_environment
 from padiff.frameworks.torch_fused import gradients_of, skips
-from padiff.frameworks.torch_memory import PLAIN, array_of, memory_of, refuse, transforming
+from padiff.frameworks.torch_memory import PLAIN, array_of, memory_key, memory_of, readable, transforming
+from padiff.frameworks.torch_wrapped import steppers
 from padiff.samples import Empty
 from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
 
@@ -28,6 +29,7 @@ class Torch:
     """The `Framework` of ``torch.nn.Module``."""
 
     name = "torch"
+    hands_errors_on = True
 
     @property
     def version(self) -> str:
@@ -41,6 +43,9 @@ class Torch:
 
     def is_optimizer(self, value: Any) -> bool:
         return isinstance(value, torch.optim.Optimizer)
+
+    def steppers(self, optimizer: Any) -> list[Any]:
+        return steppers(optimizer)
 
     def unwrap(self, model: Any) -> Any:
         wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
@@ -62,6 +67,10 @@ class Torch:
             for slot, tensor in tensors.items():
                 if tensor is not None and not isinstance(tensor, lazy):
                     yield slot, tensor, role
+
+    def sharded(self, layer: Any) -> bool:
+        # Both generations of FSDP set it, for torch.compile.
+        return "_is_fsdp_managed_module" in vars(original(layer))
 
     def kind(self, layer: Any) -> str:
         layer = original(layer)
@@ -110,7 +119,7 @@ class Torch:
         live = self.live(tensor)
         if live is not None:
             return sample(live, turned)
-        refuse(tensor)
+        tensor = readable(tensor)
         if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
             return sample(array_of(tensor), turned)
         tensor = tensor.detach().t() if turned else tensor.detach()
@@ -125,8 +134,8 @@ class Torch:
     def live(self, tensor: Any) -> np.ndarray | None:
         return memory_of(tensor) if tensor.is_cpu and tensor.dtype in PLAIN else None
 
-    def address(self, tensor: Any) -> int:
-        return int(tensor.data_ptr())
+    def memory(self, tensor: Any) -> Any:
+        return memory_key(tensor)
 
     def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
         groups: dict[Any, list[int]] = {}

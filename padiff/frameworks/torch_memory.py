@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -23,18 +25,21 @@ _OTHERS = (torch.uint8, torch.int8, torch.int16, torch.complex64, torch.complex1
 _UNSIGNED = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
 
 
-def _spelt(dtype: torch.dtype) -> tuple[str, int]:
+def _spelt(dtype: torch.dtype) -> tuple[str, int, bool]:
     size = torch.empty((), dtype=dtype).element_size()
     name = f"int{8 * size}" if dtype in _BITS else str(dtype).removeprefix("torch.")
-    return np.dtype(name).str, size
+    return np.dtype(name).str, size, dtype.is_complex
 
 
-#: By dtype: its name in numpy's array interface, and bytes of an element.
+#: By dtype: its name in numpy's array interface, bytes of an element, whether it is complex.
 _SPELT = {dtype: _spelt(dtype) for dtype in (*PLAIN, *_OTHERS, *_UNSIGNED, *_BITS)}
 
 
 class _Memory:
-    """A tensor's memory, as numpy asks for it. It holds the storage, not the tensor: so it keeps no graph."""
+    """A tensor's memory, as numpy asks for it. It holds the storage, not the tensor: so it keeps no graph.
+
+    The storage keeps the memory, until somebody resizes it: then the memory is another, and this one is freed.
+    """
 
     __slots__ = ("__array_interface__", "_storage")
 
@@ -42,30 +47,76 @@ class _Memory:
         self._storage, self.__array_interface__ = storage, interface
 
 
+@lru_cache(maxsize=4096)
+def _strided(shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> tuple[tuple[int, ...], int]:
+    """Strides in bytes, and bytes from the first element to the end of the last."""
+    strides = tuple(size * each for each in stride)
+    return strides, size + sum((length - 1) * each for length, each in zip(shape, strides))
+
+
 def memory_of(tensor: Any) -> np.ndarray | None:
     """A tensor's own memory on the CPU as an array, where there is such memory; else `None`.
 
     Not by ``.numpy()``: after that torch refuses for good to resize the tensor's storage, and training code that does
-    (the observers of quantization-aware training) would fail. Whoever keeps the array has to look whether the tensor
-    still has this memory.
+    (the observers of quantization-aware training, sharding) would fail. So the array is to be read at once: whoever
+    keeps it has to look before each reading whether the tensor still has this memory (`memory_key`).
     """
     dtype = tensor.dtype
     spelt = _SPELT.get(dtype)
     if spelt is None:
         return None
     try:
-        address = tensor.data_ptr()
-        if tensor.is_neg() or (not address and tensor.numel()) or (dtype.is_complex and tensor.is_conj()):
-            return None  # a sign still to be changed; a tensor made of others
-        name, size = spelt
-        interface = {"version": 3, "typestr": name, "data": (address, False), "shape": tuple(tensor.shape)}
-        if not tensor.is_contiguous():
-            interface["strides"] = tuple([size * stride for stride in tensor.stride()])
-        array = np.asarray(_Memory(tensor.untyped_storage(), interface))
+        name, size, is_complex = spelt
+        if tensor.is_neg() or (is_complex and tensor.is_conj()):
+            return None  # a sign still to be changed
+        storage, shape = tensor.untyped_storage(), tensor.shape
+        start = storage.data_ptr()
+        first = size * tensor.storage_offset()
+        interface = {"version": 3, "typestr": name, "data": (start + first, False), "shape": shape}
+        if tensor.is_contiguous():
+            end = first + tensor.nbytes
+        else:
+            interface["strides"], length = _strided(shape, tensor.stride(), size)
+            end = first + length
+        # A null pointer with an offset is no null pointer: only the storage says whether there is memory, and how much.
+        if (not start or end > storage.nbytes()) and 0 not in shape:
+            return None  # made of other tensors, or freed, or shrunk
+        array = np.asarray(_Memory(storage, interface))
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None  # sparse, quantized, nested, or of a kind that has no memory of its own
     bits = _BITS.get(dtype)
     return array if bits is None else array.view(bits)
+
+
+def memory_key(tensor: Any) -> tuple[Any, ...]:
+    """Where a tensor's memory is, how far it reaches, and how the tensor lies in it; for comparing with a later one."""
+    return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
+
+
+def _unreadable(tensor: Any) -> str:
+    """Why a tensor has no memory that could be read; empty where it has some, on whatever device."""
+    try:
+        storage = tensor.untyped_storage()
+    except (RuntimeError, TypeError, AttributeError, NotImplementedError):
+        return ""  # sparse, say: made of tensors that have memory
+    if not tensor.numel():
+        return ""
+    length, size = storage.nbytes(), tensor.element_size()
+    end = size * tensor.storage_offset() + _strided(tensor.shape, tensor.stride(), size)[1]
+    try:
+        start = storage.data_ptr()
+    except RuntimeError:  # torch calls it an invalid storage
+        start = 0
+    if end > length:
+        return f"its memory was freed: {length} bytes are left of the {end} that it needs"
+    return "" if start else f"tensors of the type {type(tensor).__name__} have no memory of their own"
+
+
+def _arrived(tensor: Any) -> Any:
+    """What a collective gives that is still under way (tensor parallelism), waited for; any other tensor itself."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    waiting = getattr(collectives, "AsyncCollectiveTensor", None)
+    return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
 
 
 def transforming() -> bool:
@@ -73,8 +124,12 @@ def transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def refuse(tensor: Any) -> None:
-    """Raise `UncopiedError` for a tensor of whose kind no copy can be made."""
+def readable(tensor: Any) -> Any:
+    """The tensor, or what it stands for, whose memory can be read on its device.
+
+    Raises:
+        UncopiedError: there is no such memory.
+    """
     functorch = torch._C._functorch
     # Inside, of any tensor: whatever is calculated from it there is of the transformation, and ends with it.
     if transforming() or functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
@@ -83,6 +138,11 @@ def refuse(tensor: Any) -> None:
         raise UncopiedError("nested tensors have no one shape")
     if tensor.is_meta:
         raise UncopiedError("tensors on the meta device have no values")
+    tensor = _arrived(tensor)
+    reason = _unreadable(tensor)
+    if reason:
+        raise UncopiedError(reason)
+    return tensor
 
 
 def array_of(tensor: Any) -> np.ndarray:
@@ -91,8 +151,7 @@ def array_of(tensor: Any) -> np.ndarray:
     Raises:
         UncopiedError: of this kind of tensor there is no such array.
     """
-    refuse(tensor)
-    tensor = tensor.detach()
+    tensor = readable(tensor).detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_quantized:
@@ -101,8 +160,4 @@ def array_of(tensor: Any) -> np.ndarray:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     array = memory_of(tensor)
-    if array is not None:
-        return array
-    if tensor.numel() and not tensor.data_ptr():
-        raise UncopiedError(f"a {type(tensor).__name__} has no memory of its own")
-    return np.asarray(tensor.numpy())  # of dtypes that are rare
+    return np.asarray(tensor.numpy()) if array is None else array  # of dtypes that are rare

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from padiff import equivalents
 from padiff.dump.format import ALONE, FOLDERS, PARAMS_FILE, REPORT_FILE
+from padiff.dump.local import local_folder
 from padiff.dump.write import write_dump
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
@@ -18,7 +18,7 @@ from padiff.recorder.capture import Capture
 from padiff.records import ROOT, RunInfo, Step
 from padiff.selection import MODES, find_paths, select
 from padiff.tree import describe, owning, walk
-from padiff.weights.special_init import ruled_kinds
+from padiff.weights.special_init import ruled_kinds, wholes
 
 _REPORT = {stage: place for stage, place in FOLDERS.items() if place[0] == REPORT_FILE}
 _PARAMS = {stage: place for stage, place in FOLDERS.items() if place[0] == PARAMS_FILE}
@@ -95,6 +95,8 @@ class ProxyModel:
 
         Args:
             per_step: every how many calls. Default: the model's ``dump_freq``. A path is taken as ``dir_path``.
+                Calls are counted from 0: with 10 it is steps 9, 19, ..., as the documents have it, which is
+                ``every_n_steps=padiff.Schedule(every=10, first=9)`` of a recorder. ``dump_freq=10`` is 0, 10, ...
             dir_path: where to. Default: ``<dump_path>/step_N/rank_R``.
 
         Returns:
@@ -109,7 +111,7 @@ class ProxyModel:
         due = (self.step + 1) % every == 0 if per_step is not None else self.step % every == 0
         if due:
             rank = self._framework.distributed()[0]
-            path = Path(dir_path or Path(self.dump_path) / f"step_{self.step}" / f"rank_{rank}")
+            path = dir_path or Path(self.dump_path) / f"step_{self.step}" / f"rank_{rank}"
             self.dump_report(path)
             self.dump_params(path)
         self.clear_report()
@@ -140,7 +142,7 @@ class ProxyModel:
         self, dir_path: str | Path, step: Step, places: Mapping[str, tuple[str, str]], info: RunInfo | None = None
     ) -> None:
         """Write aside, then put in place; other files of the folder are left alone."""
-        folder = Path(dir_path)
+        folder = local_folder(dir_path, "dir_path")
         folder.mkdir(parents=True, exist_ok=True)
         names = sorted({name for place in places.values() for name in place})
         aside = folder / f".{names[0]}.partial"
@@ -208,16 +210,8 @@ class ProxyModel:
         if model_place not in ("base", "raw"):
             raise UsageError(f"auto_layer_map: model_place is 'base' or 'raw', got {model_place!r}")
         kinds = ruled_kinds(self.framework, model_place)
-        paths: list[str] = []
-        for node in self._nodes:
-            inside = any(node.path.startswith(f"{path}.") for path in paths)
-            ruled = type(node.layer).__name__ in kinds
-            if (
-                node.path != ROOT
-                and not inside
-                and (ruled or equivalents.is_composite(self._framework.kind(node.layer)))
-            ):
-                paths.append(node.path)
+        layers = [layer for layer in self._info.layers if layer.path != ROOT]
+        paths = list(wholes(layers, {layer.path for layer in layers if layer.type in kinds}))
         print(f"[AutoDiff] auto_layer_map of {self.name} ({model_place}): {', '.join(paths) or 'nothing found'}")
         self.set_layer_map(paths)
         return paths
@@ -271,6 +265,11 @@ class ProxyModel:
     def padiff_layer_map(self) -> list[Any]:
         """Layers of `set_layer_map`, in order."""
         return list(self._layer_map)
+
+    @property
+    def padiff_lists(self) -> tuple[list[Any] | None, list[Any] | None]:
+        """White and black list, `None` for one that is empty."""
+        return list(self._white) or None, list(self._black) or None
 
     @property
     def padiff_chosen(self) -> frozenset[str]:

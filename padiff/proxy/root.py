@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from padiff.dump.local import local_folder
+
 #: The folder for dumps until `set_dump_root_path` says otherwise, below the current folder.
 DEFAULT_ROOT = "padiff_dump"
 
@@ -17,7 +19,7 @@ _NAMED: ContextVar[tuple[tuple[str, weakref.ref[Any]], ...]] = ContextVar("padif
 
 def set_dump_root_path(path: str | Path) -> None:
     """Set the folder below which models made from now on dump by default."""
-    _ROOT.set(str(path))
+    _ROOT.set(str(local_folder(path, "path")))
 
 
 def get_dump_root_path() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -79,6 +79,7 @@ class Capture:
         views: where parameters' memory is, as earlier captures of the model found it.
         samples: what the step's sketches are to be made from.
         layers: the model's layers, to be followed when they change; nodes, chosen and parameters are theirs.
+        stepped: called when an optimizer has stepped, with how often it did within this step.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Capture:
         views: dict[int, View] | None = None,
         samples: Samples | None = None,
         layers: Layers | None = None,
+        stepped: Callable[[int], None] | None = None,
     ) -> None:
         self.number = number
         self._framework = framework
@@ -125,7 +127,8 @@ class Capture:
         self._tensors: dict[int, _Tensor] = {}
         self._fired: Counter[tuple[str, str, int, bool]] = Counter()
         self._losses = 0
-        self._closed = False
+        self._closed = self._interrupted = False
+        self._stepped = stepped
 
     def _take(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
         self._nodes = nodes
@@ -216,6 +219,8 @@ class Capture:
             call = self._running.pop()
             if call.node is node:
                 break
+        if not self._running and not failed and self._layers is not None and self._layers.fresh:
+            self._take_lazy()
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
         if self._framework.is_tensor(output):
@@ -223,6 +228,11 @@ class Capture:
             return
         for slot, tensor in flatten(output, "output", self._framework.is_tensor):
             self._see(call, slot, tensor)
+
+    def _take_lazy(self) -> None:
+        """Lazy layers own nothing before their first call."""
+        if self.parameters.look_again():
+            self._hook_parameters()
 
     def after_function(self, name: str, output: Any) -> None:
         """A functional call inside of a layer is a record of that layer, in a slot of its own: ``softmax().0``."""
@@ -269,7 +279,36 @@ class Capture:
             taken = seen.sources[level] = self._notes.take(tensor, level)
         self._notes.write(call.node, "forward", slot, taken, call.number, call.training)
 
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        self.parameters.stepped(optimizer)
+        if self._stepped is not None:
+            self._stepped(self.parameters.steps_taken)
+
+    def add_gradient(self, key: int, gradient: Any) -> None:
+        try:
+            self.parameters.add(key, gradient)
+        except KeyboardInterrupt:
+            self._keep_interrupt()
+
     def _gradient(self, seen: _Tensor, gradient: Any) -> None:
+        try:
+            self._see_gradient(seen, gradient)
+        except KeyboardInterrupt:
+            self._keep_interrupt()
+
+    def _keep_interrupt(self) -> None:
+        """Where the framework makes another error of what a hook raises in backward, keep Ctrl-C for later."""
+        if self._framework.hands_errors_on:
+            raise
+        self._interrupted = True
+
+    def raise_interrupt(self) -> None:
+        """Raise a Ctrl-C that was kept."""
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    def _see_gradient(self, seen: _Tensor, gradient: Any) -> None:
         if self._closed or gradient is None:
             return
         copies: dict[str, Taken | Left] = {}

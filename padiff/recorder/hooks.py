@@ -96,15 +96,16 @@ class Hooks:
 
     def _add(self, key: int, gradient: Any) -> None:
         if self.capture is not None:
-            self.capture.parameters.add(key, gradient)
+            self.capture.add_gradient(key, gradient)
 
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         if self.capture is not None:
+            self.capture.raise_interrupt()
             self.capture.parameters.consume(optimizer, pairs)
 
     def _stepped(self, optimizer: Any) -> None:
         if self.capture is not None:
-            self.capture.parameters.stepped(optimizer)
+            self.capture.optimizer_stepped(optimizer)
 
 
 def _take_off(handles: list[Handle]) -> None:

@@ -49,6 +49,11 @@ class Layers:
         self._white, self._black = (_by_path(self.nodes, items) for items in (white, black))
         self._map = [path for path, _ in _by_path(self.nodes, mapped)]
 
+    @property
+    def fresh(self) -> bool:
+        """Whether no step has ended since the layers were first seen, or became others."""
+        return self._fresh
+
     def look(self) -> bool:
         """See whether the layers are others than before; whether they are.
 
@@ -118,10 +123,17 @@ def _held(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, i
 def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, object]]:
     """Which parameters and buffers there are. Buffers may be of another shape in every step."""
     return [
-        (k, slot, framework.shape(tensor) if role == "parameter" else role)
+        (k, slot, _shape(framework, tensor) if role == "parameter" else role)
         for k, node in enumerate(nodes)
         for slot, tensor, role in framework.parameters(node.layer)
     ]
+
+
+def _shape(framework: Framework, tensor: Any) -> object:
+    try:
+        return framework.shape(tensor)
+    except Exception:  # nested, say: it has none
+        return None
 
 
 def _changes(before: Sequence[Node], now: Sequence[Node]) -> str:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from padiff.records import RunInfo, Step, make_sketches
+from padiff.recorder.notes import Difference
+from padiff.records import InMemory, RunInfo, Sketched, Step, make_sketches, run_line, run_text
+
+#: Bytes that a run in memory holds, unless it is told otherwise.
+MAX_BYTES = 1_000_000_000
 
 
 class MemoryRun:
-    """A `Run` whose steps are in memory; what ``record(model)`` without a folder fills."""
+    """A `Run` whose steps are in memory; what ``record(model)`` without a folder fills.
 
-    def __init__(self, info: RunInfo) -> None:
+    Args:
+        info: what holds for all steps.
+        max_bytes: how much it holds. What is beyond that goes, the oldest steps first; the first step of all and the
+            latest one stay. Default: `MAX_BYTES`.
+
+    Attributes:
+        max_bytes: likewise.
+        dropped: numbers of the steps that went.
+    """
+
+    def __init__(self, info: RunInfo, max_bytes: float | None = None) -> None:
         self._info = info
+        self.max_bytes = MAX_BYTES if max_bytes is None else max_bytes
+        self.dropped: list[int] = []
         self._steps: dict[int, Step] = {}
+        self._sizes: dict[int, int] = {}
         self._finished = False
 
     @property
@@ -30,11 +47,23 @@ class MemoryRun:
     def finished(self) -> bool:
         return self._finished
 
+    def __str__(self) -> str:
+        return run_text(self)
+
+    def __repr__(self) -> str:
+        return f"<MemoryRun: {run_line(self)}>"
+
     # The same calls as the folder's writer has.
 
     def put(self, step: Step) -> None:
         make_sketches(record.source for record in step.records)
         self._steps[step.number] = step
+        self._sizes[step.number] = _size(step)
+        for number in self.numbers()[1:-1]:
+            if sum(self._sizes.values()) <= self.max_bytes:
+                break
+            del self._steps[number], self._sizes[number]
+            self.dropped.append(number)
 
     def describe(self, info: RunInfo) -> None:
         self._info = info
@@ -44,3 +73,18 @@ class MemoryRun:
 
     def close(self, finished: bool = True) -> None:
         self._finished = finished
+
+
+def _size(step: Step) -> int:
+    """Bytes of a step's values; what several records share is there once."""
+    arrays = {}
+    for record in step.records:
+        source = record.source
+        if isinstance(source, InMemory):
+            found = [source.array]
+        elif isinstance(source, Difference):
+            found = [source.after, source.before]
+        else:
+            found = [source.row] if isinstance(source, Sketched) else []
+        arrays.update({id(array): array.nbytes for array in found})
+    return sum(arrays.values())

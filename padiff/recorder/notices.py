@@ -6,6 +6,11 @@ import warnings
 from collections.abc import Sequence
 
 from padiff.recorder.capture import Capture
+from padiff.recorder.memory import MemoryRun
+from padiff.records import bytes_text
+
+# Steps of an optimizer within one step from which on try_dump() was probably forgotten: a critic takes five.
+_MANY_STEPS = 10
 
 
 class Notices:
@@ -13,7 +18,7 @@ class Notices:
 
     def __init__(self) -> None:
         self._waiting: list[str] = []
-        self._changed = self._unstepped = self._left_out = self._forked = False
+        self._changed = self._unstepped = self._left_out = self._forked = self._dropped = False
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
@@ -48,6 +53,35 @@ class Notices:
                 "the optimizer that was given was not called, so gradients and updates (grad, update) are not "
                 "recorded. It may hand its work to an optimizer of its own, as SAM does (base_optimizer), or another "
                 "one has taken its place: give optimizer= the one whose step() is called."
+            )
+
+    def unended(self, times: int) -> None:
+        """Say at once that steps are not ended, where an optimizer has stepped so often that this is no critic's."""
+        if times == _MANY_STEPS:
+            warnings.warn(
+                f"padiff: an optimizer stepped {times} times, and try_dump() was not called: so far all of it is one "
+                "step. Call rec.try_dump() at the end of each step",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
+    def folded(self, capture: Capture) -> None:
+        """Tell that several optimizer steps became one step, since none was ended."""
+        times = capture.parameters.steps_taken
+        if times > 1:
+            self._waiting.append(
+                f"padiff: try_dump() was never called, so {times} optimizer steps are recorded as one step. Call "
+                "rec.try_dump() at the end of each step"
+            )
+
+    def dropped(self, run: MemoryRun) -> None:
+        """Tell that a run in memory is full."""
+        if not self._dropped:
+            self._dropped = True
+            self._waiting.append(
+                f"padiff: this run is kept in memory, which holds {bytes_text(run.max_bytes)} of it: step "
+                f"{run.dropped[0]} was let go, and others will be; the first step and the latest stay. Give a folder, "
+                "padiff.record(model, dir_path), or a larger max_bytes"
             )
 
     def left_out(self, capture: Capture) -> None:

@@ -10,10 +10,10 @@ from padiff.frameworks.base import Framework
 
 
 def optimizers_of(given: Any, framework: Framework) -> list[Any]:
-    """One optimizer, several, or several by name, as a list.
+    """One optimizer, several, or several by name, as a list of those to hook, each once.
 
     Raises:
-        UsageError: one of them is no optimizer of the framework.
+        UsageError: one of them is no optimizer of the framework, or one that nothing can be seen of.
     """
     if given is None:
         return []
@@ -21,10 +21,22 @@ def optimizers_of(given: Any, framework: Framework) -> list[Any]:
         listed = list(given.values())
     else:
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    found: dict[int, Any] = {}
     for one in listed:
-        if not framework.is_optimizer(one):
-            raise UsageError(
-                f"optimizer: expected an optimizer of {framework.name} (or a list of them) for a {framework.name} "
-                f"model, got {type(one).__module__}.{type(one).__qualname__}"
-            )
-    return listed
+        steppers = framework.steppers(one)
+        if not steppers:
+            raise UsageError(_refusal(one, framework))
+        found.update((id(stepper), stepper) for stepper in steppers)
+    return list(found.values())
+
+
+def _refusal(one: Any, framework: Framework) -> str:
+    got = f"{type(one).__module__}.{type(one).__qualname__}"
+    if framework.is_optimizer(one):
+        return (
+            f"optimizer: of {got} nothing can be seen: it was not initialised as an optimizer of {framework.name} "
+            "(super().__init__), and holds none whose parameters are its own. Give the optimizer whose step() does the "
+            "work, or none: gradients are then what backward left"
+        )
+    name = framework.name
+    return f"optimizer: expected an optimizer of {name} (or a list of them) for a {name} model, got {got}"

@@ -17,6 +17,8 @@ from padiff.sketch import Cut, cut_of
 
 # How many parameters are looked at to see whether something stepped.
 _LOOKED_AT = 8
+_EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
+_SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
 
 
 class View(NamedTuple):
@@ -24,14 +26,14 @@ class View(NamedTuple):
 
     Attributes:
         tensor: the parameter.
-        address: where it was when this was made; elsewhere it is other memory.
+        memory: what `Framework.memory` said when this was made; it is of no use any more when that says something else.
         dtype, shape: of the parameter.
         turned: whether its sketch is of the transposed matrix.
         cut: where its sample is, if it is plain memory of the CPU.
     """
 
     tensor: Any
-    address: int
+    memory: Any
     dtype: str
     shape: tuple[int, ...]
     turned: bool
@@ -79,6 +81,8 @@ class Parameters:
         #: Whether parameters of the optimizers are others than before, though none of these took a step.
         self.moved_unseen = False
         self._stepped = False
+        #: How often each optimizer has stepped.
+        self._taken: Counter[int] = Counter()
         self._nodes, self._chosen = nodes, chosen
 
     @cached_property
@@ -89,10 +93,28 @@ class Parameters:
         """
         owners: dict[int, tuple[Node, str, Any, str]] = {}
         for node in self._nodes:
+            if node.path not in self._chosen:
+                continue
+            sharded = self._framework.sharded(node.layer)
             for slot, tensor, role in self._framework.parameters(node.layer):
-                if node.path in self._chosen:
+                if not (sharded and role == "parameter"):
                     owners.setdefault(id(tensor), (node, slot, tensor, role))
         return owners
+
+    @property
+    def steps_taken(self) -> int:
+        """How often the optimizer that stepped most often did."""
+        return max(self._taken.values(), default=0)
+
+    def look_again(self) -> bool:
+        """Record what came into being in the step's first call; whether anything did."""
+        if not self._snapped:
+            return False
+        known = self.__dict__.pop("_owners")
+        new = [key for key in self._owners if key not in known]
+        for key in new:
+            self._snapshot_of(key)
+        return bool(new)
 
     def follow(self, nodes: Sequence[Node], chosen: Collection[str]) -> None:
         """Go on with other layers; nothing was recorded yet."""
@@ -117,16 +139,29 @@ class Parameters:
         if self._snapped:
             return
         self._snapped = True
-        for key, (node, slot, tensor, role) in self._owners.items():
-            level, later = self._levels(node.path, "weight"), self._levels(node.path, "update")
-            taken = self._take(key, level) if level != NOTHING else None
-            if taken is not None:
-                self._notes.write(node, "weight", slot, taken, 0)
-            if role == "parameter" and later != NOTHING and self._framework.trainable(tensor):
-                # Compared as it is kept: a sample with a sample.
-                before = taken if taken is not None and taken.level == later else self._take(key, later)
-                if not isinstance(before, Left):
-                    self._before[key] = before
+        self._note_sharded()
+        for key in self._owners:
+            self._snapshot_of(key)
+
+    def _snapshot_of(self, key: int) -> None:
+        node, slot, tensor, role = self._owners[key]
+        level, later = self._levels(node.path, "weight"), self._levels(node.path, "update")
+        taken = self._take(key, level) if level != NOTHING else None
+        if taken is not None:
+            self._notes.write(node, "weight", slot, taken, 0)
+        if role == "parameter" and later != NOTHING and self._framework.trainable(tensor):
+            # Compared as it is kept: a sample with a sample.
+            before = taken if taken is not None and taken.level == later else self._take(key, later)
+            if not isinstance(before, Left):
+                self._before[key] = before
+
+    def _note_sharded(self) -> None:
+        for node in self._nodes:
+            wanted = any(self._levels(node.path, stage) != NOTHING for stage in ("weight", "grad", "update"))
+            if wanted and node.path in self._chosen and self._framework.sharded(node.layer):
+                for _, _, role in self._framework.parameters(node.layer):
+                    if role == "parameter":
+                        self._notes.left_out.add(node.path, _SHARDED, training=True, what="parameter")
 
     def finish(self, updates: bool = True) -> None:
         """Record what is not recorded yet; without ``updates`` no optimizer has stepped."""
@@ -160,11 +195,18 @@ class Parameters:
         self._stepped = True
         if self._late:
             self.snapshot()
+        unknown = set()
         for parameter, gradient in pairs:
             key = id(parameter)
-            if key in self._owners and gradient is not None:
+            if gradient is None:
+                continue
+            if key in self._owners:
                 level = self._level(key, "grad")
                 self._consumed[key] = self._take(key, level, gradient) if level != NOTHING else None
+            else:
+                unknown.add(key)
+        if unknown:
+            self._note_exchanged(unknown)
         if id(optimizer) not in self._rates_seen:
             self._rates_seen.add(id(optimizer))
             for rate in self._framework.learning_rates(optimizer):
@@ -173,8 +215,18 @@ class Parameters:
 
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
+        self._taken[id(optimizer)] += 1
         mine = {id(parameter) for parameter in self._framework.optimized(optimizer)}
         self._record([key for key in self._consumed if key in mine])
+
+    def _note_exchanged(self, keys: Collection[int]) -> None:
+        """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
+        kept = (owner for key, owner in self._owners.items() if self._level(key, "grad") != NOTHING)
+        known = {(node.path, slot) for node, slot, _, _ in kept}
+        for node in self._nodes:
+            for slot, tensor, _ in self._framework.parameters(node.layer):
+                if id(tensor) in keys and (node.path, slot) in known:
+                    self._notes.left_out.add(node.path, _EXCHANGED, training=True, what="gradient")
 
     def _moved(self) -> bool:
         """Whether parameters of the optimizers have changed since the step began; some of them tell."""
@@ -197,12 +249,7 @@ class Parameters:
             return self._notes.take(tensor, level)
         view, framework = self._views.get(key), self._framework
         try:
-            if (
-                view is None
-                or view.tensor is not parameter
-                or view.address != framework.address(parameter)
-                or view.shape != framework.shape(parameter)  # resized within its memory
-            ):
+            if view is None or view.tensor is not parameter or view.memory != framework.memory(parameter):
                 view = self._views[key] = self._view(node, slot, parameter)
         except Exception:  # of a kind that has no memory, or no shape; `take` says what to make of it
             return self._notes.take(tensor, level)
@@ -216,7 +263,7 @@ class Parameters:
         live = framework.live(parameter)
         cut = cut_of(live, turned) if live is not None and live.dtype.kind != "c" else None
         about = framework.dtype(parameter), framework.shape(parameter)
-        return View(parameter, framework.address(parameter), *about, turned, cut)
+        return View(parameter, framework.memory(parameter), *about, turned, cut)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""

@@ -17,6 +17,7 @@ import numpy as np
 from padiff.detail import Detail, Levels
 from padiff.distribution import warn_of_older
 from padiff.dump.forks import own
+from padiff.dump.local import local_folder
 from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.dump.zoom import Requests
@@ -31,10 +32,12 @@ from padiff.recorder.memory import MemoryRun
 from padiff.recorder.notices import Notices
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.parameters import View
-from padiff.records import RunInfo, Step
+from padiff.recorder.proxies import check_as_made, unwrapped
+from padiff.records import RunInfo, Step, bytes_text
 from padiff.samples import Samples
 from padiff.schedule import Schedule
 from padiff.sketch import Kind
+from padiff.switches import say
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
 _of_the_parent: list[Any] = []
@@ -103,6 +106,7 @@ class Recorder:
         if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
             raise UsageError(f"start_step has to be a whole number of at least 0, got {start_step!r}")
         warn_of_older()
+        model, white_list, black_list, layer_map = unwrapped(model, white_list, black_list, layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.unwrap(model)
         self._schedule = Schedule.of(every_n_steps)
@@ -131,7 +135,7 @@ class Recorder:
             },
             environment=fingerprint(self._framework, self._layers.nodes),
         )
-        self._dir_path = Path(dir_path) if dir_path is not None else None
+        self._dir_path = local_folder(dir_path, "dir_path") if dir_path is not None else None
         self._existing = existing
         self._on_error = on_error
         self._on_written = on_written
@@ -139,13 +143,15 @@ class Recorder:
         self._counts: dict[Kind, int] = {}
         self._requests: Requests | None = None
         self._sparing = Levels(self._detail)
+        #: Bytes of each step that this process wrote.
+        self._written: Mapping[int, int] = {}
         self._buffers = Buffers()
         self._sink: Sink | None = None
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
         self._hooked: Capture | None = None
         self._mark: Mark | None = None
-        self._dumped = False
+        self._entered = self._dumped = False
         self._autocast_known = False
         self._notices = Notices()
         self.loss_scale: float = 1.0
@@ -158,6 +164,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         self.open()
+        self._entered = True
         try:
             self.attach()
         except BaseException:
@@ -172,17 +179,24 @@ class Recorder:
         ended = False
         try:
             if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
+                self._notices.folded(self._capture)
                 self.end_step()
             ended = kind is None
         finally:
             self.close(finished=ended, raise_errors=ended)
 
-    def try_dump(self) -> bool:
+    def try_dump(self, per_step: int | str | Path | None = None, dir_path: str | Path | None = None) -> bool:
         """End a step; it is written if it is due. Returns whether it was.
+
+        Args:
+            per_step, dir_path: as a proxy's ``try_dump`` takes them. A recorder is told both when it is made, so they
+                have to be what it was made with.
 
         Raises:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
+            UsageError: the recorder was made with another number of steps, or another folder.
         """
+        check_as_made(per_step, dir_path, self._schedule, self._dir_path)
         self._dumped = True
         return self.end_step(go_on=True)
 
@@ -219,11 +233,11 @@ class Recorder:
                 "One recorder can record all that two would"
             )
         if self._dir_path is None:
-            self.run = MemoryRun(self._info)
+            self.run = MemoryRun(self._info, self._storage.max_bytes)
             self._sink = self.run
         else:
             try:
-                self._sink = RunWriter(
+                writer = RunWriter(
                     self._dir_path,
                     self._info,
                     rank=self._rank,
@@ -232,6 +246,7 @@ class Recorder:
                     on_written=self._on_written,
                     on_done=self._buffers.recycle,
                 )
+                self._sink, self._written = writer, writer.written
             except UnwritableFolderError as error:
                 if self._on_error == "raise":
                     raise
@@ -263,6 +278,7 @@ class Recorder:
                 views=self._views,
                 samples=Samples(empty, None if kept else self._buffers.take_back, self._framework.fetch, self._counts),
                 layers=self._layers,
+                stepped=self._stepped,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -272,6 +288,11 @@ class Recorder:
         except BaseException:
             self._capture.detach()
             raise
+
+    def _stepped(self, times: int) -> None:
+        """An optimizer has stepped so often in the step under way."""
+        if self._entered and not self._dumped:
+            self._notices.unended(times)
 
     def _levels(self) -> Levels:
         """How much is kept in the step under way."""
@@ -299,6 +320,8 @@ class Recorder:
 
         ``go_on`` begins the next step, as `attach` does; hooks that are on stay on for it.
         """
+        if self._capture is not None:
+            self._capture.raise_interrupt()
         if self.forked:
             self._notices.forked()
         self.step += 1
@@ -308,6 +331,8 @@ class Recorder:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
         written = step is not None and self._guard(lambda sink: sink.put(step))
+        if self.run is not None and self.run.dropped:
+            self._notices.dropped(self.run)
         self._notices.tell()
         return written
 
@@ -377,7 +402,8 @@ class Recorder:
             return
         try:
             if self.active:
-                self._guard(lambda sink: sink.close(finished))
+                if self._guard(lambda sink: sink.close(finished)) and finished:
+                    self._say_what_is_there()
             else:  # it was told already, and a run that was given up is not finished
                 with contextlib.suppress(WriterError):
                     self._sink.close(finished=False)
@@ -389,6 +415,30 @@ class Recorder:
             self._sink = None
             self._buffers.clear()
             self._views.clear()
+
+    def _say_what_is_there(self) -> None:
+        if self._dir_path is None or self._rank or self.watched:
+            return
+        count, size = len(self._written), sum(self._written.values())
+        if not count:
+            why = "none was due, or nothing of the model was called in those that were"
+            say(f"recorded no step in {self._dir_path}: {why}")
+            return
+        of_rank = f" of rank 0 of {self._info.world_size}" if self._info.world_size > 1 else ""
+        say(f"recorded {count} step{'s' if count > 1 else ''}, {bytes_text(size)}{of_rank}, in {self._dir_path}")
+
+    def __str__(self) -> str:
+        place = f"into {self._dir_path}" if self._dir_path is not None else "in memory"
+        due = f"every {self._schedule.every} steps" if self._schedule.steps is None else "at chosen steps"
+        written = len(self.run.numbers()) if self.run is not None else len(self._written)
+        state = "recording" if self._sink is not None else "closed"
+        return (
+            f"{state} {type(self._model).__name__} ({self._framework.name}) {place}, {due}: step {self.step} is under "
+            f"way, {written} recorded"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Recorder {self}>"
 
     def leave_in_fork(self) -> None:
         """The run is the parent's, whose thread writes it: hooks off, the model free, nothing is recorded any more."""
@@ -419,7 +469,8 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Re
     """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
 
     Args:
-        model: a torch Module or a paddle Layer.
+        model: a torch Module or a paddle Layer; or what ``create_model`` made, whose lists and layer map hold where
+            none are given here.
         dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
         every_n_steps: which steps are due: a number or a `Schedule`. Default 1.
         detail: how much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the
@@ -434,7 +485,8 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Re
         pack: whether all of a step goes into one file, in the safetensors format. Default: where sketches or a
             compression ask for it; else a step is JSON and an ``.npy`` file for each tensor.
         compression: of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none.
-        max_bytes: how large the run folder may become. Before a step is written that does not fit, others are taken
+        max_bytes: how large the run folder may become; of a run in memory, how much of it is held (default: 1 GB).
+            Before a step is written that does not fit, others are taken
             away: first those in the middle; the first step, the worst ones (NaN, the largest diffs of a live
             comparison) and the latest stay. Default: no limit.
         name: what reports call the run. Default: the folder's name.

@@ -14,7 +14,19 @@ from recording.kits import KITS, PaddleKit, TorchKit
 
 import padiff
 
-__all__ = ["KITS", "OPTIONS", "PADDLE", "TORCH", "Result", "Training", "assert_neutral", "counts", "fill", "train"]
+__all__ = [
+    "KITS",
+    "OPTIONS",
+    "PADDLE",
+    "TORCH",
+    "Result",
+    "Training",
+    "assert_neutral",
+    "counts",
+    "counts_of",
+    "fill",
+    "train",
+]
 
 TORCH, PADDLE = KITS
 
@@ -123,6 +135,11 @@ def assert_neutral(plain: Result, recorded: Result) -> None:
 def counts(run: Any, number: int) -> dict[str, int]:
     """How many records a step has of each stage; learning rates apart."""
     (step,) = run.steps(number)
+    return counts_of(step)
+
+
+def counts_of(step: Any) -> dict[str, int]:
+    """How many records a step of one rank has of each stage; learning rates apart."""
     found: dict[str, int] = {}
     for record in step.records:
         stage = "rate" if record.slot.startswith("learning_rate") else record.stage

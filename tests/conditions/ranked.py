@@ -11,6 +11,7 @@ import sys
 from contextlib import nullcontext
 
 import numpy as np
+from hard.children import end_with_parent
 
 STEPS, SAMPLES = 3, 8
 
@@ -107,6 +108,7 @@ def train(name: str, folder: str, fault: str, result: str, rank: int = 0, world:
 
 
 def main(name: str, trainings: str) -> None:
+    end_with_parent()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for folder, fault, result in json.loads(trainings):
         train(name, folder, fault, result, rank, world)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
+from hard.children import started
 from recording.kits import hook_count
 
 import padiff
@@ -17,6 +17,8 @@ from .making import Training, counts, train
 
 SCRIPT = """
 import sys
+from hard.children import end_with_parent
+end_with_parent()
 from conditions.loops import Clipping
 from conditions.making import KITS, counts
 from recording.kits import hook_count
@@ -27,9 +29,7 @@ training = Clipping(kit)
 training.step(0, lambda loss: None)
 try:
     with padiff.record(training.model, sys.argv[2], optimizer=training.optimizers) as rec:
-        number = 0
-        while True:
-            number += 1
+        for number in range(1, 2000):
             training.step(number, rec.log_loss)
             rec.try_dump()
             if number == 3:
@@ -44,16 +44,12 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, options, tmp_path):
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, kit.name, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout.readline() == "running\n", process.communicate()[1]
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, kit.name, str(folder)]
+    paths = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with started(command, env=os.environ | paths) as process:
+        assert process.stdout.readline() == "running\n", process.communicate()[1]
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in error
     assert out.startswith("interrupted"), error

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,42 +10,9 @@ import pytest
 import padiff
 
 from . import ranked
+from .launching import launch
 
 FRAMEWORKS = ("torch", "paddle")
-
-
-def launch(framework, trainings):
-    """Start two processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
-    ports = []
-    for _ in range(3):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
-    places = [f"127.0.0.1:{port}" for port in ports]
-    processes = []
-    for rank in range(2):
-        env = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(ports[2]),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PADDLE_MASTER": places[2],
-            "PADDLE_DISTRI_BACKEND": "gloo",
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": "2",
-            "PADDLE_CURRENT_ENDPOINT": places[rank],
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(places[:2]),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
-        command = [sys.executable, "-W", "ignore", ranked.__file__, framework, json.dumps(trainings)]
-        processes.append(
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    outputs = [process.communicate(timeout=120)[0][-2000:] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +26,8 @@ def made(tmp_path_factory):
         # It ends without its last step, so it comes last.
         faults += ["one ends early"] if framework == "torch" else []
         jobs = {fault: base / f"{framework}-{fault.replace(' ', '_')}" for fault in faults}
-        launch(framework, [("" if fault == "plain" else str(p), fault, f"{p}.result") for fault, p in jobs.items()])
+        trainings = [("" if fault == "plain" else str(p), fault, f"{p}.result") for fault, p in jobs.items()]
+        launch(ranked.__file__, framework, json.dumps(trainings))
         for fault, path in jobs.items():
             results = [dict(np.load(f"{path}.result.{rank}.npz")) for rank in range(2)]
             known[framework, 2, fault] = path, results

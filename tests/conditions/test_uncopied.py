@@ -33,12 +33,24 @@ class Odd(torch.Tensor):
         raise OSError(f"{func} is not there, " * 20)
 
 
-class Broken(Odd):
+class Broken(torch.Tensor):
     """Nothing at all can be done with it."""
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         raise OSError("there is nothing to see here, " * 20)
+
+
+class Sized(Odd):
+    """It does not even tell its shape."""
+
+    @staticmethod
+    def __new__(cls, inner, requires_grad=True):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, dispatch_sizes_strides_policy="sizes", requires_grad=requires_grad
+        )
+        made.inner = inner
+        return made
 
 
 def jagged(x):
@@ -53,8 +65,8 @@ MADE = {
     "jagged": (jagged, "nested tensors have no one shape"),
     "nested": (ragged, "nested tensors have no one shape"),
     "meta": (lambda x: x.detach().to("meta"), "tensors on the meta device have no values"),
-    "odd": (lambda x: Odd(x.detach()), "a Odd has no memory of its own"),
-    "broken": (lambda x: Broken(x.detach()), "copying failed with OSError: there is nothing to see here"),
+    "odd": (lambda x: Odd(x.detach()), "tensors of the type Odd have no memory of their own"),
+    "broken": (lambda x: x.detach().as_subclass(Broken), "copying failed with OSError: there is nothing to see here"),
 }
 
 
@@ -232,6 +244,37 @@ def test_parameters_and_gradients_that_cannot_be_copied(options, optimizer):
         assert {r.site for r in step.records if r.stage == "weight"} == {"0/weight/weight", "0/weight/bias"}
         assert {r.site for r in step.records if r.stage == "grad"} == {"0/grad/weight", "0/grad/bias"}
         assert any("(loop)" in note for note in step.notes)
+
+
+DESCRIBED = {
+    "jagged": (lambda: jagged(torch.ones(6, 4)), (2, 0, 4)),
+    "nested": (lambda: ragged(torch.ones(6, 4)), (0,)),
+    "sized": (lambda: Sized(torch.ones(6, 4)), (0,)),
+    "meta": (lambda: torch.ones(6, 4, device="meta"), (6, 4)),
+    "sparse": (lambda: torch.eye(4).to_sparse(), (4, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", DESCRIBED)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_parameter_of_any_kind_is_described_and_recorded_around(kind, trains, options, tmp_path):
+    """So that it can be seen afterwards that it trains, and that there is no record of it."""
+    make, shape = DESCRIBED[kind]
+    model = torch.nn.Linear(4, 3)
+    model.odd = torch.nn.Parameter(make(), requires_grad=trains)
+    sgd = torch.optim.SGD([model.weight, model.bias], 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with padiff.record(model, tmp_path / "run", optimizer=sgd, **options) as rec:
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+                sgd.step()
+                rec.try_dump()
+    run = padiff.open_run(tmp_path / "run")
+    (odd,) = [p for p in run.info.layers[0].parameters if p.slot == "odd"]
+    assert (odd.shape, odd.dtype, odd.trainable) == (shape, "float32", trains)
+    weights = {r.slot for r in run.steps(1)[0].records if r.stage == "weight"}
+    assert weights == {"weight", "bias", "odd"} - ({"odd"} if kind != "sparse" else set())
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])

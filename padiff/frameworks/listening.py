@@ -1,0 +1,186 @@
+"""Listening to the calls of functions, wherever and however they were bound before.
+
+A function that somebody imported by name, or keeps in a class, a default argument, a dictionary or a
+`functools.partial`, is the same object everywhere. So no other is put in its place: for as long as somebody listens,
+the object has other code, which takes the same parameters and calls the old code between the listeners. Identity, name,
+signature and source stay as they are, and afterwards the object has its old code object again. All state lies in the
+code: two that listen to one function share it, and the last one to go restores it, in whatever order they go.
+
+What is written in C has no code of Python's. It is replaced where it is named, by a function that has some: whoever
+bound it before calls what it was, and is not heard.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol
+
+# Stands among a code's constants where the object that it calls will be.
+_PLACE = "what is called instead"
+
+
+class Listener(Protocol):
+    """Hears of a function's calls."""
+
+    def enter(self, caller: FrameType | None) -> bool:
+        """A call begins, made by this frame. Returns whether to hear of its end."""
+
+    def leave(self, name: str, output: Any, failed: bool) -> None:
+        """It ended; ``name`` is what the listener called the function. An exception that it ended in goes on."""
+
+
+class _Calls:
+    """What the code that is put into a function calls.
+
+    Attributes:
+        original: the function as it was.
+        listeners: who listens, and what they call the function. Replaced, never edited: other threads may read it.
+        restore: has the function be as it was.
+    """
+
+    def __init__(self, original: Callable[..., Any], restore: Callable[[], None]) -> None:
+        self.original, self.restore = original, restore
+        self.listeners: tuple[tuple[Listener, str], ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_back  # above this frame is the function's own
+        hearing = [each for each in self.listeners if each[0].enter(caller)]
+        if not hearing:
+            return self.original(*args, **kwargs)
+        output, failed = None, True
+        try:
+            output = self.original(*args, **kwargs)
+            failed = False
+        finally:
+            for listener, name in hearing:
+                listener.leave(name, output, failed)
+        return output
+
+
+class Listening:
+    """Has a listener hear of a function's calls, until `remove`.
+
+    Args:
+        owner: the module or class that has the function.
+        attribute: what it is called there.
+        listener: who hears.
+        name: what the listener calls it.
+    """
+
+    def __init__(self, owner: Any, attribute: str, listener: Listener, name: str) -> None:
+        function = getattr(owner, attribute)
+        calls = _calls_of(function)
+        if calls is None:
+            calls = _in_code(function) if isinstance(function, FunctionType) else _in_place(owner, attribute, function)
+        self._entry = (listener, name)
+        calls.listeners = (*calls.listeners, self._entry)
+        self._calls: _Calls | None = calls
+
+    def remove(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.listeners = tuple(each for each in calls.listeners if each is not self._entry)
+            if not calls.listeners:
+                calls.restore()
+
+
+def _calls_of(function: Any) -> _Calls | None:
+    """What a function calls that is listened to already."""
+    code = getattr(function, "__code__", None)
+    return next((const for const in getattr(code, "co_consts", ()) if isinstance(const, _Calls)), None)
+
+
+def _in_code(function: FunctionType) -> _Calls:
+    old = function.__code__
+    # Nothing but its code is ever another: so this one, with the old code, does what the function does.
+    copy = FunctionType(old, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+
+    def restore() -> None:
+        if function.__code__ is new:  # somebody may have put their own over ours: theirs stays
+            function.__code__ = old
+
+    calls = _Calls(copy, restore)
+    new = _code_like(old, calls)
+    function.__code__ = new
+    return calls
+
+
+def _in_place(owner: Any, attribute: str, function: Callable[..., Any]) -> _Calls:
+    own = vars(owner).get(attribute)
+
+    def restore() -> None:
+        if vars(owner).get(attribute) is not stands_in:
+            return
+        # What was inherited is uncovered again, not copied onto the class.
+        setattr(owner, attribute, own) if own is not None else delattr(owner, attribute)
+
+    def stands_in(*args: Any, **kwargs: Any) -> Any: ...
+
+    calls = _Calls(function, restore)
+    stands_in.__code__ = _code_like(stands_in.__code__, calls)
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        if isinstance(getattr(function, name, None), str):
+            setattr(stands_in, name, getattr(function, name))
+    setattr(owner, attribute, stands_in)
+    return calls
+
+
+def _code_like(old: CodeType, calls: _Calls) -> CodeType:
+    """Code with another's parameters, name and place in the source, which calls an object with what it is given."""
+    names = old.co_varnames
+    keywords = old.co_argcount + old.co_kwonlyargcount
+    varargs = bool(old.co_flags & CO_VARARGS)
+    code = _template(
+        names[: old.co_posonlyargcount],
+        names[old.co_posonlyargcount : old.co_argcount],
+        names[old.co_argcount : keywords],
+        names[keywords] if varargs else "",
+        names[keywords + varargs] if old.co_flags & CO_VARKEYWORDS else "",
+        old.co_freevars,
+    )
+    consts = tuple(calls if const == _PLACE else const for const in code.co_consts)
+    more: dict[str, Any] = {"co_qualname": old.co_qualname} if hasattr(old, "co_qualname") else {}
+    return code.replace(
+        co_consts=consts,
+        co_name=old.co_name,
+        co_filename=old.co_filename,
+        co_firstlineno=old.co_firstlineno,
+        **more,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _template(
+    positional_only: tuple[str, ...],
+    positional: tuple[str, ...],
+    keyword_only: tuple[str, ...],
+    varargs: str,
+    varkw: str,
+    free: tuple[str, ...],
+) -> CodeType:
+    taken = {*positional_only, *positional, *keyword_only, varargs, varkw, *free}
+    called = next(name for name in (f"called{'_' * k}" for k in range(len(taken) + 1)) if name not in taken)
+    star = [f"*{varargs}"] if varargs else ["*"] if keyword_only else []
+    double = [f"**{varkw}"] if varkw else []
+    slash = ["/"] if positional_only else []
+    takes = ", ".join([*positional_only, *slash, *positional, *star, *keyword_only, *double])
+    given = [*positional_only, *positional, *([f"*{varargs}"] if varargs else [])]
+    gives = ", ".join([*given, *(f"{name}={name}" for name in keyword_only), *double])
+    # A function's code must have as many free variables as the function: they are named, after the return.
+    source = (
+        f"def around({', '.join(free)}):\n"
+        f"    def function({takes}):\n"
+        f"        {called} = {_PLACE!r}\n"
+        f"        return {called}({gives})\n"
+        f"        ({''.join(f'{name}, ' for name in free)})\n"
+        "    return function\n"
+    )
+    code = compile(source, "<padiff>", "exec", dont_inherit=True)
+    for _ in range(2):
+        code = next(const for const in code.co_consts if isinstance(const, CodeType))
+    return code

@@ -1,0 +1,114 @@
+"""Seeing what paddle's optimizers consume and when they have stepped, those inside of others too.
+
+paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both hand the gradients, after `grad_clip` and
+before weight decay, to ``append_regularization_ops``: so an optimizer object gets one of its own, which passes them on
+and then calls the class's.
+
+fleet's wrappers (`HybridParallelOptimizer`, `MixPrecisionOptimizer` and others) derive from nothing and hold an
+optimizer. Some call its ``step()``, some do by themselves what it would do. So all of the chain is hooked for
+gradients, and the outermost, which the loop calls, for the step: what a wrapper does afterwards is part of the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import paddle
+
+from padiff.frameworks.base import Handle, OnConsumed, Override
+
+# Where wrappers hold what they wrap.
+_INSIDE = ("_inner_opt", "_optim", "_optimizer")
+
+
+def chain(optimizer: Any) -> Iterator[Any]:
+    """An optimizer and what it wraps, outermost first."""
+    seen: list[Any] = []
+    while optimizer is not None and not any(one is optimizer for one in seen):
+        seen.append(optimizer)
+        yield optimizer
+        # Not getattr(): wrappers answer for what they wrap.
+        held = getattr(optimizer, "__dict__", {})
+        optimizer = next((held[name] for name in _INSIDE if held.get(name) is not None), None)
+
+
+def innermost(optimizer: Any) -> Any | None:
+    """The optimizer of paddle that does the work in the end; `None` where there is none."""
+    last = list(chain(optimizer))[-1]
+    return last if isinstance(last, paddle.optimizer.Optimizer) and hasattr(last, "_parameter_list") else None
+
+
+def steppers(optimizer: Any) -> list[Any]:
+    """See `padiff.frameworks.base.Framework.steppers`. A wrapper is hooked as a whole."""
+    steps = all(callable(getattr(optimizer, name, None)) for name in ("step", "clear_grad"))
+    return [optimizer] if steps and innermost(optimizer) is not None else []
+
+
+def optimized(optimizer: Any) -> Sequence[Any]:
+    """The parameters that an optimizer may change."""
+    inner = innermost(optimizer)
+    listed = (inner._parameter_list if inner is not None else None) or []
+    if listed and isinstance(listed[0], dict):
+        return [p for group in inner._param_groups for p in group["params"]]  # type: ignore[union-attr]
+    return list(listed)
+
+
+def learning_rates(optimizer: Any) -> list[float]:
+    """The learning rate of each parameter group."""
+    inner: Any = innermost(optimizer)
+    rate = float(inner.get_lr())
+    listed = inner._parameter_list or []
+    if listed and isinstance(listed[0], dict):
+        # A group's own learning rate is a factor of the optimizer's.
+        return [rate * float(group.get("learning_rate", 1.0)) for group in inner._param_groups]
+    return [rate]
+
+
+def hook_optimizer(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+    """See `padiff.frameworks.base.Framework.hook_optimizer`."""
+    inner = innermost(optimizer)
+    seen = False
+
+    def pass_on_then(original: Callable[..., Any]) -> Callable[..., Any]:
+        def append_regularization_ops(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            seen = True
+            if not _skips(inner):
+                consumed([(p, g) for p, g in parameters_and_grads])
+            return original(parameters_and_grads, *args, **kwargs)
+
+        return append_regularization_ops
+
+    def after_step() -> None:
+        nonlocal seen
+        if not seen and not _skips(inner):
+            # An optimizer with a step of its own (LBFGS): what its closure left in the last call.
+            consumed([(p, p.grad) for p in optimized(optimizer)])
+        seen = False
+        stepped()
+
+    handles: list[Handle] = [
+        Override(one, "append_regularization_ops", pass_on_then(one.append_regularization_ops))
+        for one in chain(optimizer)
+        if isinstance(one, paddle.optimizer.Optimizer)
+    ]
+    handles.append(Override(optimizer, "step", _then(optimizer.step, after_step)))
+    if hasattr(optimizer, "minimize"):
+        handles.append(Override(optimizer, "minimize", _then(optimizer.minimize, stepped)))
+    return handles
+
+
+def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        afterwards()
+        return result
+
+    return call
+
+
+def _skips(optimizer: Any) -> bool:
+    """Whether this call of ``step`` changes nothing: a scaler's call goes through, with gradients that overflowed."""
+    look = getattr(optimizer, "_get_auxiliary_var", None)
+    return look is not None and bool(look("found_inf"))

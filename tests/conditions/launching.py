@@ -1,0 +1,45 @@
+"""Starts two processes of a script, with their ranks in the environment as launchers set them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from subprocess import STDOUT
+
+from hard.children import started
+
+
+def launch(script, *arguments, seconds=120):
+    """Start two processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
+    ports = []
+    for _ in range(3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    places = [f"127.0.0.1:{port}" for port in ports]
+    environments = [
+        {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports[2]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PADDLE_MASTER": places[2],
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": "2",
+            "PADDLE_CURRENT_ENDPOINT": places[rank],
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(places[:2]),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        for rank in range(2)
+    ]
+    command = [sys.executable, "-W", "ignore", script, *arguments]
+    with ExitStack() as stack:  # a rank whose partner is gone waits for it
+        processes = [stack.enter_context(started(command, env=env, stderr=STDOUT)) for env in environments]
+        outputs = [process.communicate(timeout=seconds)[0][-2000:] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
