@@ -73,9 +73,8 @@ class Budget:
             drop(number)
             del self._sizes[number]
 
-    def written(self, step: Step, folder: Path) -> None:
-        """This rank's part of a step is written, in ``folder``; the other ranks' are taken to be as large."""
-        size = size_of(folder)
+    def written(self, step: Step, size: int) -> None:
+        """This rank's part of a step is written, in so many bytes; the other ranks' are taken to be as large."""
         self._sizes[step.number] = size * self._ranks
         # A part goes with the records, a part (the tree of layers) is always there.
         more = max(size - self._values(step), 0)

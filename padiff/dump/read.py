@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -23,20 +26,38 @@ from padiff.dump.format import (
     step_folder,
     tree_from_json,
 )
+from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.environment import environment_from_json
 from padiff.errors import RunFolderError
-from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step
+from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text
 
 _STEP_NAME = re.compile(r"\d{8,}")
+# Run folders that are named where another one was looked for.
+_NAMED = 5
 
 
-class _OnDisk:
+class _OnDisk(ABC):
     """What the runs on disk have in common: where they lie, and what holds for all of their steps."""
 
     path: Path
     _info: RunInfo
+
+    @abstractmethod
+    def numbers(self) -> list[int]: ...
+
+    @abstractmethod
+    def steps(self, number: int) -> list[Step]: ...
+
+    @abstractmethod
+    def finished(self) -> bool: ...
+
+    def __str__(self) -> str:
+        return run_text(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {run_line(self)}>"
 
     @property
     def name(self) -> str:
@@ -59,9 +80,7 @@ class FolderRun(_OnDisk):
         steps = self.path / STEPS
         try:
             # By number: as text, 10 would come before 2.
-            return sorted(int(e.name) for e in steps.iterdir() if _STEP_NAME.fullmatch(e.name))
-        except FileNotFoundError:
-            return []
+            return sorted(int(name) for name in _names(steps) if _STEP_NAME.fullmatch(name))
         except NotADirectoryError:
             raise RunFolderError(f"{steps} is a file; a run's steps lie in a folder. Copy the run again") from None
 
@@ -72,10 +91,12 @@ class FolderRun(_OnDisk):
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         for rank in ranks:
             check_inside(rank, self.path)
-        return [
-            self._packs.read(rank) if (rank / PACK_FILE).exists() else _read_step(rank, (REPORT_FILE, PARAMS_FILE))[0]
-            for rank in ranks
-        ]
+        return [self._packs.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
+
+    @staticmethod
+    def _read(rank: Path) -> Step:
+        _check_whole(rank)
+        return _read_step(rank, (REPORT_FILE, PARAMS_FILE))[0]
 
     def finished(self) -> bool:
         return (self.path / FINISHED_FILE).exists()
@@ -134,12 +155,14 @@ def open_run(
 
     Raises:
         RunFolderError: the path is none of these, or of another schema version; the message says what is there.
+        UsageError: it is no path, or one with a scheme (``s3://``).
     """
-    path = Path(path)
+    path = local_folder(path, "run")
     if not path.exists():
-        raise RunFolderError(f"there is no run folder {path}")
+        raise RunFolderError(f"there is no run folder {path}{_neighbours(path)}")
     if not path.is_dir():
         raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
+    _names(path)  # a folder that must not be read is no folder without a run
     if (path / RUN_FILE).exists():
         return FolderRun(path)
     if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE, PACK_FILE)):
@@ -157,15 +180,65 @@ def open_run(
     raise RunFolderError(f"{path} is no run folder: it holds neither {RUN_FILE} nor {REPORT_FILE}.{hint}")
 
 
+def _neighbours(path: Path) -> str:
+    """The run folders where one was looked for that is not there, the nearest names first."""
+    try:
+        there = [entry.name for entry in path.parent.iterdir() if (entry / RUN_FILE).is_file()]
+    except OSError:
+        return ""
+    if not there:
+        return ""
+    close = difflib.get_close_matches(path.name, there, n=_NAMED, cutoff=0.0)
+    more = ", ..." if len(there) > len(close) else ""
+    return f". In {path.parent} there are the run folders {', '.join(close)}{more}"
+
+
+def _names(folder: Path) -> list[str]:
+    """Names of what a folder holds; none if it is not there.
+
+    Raises:
+        RunFolderError: it must not be read.
+        NotADirectoryError: it is a file.
+    """
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except PermissionError as error:
+        raise RunFolderError(
+            f"{folder} must not be read by this user ({error.strerror}). Allow it (chmod -R +rX), or copy the run"
+        ) from error
+
+
 def _ranks(folder: Path) -> list[Path]:
-    return sorted((e for e in folder.glob("rank_*") if e.name[5:].isdecimal()), key=lambda entry: int(entry.name[5:]))
+    names = (name for name in _names(folder) if name.startswith("rank_") and name[5:].isdecimal())
+    return [folder / name for name in sorted(names, key=lambda name: int(name[5:]))]
+
+
+def _is_packed(rank: Path) -> bool:
+    return PACK_FILE in _names(rank)
+
+
+def _check_whole(rank: Path) -> None:
+    """Make sure that a rank's part of a recorded step has both of its JSON files.
+
+    Raises:
+        RunFolderError: one of them is lost; what is left would look like a step in which something did not happen.
+    """
+    lost = {REPORT_FILE, PARAMS_FILE} - {*_names(rank)}
+    if len(lost) == 1:
+        raise RunFolderError(
+            f"{rank / lost.pop()} is missing: the step is damaged. Copy the run again, or record it again"
+        )
 
 
 def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
     """One rank's folder of a step; what a packed one is of, the run folder around it says."""
-    if not (folder / PACK_FILE).exists():
-        return read_dump(folder, files)
     run = folder.resolve().parent.parent.parent
+    if not _is_packed(folder):
+        if set(files) == {REPORT_FILE, PARAMS_FILE} and (run / RUN_FILE).exists():
+            _check_whole(folder)
+        return read_dump(folder, files)
     if not (run / RUN_FILE).exists():
         raise RunFolderError(
             f"{folder} is a packed step, which is read in its run folder only: {run} has no {RUN_FILE}"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.budget import Budget
+from padiff.dump.budget import Budget, size_of
 from padiff.dump.files import write_json, write_npy
 from padiff.dump.forks import own
 from padiff.dump.format import (
@@ -93,6 +93,8 @@ class RunWriter:
         self._on_written = on_written
         self._on_done = on_done
         self._unchanged = Unchanged(info)
+        #: How many steps this process wrote, and their bytes; of one that is written again the last.
+        self.written: dict[int, int] = {}
         self._pack = PackWriter(self.path, self._unchanged, storage.compression) if storage.pack else None
         self._error: BaseException | None = None
         self._failed = ""
@@ -255,9 +257,11 @@ class RunWriter:
                 self._pack.write(aside, step)
             else:
                 write_dump(aside, self._told, step, unchanged=self._unchanged, final=final / f"rank_{step.rank}")
+            size = size_of(aside)
             if self._budget is not None:
-                self._budget.written(step, aside)
+                self._budget.written(step, size)
             os.rename(aside, partial / f"rank_{step.rank}")
+            self.written[step.number] = size
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             with contextlib.suppress(OSError):

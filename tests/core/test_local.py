@@ -1,0 +1,133 @@
+"""Paths with a scheme: refused at every door, and no folder `s3:` comes into being."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import padiff
+from padiff.dump.local import is_remote, local_folder
+from padiff.errors import UsageError
+from padiff_hooks.paired import PairedRuns
+from padiff_hooks.stream import DiffStream
+from padiff_hooks.training import TrainingRecorder
+
+REMOTE = [
+    "s3://bucket/run",
+    Path("s3://bucket/run"),
+    "gs://bucket",
+    "hdfs://host:8020/run",
+    "memory://",
+    "file:///tmp/x",
+]
+LOCAL = [
+    "runs/torch",
+    "/tmp/run",
+    Path("runs"),
+    "C:\\runs\\torch",
+    "C:/runs/torch",
+    "d://runs",
+    "a:b",
+    "lr=0.1:/x",
+    "",
+    ".",
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty current folder, which stays empty."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("path", REMOTE, ids=str)
+def test_a_path_with_a_scheme_is_remote(path):
+    assert is_remote(path)
+
+
+@pytest.mark.parametrize("path", LOCAL, ids=str)
+def test_other_paths_and_drives_of_windows_are_local(path):
+    assert not is_remote(path)
+    assert local_folder(path, "dir_path") == Path(path)
+
+
+@pytest.mark.parametrize("path", [3, None, 1.5, b"runs", ["runs"]], ids=str)
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(UsageError, match=f"dir_path has to be the path of a folder, got {type(path).__name__}"):
+        local_folder(path, "dir_path")
+
+
+def training(**given):
+    return TrainingRecorder(given.pop("dir_path", "run"), **given)
+
+
+def model():
+    return torch.nn.Linear(2, 2)
+
+
+def dump(path):
+    layer = padiff.create_model(model(), name="linear")
+    layer(torch.ones(1, 2))
+    layer.try_dump(path)
+
+
+DOORS = {
+    "record": (lambda path: padiff.record(model(), path), "dir_path"),
+    "open_run": (padiff.open_run, "run"),
+    "reference": (lambda path: padiff.compare_runs(path, "run"), "run"),
+    "check_report": (lambda path: padiff.check_report(path, "run"), "run"),
+    "dump": (dump, "dir_path"),
+    "dump root": (padiff.set_dump_root_path, "path"),
+    "callback's dir_path": (lambda path: training(dir_path=path), "dir_path"),
+    "callback's reference": (lambda path: training(reference=path), "reference"),
+    "callback's logdir": (lambda path: training(logdir=path), "logdir"),
+    "watched reference": (lambda path: PairedRuns(path, "run"), "reference"),
+    "watched candidate": (lambda path: PairedRuns("run", path), "candidate"),
+    "log folder": (lambda path: DiffStream(path, ("a", "b")), "logdir"),
+}
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run", Path("s3://bucket/run")], ids=["text", "path"])
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_refuses_it_and_says_what_to_do(door, path):
+    enter, what = DOORS[door]
+    with pytest.raises(UsageError) as told:
+        enter(path)
+    text = str(told.value)
+    assert text.startswith(f"{what}: padiff records to a local folder, and reads from local folders, got 's3:/")
+    assert repr(str(path)) in text
+    assert "copy it" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show", "s3://bucket/run"], ["compare", "s3://bucket/a", "s3://bucket/b"], ["watch", "a", "b"]]
+)
+def test_the_commands_refuse_it(arguments):
+    logdir = ["--logdir", "s3://bucket/tb"] if arguments[0] == "watch" else []
+    process = subprocess.run(
+        [sys.executable, "-m", "padiff", *arguments, *logdir], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 2
+    assert "local folder" in process.stderr + process.stdout
+
+
+def test_a_hosts_remote_log_folder_does_not_end_its_training(tmp_path):
+    recorder = TrainingRecorder(tmp_path / "run")
+    net = model()
+    with pytest.warns(RuntimeWarning, match=r"the logger's folder is remote \(s3://bucket/logs\)"):
+        recorder.start(net, [], logdir="s3://bucket/logs")
+    recorder.begin_batch()
+    net(torch.ones(1, 2)).sum().backward()
+    recorder.end_batch()
+    recorder.end_step()
+    recorder.finish()
+    assert padiff.open_run(tmp_path / "run").numbers() == [0]
+    assert np.isfinite(padiff.open_run(tmp_path / "run").steps(0)[0].records[0].value).all()
