@@ -1,126 +1,16 @@
-"""A report as text, JSON, JUnit XML and Markdown."""
+"""A report as JSON, JUnit XML and Markdown. (As text it prints itself: `padiff.records.report`.)"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 from xml.etree import ElementTree
 
-from padiff.compare.coverage import AMPLIFIED
-from padiff.compare.explain import figures_text
-from padiff.records import STAGES, Diff, Report
-from padiff.sketch import ELEMENTS, SPREAD
+from padiff.records import CANNOT_TELL, Diff, Report, coverage_lines, figures_text, stage_table, verdict
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
-
-
-def verdict(report: Report) -> str:
-    """The report in one sentence."""
-    if report.first_diff is not None:
-        return report.first_diff.message
-    coverage = report.coverage
-    steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
-    text = f"The runs match: {coverage.compared} tensors in {steps} compared, {coverage.share:.0%} of what was recorded"
-    if coverage.reference_steps or coverage.candidate_steps:
-        text += " in them"
-    worst = report.worst
-    if worst is not None and worst.figures is not None:
-        text += (
-            f". Largest diff: relative L2 {worst.figures.rel_l2:.2g} (max |diff| {worst.figures.max_abs:.2g}) "
-            f"at {worst.pair.anchor.site}, step {worst.pair.step}"
-        )
-    text += "."
-    left = _left_out(report)
-    if left:
-        text += f" Not compared: {left}."
-    if coverage.sketched:
-        text += f" {coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})."
-    if coverage.ranks:
-        text += f" {coverage.ranks[0].upper()}{coverage.ranks[1:]}."
-    cut = len(coverage.cut_elsewhere)
-    if cut:
-        text += " One layer ends" if cut == 1 else f" {cut} layers end"
-        text += (
-            " at another place of the computation, and is compared inside only."
-            if cut == 1
-            else (" at other places of the computation, and are compared inside only.")
-        )
-    if coverage.amplified is not None:
-        text += (
-            f" From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
-            "amplifies rounding: what parts there by less can't be told, and the steps before give the answer."
-        )
-    elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > AMPLIFIED:
-        text += " This training amplifies rounding: its earlier steps give the sharper answer."
-    if coverage.notes:
-        more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
-        text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
-    return text
-
-
-def coverage_lines(report: Report, at_most: int = 8) -> list[str]:
-    """What was left out, and what is worth knowing besides, a line each."""
-    coverage = report.coverage
-    lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
-    if coverage.ranks:
-        lines.append(coverage.ranks)
-    if coverage.sketched:
-        sampled = f"of tensors above {ELEMENTS:,} elements a sample was looked at"
-        lines.append(f"{coverage.sketched} pairs judged from sketches: relative L2 to +- {SPREAD:.0%}, {sampled}")
-    if coverage.bounded:
-        lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
-    if coverage.amplified is not None:
-        lines.append(
-            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: little "
-            "else can be told there"
-        )
-    named: list[tuple[str, Iterable[str]]] = [
-        (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
-        (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
-        (
-            f"containers of the {report.reference} run without a partner (another nesting)",
-            coverage.reference_containers,
-        ),
-        (
-            f"containers of the {report.candidate} run without a partner (another nesting)",
-            coverage.candidate_containers,
-        ),
-        (f"parameters of the {report.reference} run without a partner", coverage.reference_parameters),
-        (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
-        (f"recorded on the {report.reference} run only", coverage.reference_sites),
-        (f"recorded on the {report.candidate} run only", coverage.candidate_sites),
-        ("steps of the reference only", map(str, coverage.reference_steps)),
-        ("steps of the candidate only", map(str, coverage.candidate_steps)),
-        ("never called", coverage.uncalled),
-        ("layers that are set differently", coverage.notes),
-        ("close choices of a partner (`padiff map` shows them)", coverage.ambiguous),
-        ("assumed, since neither names nor shapes tell", coverage.assumed),
-        ("compared in the reference's layout", coverage.views),
-        ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
-        ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
-    ]
-    named.append(("environments differ", report.environment))
-    for title, names in named:
-        found = list(names)
-        if found:
-            rest = f", and {len(found) - at_most} more" if len(found) > at_most else ""
-            lines.append(f"{title}: {', '.join(found[:at_most])}{rest}")
-    return lines
-
-
-def _left_out(report: Report) -> str:
-    coverage = report.coverage
-    counts = [
-        (len(coverage.reference_layers), "layer", "reference"),
-        (len(coverage.candidate_layers), "layer", "candidate"),
-        (len(coverage.reference_parameters), "parameter", "reference"),
-        (len(coverage.candidate_parameters), "parameter", "candidate"),
-        (len(coverage.reference_steps), "step", "reference"),
-        (len(coverage.candidate_steps), "step", "candidate"),
-    ]
-    return ", ".join(f"{n} {what}{'s' if n > 1 else ''} of the {side}" for n, what, side in counts if n)
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -132,6 +22,7 @@ def to_json(report: Report) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "passed": report.passed,
+        "outcome": report.outcome,
         "reference": report.reference,
         "candidate": report.candidate,
         "tolerance": report.tolerance,
@@ -154,9 +45,13 @@ def to_json(report: Report) -> dict[str, Any]:
             "share": coverage.share,
             "complete": coverage.complete,
             "compared": coverage.compared,
+            "missing": coverage.missing,
             "records": {"reference": coverage.reference_records, "candidate": coverage.candidate_records},
             "unmatched_layers": _sides(coverage.reference_layers, coverage.candidate_layers),
             "unmatched_containers": _sides(coverage.reference_containers, coverage.candidate_containers),
+            "parts_of_layers": _sides(coverage.reference_parts, coverage.candidate_parts),
+            "unrecorded_parameters": _sides(coverage.reference_unrecorded, coverage.candidate_unrecorded),
+            "left_out": list(coverage.left_out),
             "unmatched_parameters": _sides(coverage.reference_parameters, coverage.candidate_parameters),
             "unmatched_sites": _sides(coverage.reference_sites, coverage.candidate_sites),
             "unmatched_steps": _sides(coverage.reference_steps, coverage.candidate_steps),
@@ -171,6 +66,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "unmeasured": list(coverage.unmeasured),
             "ranks": coverage.ranks,
             "amplified": coverage.amplified,
+            "zeros": list(coverage.zeros),
         },
         "steps": [
             {
@@ -224,32 +120,9 @@ def _sides(reference: Iterable[Any], candidate: Iterable[Any]) -> dict[str, list
     return {"reference": list(reference), "candidate": list(candidate)}
 
 
-def stage_table(report: Report) -> list[dict[str, Any]]:
-    """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
-    rows: dict[str, dict[str, Any]] = {}
-    worst: dict[str, float] = {}
-    for diff in report.diffs:
-        stage = diff.pair.stage
-        row = rows.get(stage)
-        if row is None:
-            row = rows[stage] = {"stage": stage, "compared": 0, "differ": 0, "alone": 0}
-            row |= {"worst": None, "limit": None, "where": ""}
-        row["differ"] += not diff.passed
-        row["compared" if diff.compared else "alone"] += 1
-        figures, excess = diff.figures, diff.excess
-        if not diff.compared or figures is None or not math.isfinite(figures.rel_l2):
-            continue
-        if excess > worst.get(stage, -1.0):
-            worst[stage] = excess
-            row["worst"] = figures.rel_l2
-            row["limit"] = diff.limit if diff.judged[0] == "rel_l2" else None
-            row["where"] = f"{diff.pair.anchor.site}, step {diff.pair.step}"
-    return [rows[stage] for stage in STAGES if stage in rows]
-
-
 def to_markdown(report: Report) -> str:
     """The report as Markdown, for a pull request or a ticket."""
-    lines = [f"## padiff: {'match' if report.passed else 'differ'}", "", verdict(report), ""]
+    lines = [f"## padiff: {report.outcome}", "", verdict(report), ""]
     lines += [
         "| stage | compared | differ | worst relative L2 | limit | where |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -265,28 +138,32 @@ def to_markdown(report: Report) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """The report as JUnit XML: a test case for each pair, failed where it differs, skipped where a side is missing."""
+    """The report as JUnit XML: a test case for each pair, failed where it differs.
+
+    ``tests`` and ``failures`` are the numbers of the verdict. What could not be compared is a skipped case, and is in
+    ``skipped`` alone. Where the outcome is ``cannot tell`` a case of its own is an error.
+    """
     suite = ElementTree.Element("testsuite", name="padiff")
-    counts: Mapping[str, int] = {
-        "tests": len(report.diffs),
-        "failures": len(report.failed),
-        "skipped": sum(not d.compared and d.passed for d in report.diffs),
-    }
-    for name, count in counts.items():
-        suite.set(name, str(count))
+    tests, failures, errors = report.coverage.compared, len(report.failed), 0
     if report.first_diff is not None and not report.failed:
         # A hyper-parameter that differs where no tensor does.
-        suite.set("tests", str(len(report.diffs) + 1))
-        suite.set("failures", "1")
+        tests, failures = tests + 1, failures + 1
         case = ElementTree.SubElement(suite, "testcase", classname="settings", name=str(report.first_diff.reference))
         ElementTree.SubElement(case, "failure", message=report.first_diff.message)
+    if report.outcome == CANNOT_TELL:
+        tests, errors = tests + 1, 1
+        case = ElementTree.SubElement(suite, "testcase", classname="coverage", name="parameters without a record")
+        ElementTree.SubElement(case, "error", message=verdict(report))
+    skipped = sum(not diff.counts for diff in report.diffs)
+    for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
+        suite.set(name, str(count))
     for diff in report.diffs:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"step {diff.pair.step}.{diff.pair.stage}", name=diff.pair.anchor.site
         )
         if not diff.passed:
             ElementTree.SubElement(case, "failure", message=figures_text(diff))
-        elif not diff.compared:
+        elif not diff.counts:
             ElementTree.SubElement(case, "skipped", message=diff.problem)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 

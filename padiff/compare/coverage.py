@@ -9,11 +9,9 @@ from padiff.align import Alignment, LayerPair, views
 from padiff.align.units import homes_of
 from padiff.compare.explain import setting_notes
 from padiff.compare.ranks import OWN_SAMPLES, ranks_told
+from padiff.compare.zero import NOISE
 from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
-from padiff.records import PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
-
-#: Relative L2 error above which what passed shows that rounding was amplified.
-AMPLIFIED = 0.1
+from padiff.records import AMPLIFIED, PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
 
 
 class Tally:
@@ -26,7 +24,11 @@ class Tally:
         )
         self._counts: Counter[str] = Counter()
         self._sites: tuple[set[str], set[str]] = (set(), set())
+        #: Layers of which something was compared, by side.
+        self._compared: tuple[set[str], set[str]] = (set(), set())
+        self._differ = False
         self._unmeasured: set[str] = set()
+        self._zeros: dict[str, None] = {}
         self._views: dict[str, str] = {}
         self._amplified: int | None = None
 
@@ -43,9 +45,16 @@ class Tally:
                 continue
             counts["reference"] += pair.reference is not None
             counts["candidate"] += pair.candidate is not None
+            counts["compared"] += diff.counts
+            self._differ = self._differ or not diff.passed
             if compared:
-                counts["compared"] += 1
-                if self._amplified is None and pair.stage == "forward" and diff.passed:
+                assert pair.reference is not None and pair.candidate is not None
+                self._compared[0].add(pair.reference.layer)
+                self._compared[1].add(pair.candidate.layer)
+                if diff.judged[0] == NOISE:
+                    self._zeros.setdefault(anchor.site)
+                # Whatever comes after a diff may follow from it.
+                if self._amplified is None and not self._differ and pair.stage == "forward":
                     far = diff.judged[0] == "rel_l2" and diff.judged[1] > AMPLIFIED
                     self._amplified = pair.step if far else None
                 if diff.figures is not None and diff.figures.basis != "tensors":
@@ -53,6 +62,8 @@ class Tally:
                     counts["bounded"] += diff.figures.basis == "moments"
             elif pair.complete:
                 self._unmeasured.add(anchor.site)
+            elif diff.counts:
+                counts["missing"] += 1
             elif diff.problem != OWN_SAMPLES:
                 side = pair.reference is None
                 if anchor.layer not in self._alone[side]:
@@ -80,14 +91,18 @@ class Tally:
             called: paths of the layers that each run was seen to call.
         """
         counts = self._counts
+        alone = [_paths(layers, containers=False) for layers in (alignment.reference_only, alignment.candidate_only)]
         return Coverage(
             compared=counts["compared"],
+            missing=counts["missing"],
             reference_records=counts["reference"],
             candidate_records=counts["candidate"],
-            reference_layers=_paths(alignment.reference_only, containers=False),
-            candidate_layers=_paths(alignment.candidate_only, containers=False),
+            reference_layers=tuple(path for path in alone[0] if path not in self._compared[0]),
+            candidate_layers=tuple(path for path in alone[1] if path not in self._compared[1]),
             reference_containers=_paths(alignment.reference_only, containers=True),
             candidate_containers=_paths(alignment.candidate_only, containers=True),
+            reference_parts=tuple(path for path in alone[0] if path in self._compared[0]),
+            candidate_parts=tuple(path for path in alone[1] if path in self._compared[1]),
             reference_parameters=_uncovered(alignment, 0),
             candidate_parameters=_uncovered(alignment, 1),
             reference_sites=tuple(sorted(self._sites[0])),
@@ -106,6 +121,7 @@ class Tally:
             ranks=ranks_told(infos),
             unmeasured=tuple(sorted(self._unmeasured)),
             amplified=self._amplified,
+            zeros=tuple(self._zeros),
         )
 
 

@@ -9,22 +9,34 @@ import numpy as np
 
 from padiff import equivalents
 from padiff.align import Alignment, LayerPair, views
+from padiff.compare.absent import optimizer_steps, whole_stage_missing
+from padiff.compare.shifted import shift_cause
 from padiff.compare.sketched import is_sketched, projections
+from padiff.compare.surroundings import environment_cause
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import LOOP, Diff, FirstDiff, Pair, RunInfo, is_functional
+from padiff.records import LOOP, Diff, FirstDiff, Pair, Run, RunInfo, figures_text, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
 _CONSTANT = 1e-3
 
 
-def first_diff(diffs: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]) -> FirstDiff | None:
-    """The first diff that did not pass, told in one sentence; `None` if all passed."""
+def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: tuple[Run, Run]) -> FirstDiff | None:
+    """The first diff that did not pass, in one sentence; `None` if all passed.
+
+    Args:
+        runs: the reference and the candidate, where other steps may be looked at.
+    """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
     pair, anchor = diff.pair, diff.pair.anchor
     sides = _sides(pair, alignment)
-    reason = cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
+    infos = runs[0].info, runs[1].info
+    reason = (
+        shift_cause(diff, runs[0])
+        or environment_cause(diff, infos)
+        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
+    )
     call = f" (call {anchor.call})" if anchor.call else ""
     where = f"step {pair.step}, stage {pair.stage}, {_layers(sides, anchor.layer_type, pair)}, {anchor.slot}{call}"
     message = f"The runs part at {where}: {figures_text(diff)}."
@@ -42,33 +54,6 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo
         message=message,
         cause=reason,
     )
-
-
-def figures_text(diff: Diff) -> str:
-    """What was measured against what was allowed, in words."""
-    figures = diff.figures
-    if diff.problem and (figures is None or not diff.compared):
-        return diff.problem
-    if figures is None:
-        return "not measured"
-    text = f"{diff.problem}; " if diff.problem else ""
-    if figures.basis == "tensors":
-        text += f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g}"
-    elif figures.basis == "moments":
-        text += f"relative L2 at least {figures.rel_l2:.3g} (from norms and means: the layouts differ)"
-    else:
-        sure = f" +- {figures.spread:.0%}" if figures.spread else ""
-        text += f"relative L2 {figures.rel_l2:.3g}{sure} (from sketches)"
-    name, value = diff.judged
-    if name and diff.limit is not None and not diff.problem:
-        if diff.limit > 0:
-            text += f", {diff.excess:.3g} times the {name} allowed ({diff.limit:.2g})"
-        else:
-            text += f", where {name} has to be 0 (got {value:.3g})"
-    if figures.max_abs and figures.basis == "tensors":
-        at = f" at {list(figures.index)}" if figures.index else ""
-        text += f"; worst {figures.values[0]:.7g} against {figures.values[1]:.7g}{at}"
-    return text
 
 
 def setting_notes(alignment: Alignment) -> tuple[str, ...]:
@@ -117,15 +102,15 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[R
     """The likely cause of a diff, or an empty string where nothing speaks for one."""
     pair = diff.pair
     if not pair.complete:
-        return _missing(pair)
+        return _missing(diff, step)
+    layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
+    by_settings = _by_settings(pair, layers)
+    if by_settings and (not diff.problem or "shapes differ" in diff.problem):
+        return by_settings
     if "shapes differ" in diff.problem:
         return "the layers have other sizes, or the tensor another layout"
     if diff.problem:
         return "an overflow, a division by zero or a log of zero on one side"
-    layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = _by_settings(pair, layers)
-    if by_settings:
-        return by_settings
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     if surplus:
         return surplus
@@ -175,7 +160,7 @@ def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos:
     if stage == "forward":
         slot = diff.pair.anchor.slot
         kind = slot.partition("()")[0] if is_functional(slot) else layers.reference.kind if layers else ""
-        return _forward(reference, candidate, kind)
+        return _forward(reference, candidate, kind, layers)
     ratio = _ratio(reference, candidate)
     if stage == "loss":
         # Two numbers always have a ratio; only a round one speaks for another reduction.
@@ -220,8 +205,9 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> str:
     )
 
 
-def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str) -> str:
-    if "dropout" in kind or _masked_apart(reference, candidate):
+def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: LayerPair | None) -> str:
+    drops = "dropout" in kind and not _drops_nothing(layers)
+    if drops or ("dropout" not in kind and _masked_apart(reference, candidate)):
         return "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
     ratio = _ratio(reference, candidate)
     if ratio is not None:
@@ -233,6 +219,11 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str) -> str:
     if kind in ("gelu",):
         return "exact GELU against its tanh approximation"
     return "the computation at this very place: what goes in agrees up to here"
+
+
+def _drops_nothing(layers: LayerPair | None) -> bool:
+    """Whether two dropout layers have a rate of 0, both."""
+    return layers is not None and layers.reference.settings.get("p") == layers.candidate.settings.get("p") == 0
 
 
 def _masked_apart(reference: np.ndarray, candidate: np.ndarray) -> bool:
@@ -265,12 +256,9 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> str:
 
 
 def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]) -> str:
-    rates = next(
-        (d for d in step if d.pair.anchor.layer == LOOP and d.pair.stage == "update" and d.compared and not d.passed),
-        None,
-    )
-    if rates is not None and rates.figures is not None:
-        return f"the learning rates differ: {rates.figures.values[0]:.6g} against {rates.figures.values[1]:.6g}"
+    rates = _rates(step)
+    if rates:
+        return rates
     if ratio is not None:
         same = "at the same gradient and learning rate"
         return f"the update is {_times(ratio)} {same}: optimizer settings (momentum, betas)"
@@ -288,13 +276,45 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
     return "the gradients agree, so the optimizer: weight decay, betas, epsilon, momentum, bias correction, state"
 
 
-def _missing(pair: Pair) -> str:
-    side = "candidate" if pair.candidate is None else "reference"
+def _rates(step: Sequence[Diff]) -> str:
+    """The learning rates of a step, by parameter group, if the two runs have others; else empty."""
+    sides: tuple[list[float], list[float]] = ([], [])
+    equal = True
+    for diff in step:
+        if diff.pair.anchor.layer == LOOP and diff.pair.stage == "update" and diff.figures is not None:
+            equal = equal and diff.compared and diff.passed
+            for side, record in enumerate((diff.pair.reference, diff.pair.candidate)):
+                if record is not None:
+                    sides[side].append(diff.figures.values[side])
+    # One group here may be several there, with one rate.
+    if equal or not all(sides) or {f"{rate:.6g}" for rate in sides[0]} == {f"{rate:.6g}" for rate in sides[1]}:
+        return ""
+    told = [", ".join(f"{rate:.6g}" for rate in rates) for rates in sides]
+    by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
+    return f"the learning rates differ: {told[0]} against {told[1]}{by_group}"
+
+
+def _missing(diff: Diff, step: Sequence[Diff]) -> str:
+    pair = diff.pair
+    side, other = ("candidate", "reference") if pair.candidate is None else ("reference", "candidate")
+    if pair.stage in ("forward", "backward", "grad", "update") and whole_stage_missing(diff, step):
+        return {
+            "forward": f"the {side}'s model was not called in this step, as it was in others",
+            "backward": f"no backward ran on the {side} in this step, as it did in others",
+        }.get(pair.stage, f"the {side}'s optimizer did not step in this step, as it did in others")
     if pair.stage == "weight":
         return f"the {side}'s layer does not own this tensor"
     if pair.stage in ("grad", "update"):
-        return f"on the {side} the parameter gets no gradient: frozen, detached, unused, or its optimizer did not step"
+        steps = optimizer_steps(step)
+        here, there = steps if side == "reference" else steps[::-1]
+        if pair.anchor.call and here < there:
+            return f"the {other}'s optimizer stepped {_often(there)} in this step, the {side}'s {_often(here)}"
+        return f"on the {side} the parameter gets no gradient: frozen, detached, unused, or not in its optimizer"
     return ""
+
+
+def _often(times: int) -> str:
+    return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")
 
 
 def _differing_settings(pair: LayerPair) -> list[str]:

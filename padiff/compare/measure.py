@@ -69,7 +69,7 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
     elements of the gradient are wholly different though both sides are right; and where an element of a gradient is
     rounding noise, an adaptive optimizer makes a full-size update of its sign.
     """
-    left_out = 4 + reference.size // _FEW
+    left_out = few(reference.size)
     by_sample = by_sample and reference.shape[0] >= _SAMPLES
     samples = np.zeros(reference.shape[0] if by_sample else 1)
     each = reference.size // len(samples)
@@ -101,6 +101,11 @@ def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, 
         samples.sort()
         rest = min(rest, float(samples[: -(len(samples) // _SAMPLES)].sum()))
     return math.sqrt(rest)
+
+
+def few(elements: int) -> int:
+    """How many elements of a tensor may be wholly different though both sides are right."""
+    return 4 + elements // _FEW
 
 
 def _among_largest(values: np.ndarray, count: int) -> float:

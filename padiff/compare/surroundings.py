@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from padiff.records import Diff, FirstDiff, RunInfo
+from padiff.records import Diff, RunInfo
 
 # TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
 _TF32_AT_MOST = 2e-2
 _PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
 
 
-def blamed(first: FirstDiff, diff: Diff | None, infos: tuple[RunInfo, RunInfo]) -> FirstDiff:
-    """The first diff with the environment as its likely cause, where that is what the figures look like.
+def environment_cause(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:
+    """How the environments explain a diff, where that is what its figures look like; else empty.
 
     Args:
-        diff: the diff that ``first`` tells of.
         infos: of the reference and the candidate.
     """
-    if (
-        diff is None
-        or diff.figures is None
-        or not diff.compared
-        or diff.pair.stage not in ("forward", "loss", "backward")
-    ):
-        return first
-    kind = next((layer.kind for layer in infos[0].layers if layer.path == first.reference), "")
-    reason = _autocast(diff, infos) or _tf32(diff, kind, infos)
-    if not reason:
-        return first
-    message = first.message
-    told = f" Likely cause: {first.cause}."
-    if first.cause and message.endswith(told):
-        message = message.removesuffix(told)
-    return replace(first, cause=reason, message=f"{message} Likely cause: {reason}.")
+    if diff.figures is None or not diff.compared or diff.pair.stage not in ("forward", "loss", "backward"):
+        return ""
+    assert diff.pair.reference is not None
+    path = diff.pair.reference.layer
+    kind = next((layer.kind for layer in infos[0].layers if layer.path == path), "")
+    return _autocast(diff, infos) or _tf32(diff, kind, infos)
 
 
 def _autocast(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from padiff import equivalents
 from padiff.compare.drift import NONE, Drift
+from padiff.compare.zero import Scales, is_rounding, level_of, noted
 from padiff.errors import UsageError
 from padiff.records import LOOP, PARAMETER_STAGES, Diff, Figures
 
@@ -25,6 +26,10 @@ class Policy(Protocol):
     @property
     def in_context(self) -> bool:
         """Whether it judges a stage by others: all that is recorded is then measured, whatever is asked for."""
+
+    @property
+    def settings_count(self) -> bool:
+        """Whether a hyper-parameter that differs between layers that ran is a diff even where every tensor passes."""
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         """The same diffs in the same order, judged.
@@ -44,6 +49,8 @@ class Tolerance:
         atol, rtol: absolute and relative tolerance.
         mode: ``mean``: ``mean(|c - r|) <= atol + rtol * mean(|r|)``, the mean of the error, so that a permuted
             tensor does not pass; ``strict``: ``|c - r| <= atol + rtol * |r|`` for every element.
+
+    A gradient that is rounding noise around a true value of zero (`padiff.compare.zero`) passes, and is listed.
 
     Raises:
         UsageError: an unknown mode, a negative or non-finite tolerance.
@@ -69,8 +76,16 @@ class Tolerance:
     def in_context(self) -> bool:
         return False
 
+    @property
+    def settings_count(self) -> bool:
+        return False  # who gives a tolerance says what counts as equal
+
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
-        return judged_together([self._judge(diff) for diff in diffs])
+        scales, level = Scales.of(diffs), level_of(diffs)
+        judged = [self._judge(diff) for diff in diffs]
+        return judged_together(
+            [noted(diff) if not diff.passed and is_rounding(diff, scales, level) else diff for diff in judged]
+        )
 
     def passes(self, figures: Figures) -> bool:
         """Whether two tensors, measured with `elementwise`, are within the tolerance."""

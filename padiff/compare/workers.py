@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import threading
-import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
@@ -21,6 +19,7 @@ from padiff.compare.sketched import kept_as_sketch, measure_pair
 from padiff.compare.step_pairs import rank_steps, step_pairs
 from padiff.dump import open_run
 from padiff.errors import UsageError
+from padiff.follow import follow
 from padiff.records import Diff, Figures, Pair, Record, Run, Step
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ _EACH = 0.75
 _PART = 0.1
 # Processes that are started for each core, at most, whatever is asked for.
 _PER_CORE = 4
-# Seconds after which a measuring process looks whether it is still wanted.
-_LOOK = 1.0
 # Numpy in a process that is one of several is not to start threads of its own.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -164,21 +161,6 @@ class Workers:
             self._pool.shutdown(wait=True, kill_workers=kill)
         self._pool = None
         self._ahead.clear()
-
-
-def follow(parent: int) -> None:
-    """In a measuring process: end with the one that started it, however that ended.
-
-    A killed process says nothing to those that it started, and they would wait for their next task for ever.
-    """
-    if os.name == "posix":
-        threading.Thread(target=_watch, args=(parent,), name="padiff-parent", daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK)
-    os._exit(1)
 
 
 def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) -> _Measured:

@@ -3,7 +3,7 @@
 Numpy only. Everything here is frozen: a room makes new values, it does not edit the ones it was given.
 """
 
-from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, Report
+from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.folded import FoldedDiffs
 from padiff.records.recorded import (
     LOOP,
@@ -23,9 +23,35 @@ from padiff.records.recorded import (
     is_functional,
     make_sketches,
 )
+from padiff.records.report import (
+    AMPLIFIED,
+    CANNOT_TELL,
+    DIFFER,
+    MATCH,
+    Report,
+    count_text,
+    coverage_lines,
+    failed_lines,
+    stage_table,
+    verdict,
+    zeros_text,
+)
+from padiff.records.run_text import (
+    bytes_text,
+    model_text,
+    owned_text,
+    run_line,
+    run_text,
+    settings_text,
+    step_text,
+    steps_text,
+)
 
 __all__ = [
+    "AMPLIFIED",
+    "CANNOT_TELL",
     "Coverage",
+    "DIFFER",
     "Diff",
     "Figures",
     "FirstDiff",
@@ -33,6 +59,7 @@ __all__ = [
     "InMemory",
     "LOOP",
     "Layer",
+    "MATCH",
     "PARAMETER_STAGES",
     "Pair",
     "Parameter",
@@ -45,7 +72,22 @@ __all__ = [
     "Sketched",
     "Step",
     "TensorSource",
+    "bytes_text",
+    "count_text",
+    "coverage_lines",
+    "failed_lines",
+    "figures_text",
     "inner_path",
     "is_functional",
     "make_sketches",
+    "model_text",
+    "owned_text",
+    "run_line",
+    "run_text",
+    "settings_text",
+    "stage_table",
+    "step_text",
+    "steps_text",
+    "verdict",
+    "zeros_text",
 ]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from padiff.records.recorded import Record
 
@@ -123,6 +120,11 @@ class Diff:
         return self.pair.complete and (self.figures is not None or not self.passed)
 
     @property
+    def counts(self) -> bool:
+        """Whether the verdict counts it: it was compared, or a side is missing that should be there."""
+        return self.compared or not self.passed
+
+    @property
     def excess(self) -> float:
         """Judged figure as a multiple of its limit; infinite where a problem or a limit of 0 stands."""
         name, figure = self.judged
@@ -131,6 +133,39 @@ class Diff:
         if not self.limit:
             return 0.0 if figure == 0 else float("inf")
         return figure / self.limit
+
+    def __str__(self) -> str:
+        return f"step {self.pair.step}  {self.pair.anchor.site}: {figures_text(self)}"
+
+    def __repr__(self) -> str:
+        return f"<Diff step {self.pair.step} {self.pair.anchor.site} {'passed' if self.passed else 'failed'}>"
+
+
+def figures_text(diff: Diff) -> str:
+    """What was measured against what was allowed, in words."""
+    figures = diff.figures
+    if diff.problem and (figures is None or not diff.compared):
+        return diff.problem
+    if figures is None:
+        return "not measured"
+    text = f"{diff.problem}; " if diff.problem else ""
+    if figures.basis == "tensors":
+        text += f"max |diff| {figures.max_abs:.3g}, relative L2 {figures.rel_l2:.3g}"
+    elif figures.basis == "moments":
+        text += f"relative L2 at least {figures.rel_l2:.3g} (from norms and means: the layouts differ)"
+    else:
+        sure = f" +- {figures.spread:.0%}" if figures.spread else ""
+        text += f"relative L2 {figures.rel_l2:.3g}{sure} (from sketches)"
+    name, value = diff.judged
+    if name and diff.limit is not None and not diff.problem:
+        if diff.limit > 0:
+            text += f", {diff.excess:.3g} times the {name} allowed ({diff.limit:.2g})"
+        else:
+            text += f", where {name} has to be 0 (got {value:.3g})"
+    if figures.max_abs and figures.basis == "tensors":
+        at = f" at {list(figures.index)}" if figures.index else ""
+        text += f"; worst {figures.values[0]:.7g} against {figures.values[1]:.7g}{at}"
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +182,22 @@ class FirstDiff:
     message: str
     cause: str = ""
 
+    def __str__(self) -> str:
+        return self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of each run was compared.
 
     Attributes:
-        compared: records of the reference that were paired, of ``reference_records``.
+        compared: how many pairs the verdict counts (`Diff.counts`); "5 of 343 pairs differ" is of these 343.
+        missing: how many of them fail because a side is missing.
         reference_records, candidate_records: all records of the compared steps.
         reference_layers, candidate_layers: unmatched layers that own parameters or have no sublayers, by path.
         reference_containers, candidate_containers: unmatched layers that only hold others: another nesting.
+        reference_parts, candidate_parts: layers without a partner of their own whose parameters were compared as parts
+            of another layer's (query, key and value in one): only their outputs were not.
         reference_parameters, candidate_parameters: unmatched parameters and buffers, by ``layer/slot``.
         reference_sites, candidate_sites: unmatched records of matched layers, by site.
         uncalled: layers whose forward was never called, by path with the side in front.
@@ -174,15 +215,22 @@ class Coverage:
         amplified: the first step whose outputs are more than a tenth of themselves apart, though nothing has parted:
             rounding that the training amplified. `None` if there is none.
         unmeasured: sites of pairs of which sketches are all there is, and say nothing: parts of a fused tensor.
+        reference_unrecorded, candidate_unrecorded: parameters that train, that the lists let be recorded, and that no
+            compared step has a record of, by ``layer/slot``.
+        left_out: why something was not recorded, as the first compared steps note it, with the side in front.
+        zeros: sites of gradients that are rounding noise around a true value of zero, which a fixed tolerance let pass.
     """
 
     compared: int = 0
+    missing: int = 0
     reference_records: int = 0
     candidate_records: int = 0
     reference_layers: tuple[str, ...] = ()
     candidate_layers: tuple[str, ...] = ()
     reference_containers: tuple[str, ...] = ()
     candidate_containers: tuple[str, ...] = ()
+    reference_parts: tuple[str, ...] = ()
+    candidate_parts: tuple[str, ...] = ()
     reference_parameters: tuple[str, ...] = ()
     candidate_parameters: tuple[str, ...] = ()
     reference_sites: tuple[str, ...] = ()
@@ -201,77 +249,27 @@ class Coverage:
     unmeasured: tuple[str, ...] = ()
     ranks: str = ""
     amplified: int | None = None
+    reference_unrecorded: tuple[str, ...] = ()
+    candidate_unrecorded: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
+
+    @property
+    def unrecorded(self) -> int:
+        """How many parameters that train have no record, on either side."""
+        return len(self.reference_unrecorded) + len(self.candidate_unrecorded)
 
     @property
     def share(self) -> float:
-        """Paired records as a share of all records of both runs, 0 to 1."""
-        total = self.reference_records + self.candidate_records
-        return 2 * self.compared / total if total else 0.0
+        """Paired records as a share of all that both runs should have recorded, 0 to 1.
+
+        A parameter that trains and has no record counts as one record of each compared step.
+        """
+        total = self.reference_records + self.candidate_records + self.unrecorded * max(len(self.steps), 1)
+        return 2 * (self.compared - self.missing) / total if total else 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that was recorded was left out."""
-        return self.reference_records == self.candidate_records == self.compared
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """All diffs of two steps or two runs, in causal order. True in a condition if nothing parted.
-
-    Attributes:
-        diffs: every diff, the ones that passed and the pairs with a missing side too. Of a long comparison they are
-            made anew as they are asked for (`padiff.records.FoldedDiffs`).
-        first_diff: the first one that did not pass, in words, or `None`.
-        coverage: how much of each run was compared.
-        tolerance: the tolerance policy, in words.
-        reference, candidate: names of the two runs.
-        environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
-    """
-
-    diffs: Sequence[Diff]
-    coverage: Coverage
-    first_diff: FirstDiff | None = None
-    tolerance: str = ""
-    reference: str = "reference"
-    candidate: str = "candidate"
-    environment: tuple[str, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        return self.first_diff is None
-
-    @cached_property
-    def failed(self) -> Sequence[Diff]:
-        """The diffs that did not pass, in causal order."""
-        folded: Sequence[Diff] | None = getattr(self.diffs, "failed", None)
-        return tuple(diff for diff in self.diffs if not diff.passed) if folded is None else folded
-
-    @cached_property
-    def worst(self) -> Diff | None:
-        """The compared diff with the largest relative L2 error, or `None` where nothing has figures.
-
-        What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
-        """
-        worst: list[Diff | None] = [None, None]
-        largest = [-1.0, -1.0]
-        for diff in self.diffs:
-            if diff.figures is None or not diff.compared:
-                continue
-            error = diff.figures.rel_l2
-            noise = diff.passed and diff.limit is not None and diff.limit > 1
-            if largest[noise] < error < math.inf:
-                worst[noise], largest[noise] = diff, error
-        return worst[0] or worst[1]
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __eq__(self, other: object) -> bool:
-        # People write `if result == False:` after a check.
-        return self.passed is other if isinstance(other, bool) else self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __iter__(self) -> Iterator[Diff]:
-        return iter(self.diffs)
+        """Whether nothing was left out."""
+        paired = self.compared - self.missing
+        return self.reference_records == self.candidate_records == paired and not self.unrecorded

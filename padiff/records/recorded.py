@@ -167,7 +167,8 @@ class Parameter:
 
     Attributes:
         slot: its name within the layer.
-        shape, dtype: as the framework stores it.
+        shape, dtype: as the framework states it, of a parameter that is spread over processes the whole one's where the
+            framework knows it. A length of 0 stands for one that there is not (nested tensors).
         role: ``parameter`` or ``buffer`` (running statistics are buffers in both frameworks here).
         layout: ``in_out`` or ``out_in`` for the matrix of a linear layer, else empty.
         trainable: whether an optimizer may change it.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hard.children import started
 
 import padiff.compare.runs
 import padiff.compare.workers
@@ -230,22 +231,16 @@ def alive(pid: int) -> bool:
 def test_measuring_processes_end_with_the_one_that_started_them(runs, how, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(STUCK)
-    process = subprocess.Popen([sys.executable, str(script), *map(str, runs)], stdout=subprocess.PIPE, text=True)
-    try:
+    with started([sys.executable, str(script), *map(str, runs)]) as process:
         assert process.stdout.readline() == "measuring\n"
         pids = working(process.pid)
         assert len(pids) == 2
-    finally:
         process.send_signal(how)
         process.wait()
-        process.stdout.close()  # not read to its end: those that are left hold it open
-    end = time.monotonic() + 20
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    left = [pid for pid in pids if alive(pid)]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left
+        end = time.monotonic() + 20
+        while any(map(alive, pids)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not [pid for pid in pids if alive(pid)]
 
 
 @linux

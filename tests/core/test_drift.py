@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from padiff.compare.drift import Drift, doubted, drift, inherited
+from padiff.compare.drift import Drift, Update, doubted, drift, inherited
 from padiff.compare.measure import measure
 from padiff.compare.noise import NoisePolicy
 from padiff.records import Coverage, Diff, Figures, FirstDiff, Pair
@@ -28,28 +28,77 @@ def figures(l2: float, norm: float) -> Figures:
     return Figures(l2=l2, reference_l2=norm, candidate_l2=norm, size=4)
 
 
+#: Of a weight so large that a few elements do not count.
+MANY = 10**9
+
+
 def test_a_weight_is_off_by_what_it_was_off_before_and_by_what_its_update_was_off():
-    before = Drift(step=4, weights={KEY: 0.3}, updates={KEY: (0.2, 5.0)})
-    assert before.weight_error(KEY, 5, None) == (0.5, True)
-    assert before.weight_error(KEY, 4, None) == (0.0, False)
-    assert before.weight_error(("fc", "bias"), 5, None) == (0.0, False)
+    before = Drift(step=4, weights={KEY: 0.3}, updates={KEY: Update(0.2, 5.0)})
+    assert before.weight_error(KEY, 5, 5.0, MANY) == (0.5, True)
+    assert before.weight_error(KEY, 4, 5.0, MANY) == (0.0, False)
+    assert before.weight_error(("fc", "bias"), 5, 5.0, MANY) == (0.0, False)
+    assert Drift(step=4, weights={KEY: 0.3}).weight_error(KEY, 5, 5.0, MANY) == (0.3, False)
 
 
-def test_of_the_steps_between_nothing_is_known_but_how_far_off_updates_are_at_either_end():
-    before = Drift(step=4, weights={KEY: 0.3}, updates={KEY: (0.2, 5.0)})
-    # A tenth of themselves in the later step: five times that, in each of three steps, of the larger update.
-    error, explained = before.weight_error(KEY, 7, figures(0.1, 1.0))
-    assert not explained
-    assert error == pytest.approx(0.3 + 3 * 0.5 * 5.0)
-    # At most unrelated.
-    assert before.weight_error(KEY, 7, figures(0.9, 1.0))[0] == pytest.approx(0.3 + 3 * 2.5 * 5.0)
+def test_of_the_steps_between_the_step_before_them_tells_and_not_the_one_that_is_judged():
+    before = Drift(step=4, weights={KEY: 0.3}, updates={KEY: Update(0.2, 5.0)})
+    # An update was off by 0.04 of itself. In each of the two steps between it may be five times that, and a fifth more
+    # for each step since; of the larger of the updates at either end.
+    few = 2 * 2.5 * math.sqrt((4 + MANY // 20_000) / MANY)  # elements that are wholly different, in updates
+    error, explained = before.weight_error(KEY, 7, 1.0, MANY)
+    assert explained and error == pytest.approx(0.3 + 0.2 + (0.4 + 0.6 + few) * 5.0)
+    assert before.weight_error(KEY, 7, 50.0, MANY)[0] == pytest.approx(0.3 + 0.2 + (1.0 + few) * 50.0)
+    # At most unrelated, however long ago it was.
+    assert 1000 * 2.5 * 5.0 * 0.9 < before.weight_error(KEY, 1004, 1.0, MANY)[0] < 1000 * 2.5 * 5.0 * 1.02
+
+
+def test_of_a_small_weight_a_few_elements_may_be_all():
+    before = Drift(step=4, weights={KEY: 0.0}, updates={KEY: Update(0.0, 1.0)})
+    assert before.weight_error(KEY, 6, 1.0, 4)[0] == pytest.approx(0.2 + 2.5)
+    assert before.weight_error(KEY, 6, 1.0, 400)[0] == pytest.approx(0.2 + 2.5 * 0.1)
+
+
+def with_update(error: float, step: int, weight_error: float = 0.0):
+    """A step in which an update of norm 1 is off by so much."""
+    w, u = RNG.normal(size=(8, 8)), RNG.normal(size=(8, 8))
+    return two("weight", "weight", w, near(w, weight_error), step=step), two(
+        "update", "weight", u, near(u, error), step=step
+    )
+
+
+def test_a_fault_in_the_step_that_is_judged_does_not_excuse_its_weights():
+    """Every third step is recorded, and updates are half as large from step 4 on."""
+    w, u = RNG.normal(size=(256, 256)), RNG.normal(size=(256, 256)) * 1e-3
+    third = drift(
+        judged(two("weight", "weight", w, near(w, 1e-7), step=3), two("update", "weight", u, near(u, 1e-6), step=3))
+    )
+    wrong = w + 2 * 0.5 * u  # of steps 4 and 5
+    weight, update = judged(
+        two("weight", "weight", w, wrong, step=6), two("update", "weight", u, 0.5 * u, step=6), before=third
+    )
+    assert not weight.passed and not update.passed
+    near_enough = judged(two("weight", "weight", w, w + 0.02 * u, step=6), before=third)
+    assert near_enough[0].passed
+
+
+def test_an_update_may_be_off_by_what_momentum_hands_on_to_it():
+    before = drift(judged(*with_update(9e-3, 4)))
+    assert judged(*with_update(1.8e-2, 5), before=before)[1].passed
+    assert not judged(*with_update(6e-2, 5), before=before)[1].passed
+    assert not judged(*with_update(1.8e-2, 5))[1].passed
+
+
+def test_what_was_wrong_before_excuses_nothing():
+    wrong = drift(judged(*with_update(0.5, 4)))
+    assert not judged(*with_update(0.5, 5), before=wrong)[1].passed
 
 
 def test_updates_of_one_step_add_up():
     u = RNG.normal(size=(8, 8))
     pairs = [replace(two("update", "weight", u, near(u, 1e-3), step=3)) for _ in range(2)]
     norm = float(np.linalg.norm(u))
-    error, size = drift(judged(*pairs)).updates[KEY]
+    error, size, passed = drift(judged(*pairs)).updates[KEY]
+    assert passed
     assert error == pytest.approx(2 * 1e-3 * norm, rel=1e-3)
     assert size == pytest.approx(2 * norm, rel=1e-2)
 
@@ -172,3 +221,56 @@ def test_an_update_may_be_another_where_its_gradient_is():
     # The same update where the gradient is not.
     assert [diff.passed for diff in signs(flipped=False, elsewhere=True)] == [True, True, True, False]
     assert [diff.passed for diff in signs(flipped=True, elsewhere=True)] == [True, True, True, False]
+
+
+# -- kinks -------------------------------------------------------------------------------------------------------
+
+
+def off_in_a_few(values: np.ndarray, relative: float) -> np.ndarray:
+    """Two elements of it are wholly different: rounding moved them across a ReLU's kink."""
+    other = near(values, 1e-6)
+    other.reshape(-1)[:2] += relative * np.linalg.norm(values) / math.sqrt(2)
+    return other
+
+
+def backwards(*errors: float, kink: float = 0.0) -> list[bool]:
+    """Whether gradients of outputs pass that are off by so much, after one that is off in a few elements."""
+    shape = (4, 8, 8, 8)  # fewer than eight samples: no whole sample may be off
+    r = [RNG.normal(size=shape) for _ in range(len(errors) + 1)]
+    pairs = [two("backward", "output.0", r[0], off_in_a_few(r[0], kink), layer="relu")]
+    pairs += [two("backward", "output.0", v, near(v, e), layer=f"l{k}") for k, (v, e) in enumerate(zip(r[1:], errors))]
+    return [diff.passed for diff in judged(*pairs)]
+
+
+def test_a_kink_is_handed_on_to_the_layers_before():
+    """One flipped ReLU is off in two elements; the convolution and the BatchNorm before it spread that over all."""
+    assert backwards(0.04, kink=0.03) == [True, True]
+    assert backwards(0.04, 0.08, 0.1, kink=0.03) == [True, True, True, True]
+    # Without it, the same is a diff; and so is one that is much larger than what came.
+    assert backwards(0.04) == [True, False]
+    assert backwards(0.25, kink=0.03) == [True, False]
+
+
+def test_a_kink_excuses_no_gradient_that_has_little_in_common_with_the_other_side():
+    assert backwards(0.15, 0.6, kink=0.04) == [True, True, False]
+
+
+def test_what_comes_after_a_gradient_that_failed_is_judged_as_before():
+    assert backwards(0.5, 0.04) == [True, False, False]
+
+
+def dead(error: float) -> bool:
+    """Whether a ReLU's output passes that lets a hundredth of its input through, whose error is 1e-5 of the input."""
+    x = RNG.normal(size=(16, 8))
+    y = x * 0.01
+    off = RNG.normal(size=y.shape)
+    before = replace(two("forward", "output.0", x, near(x, 1e-5), layer="bn"))
+    after = two("forward", "output.0", y, y + off * (error * np.linalg.norm(x) / np.linalg.norm(off)), layer="relu")
+    records = [replace(record, layer_type="ReLU") for record in (after.reference, after.candidate)]
+    return judged(before, replace(after, reference=records[0], candidate=records[1]))[1].passed
+
+
+def test_an_activation_that_lets_little_through_is_judged_by_what_went_in():
+    # A thousandth of its own norm: fifty times what an output may be off by.
+    assert dead(1e-5)
+    assert not dead(2e-5)

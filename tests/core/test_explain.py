@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from padiff import compare_runs
+from padiff.records import Layer
 
 from .making import info, linear, memory_run, norm, planted, record, root, step, toy_run
 
@@ -181,3 +182,59 @@ def test_complex_updates_are_explained_without_a_crash():
         for values in (update, update + 0.1 * weight)
     ]
     assert "weight decay" in compare_runs(*runs).first_diff.cause
+
+
+# -- causes that the record itself refutes -------------------------------------------------------------------------
+
+
+def dropouts(rates: tuple[float, float]):
+    """Two dropout layers whose outputs are zero in other places: behind a ReLU here, a tanh there."""
+    values = RNG.normal(size=(20, 10))
+    sides = np.maximum(values, 0), np.where(RNG.random(values.shape) < 0.5, 0, values)
+    runs = [
+        run(plain("drop", "dropout", p=rate), record("drop", "forward", "output.0", side))
+        for rate, side in zip(rates, sides)
+    ]
+    return compare_runs(*runs).first_diff.cause
+
+
+def plain(path: str, kind: str, **settings):
+    return Layer(path, kind.capitalize(), kind, settings=settings)
+
+
+def test_dropout_that_drops_nothing_is_no_cause():
+    assert dropouts((0.1, 0.1)).startswith("dropout: each run draws its own random mask")
+    assert "dropout" not in dropouts((0.0, 0.0)) and "mask" not in dropouts((0.0, 0.0))
+
+
+def test_what_is_set_differently_explains_shapes_that_differ():
+    runs = [
+        run(plain("pool", "maxpool2d", ceil_mode=ceil), record("pool", "forward", "output.0", np.ones((2, 3, n, n))))
+        for ceil, n in ((False, 4), (True, 5))
+    ]
+    assert compare_runs(*runs).first_diff.cause == "the layers are set differently: ceil_mode False against True"
+    same = [
+        run(plain("pool", "maxpool2d", ceil_mode=False), record("pool", "forward", "output.0", np.ones((2, 3, n, n))))
+        for n in (4, 5)
+    ]
+    assert compare_runs(*same).first_diff.cause == "the layers have other sizes, or the tensor another layout"
+
+
+def rates_of(ours: list[float], theirs: list[float]) -> str:
+    """The cause of an update that is twice the reference's, at learning rates of one or two parameter groups."""
+    sides = []
+    for rates, factor in ((ours, 1.0), (theirs, 2.0)):
+        update = record("fc", "update", "weight", factor * np.ones((4, 4)))
+        slots = [f"learning_rate.{k}" if k else "learning_rate" for k in range(len(rates))]
+        scalars = [record("(loop)", "update", slot, np.asarray(rate)) for slot, rate in zip(slots, rates)]
+        weight = record("fc", "weight", "weight", np.ones((4, 4)))
+        sides.append(run(linear("fc", 4, 4), weight, update, *scalars))
+    return compare_runs(*sides).first_diff.cause
+
+
+def test_the_rate_of_one_parameter_group_is_a_learning_rate_too():
+    differ = "the learning rates differ: {} against {} (by parameter group)"
+    assert rates_of([0.1, 0.1], [0.1, 0.2]) == differ.format("0.1, 0.1", "0.1, 0.2")
+    assert rates_of([0.1], [0.1, 0.2]) == differ.format("0.1", "0.1, 0.2")
+    # One group here is two there, of the same rate: another way of writing.
+    assert rates_of([0.1], [0.1, 0.1]).startswith("the update is 2 times the reference's at the same gradient and")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from padiff import Tolerance, compare_runs
-from padiff.records import Report
-from padiff.report import coverage_lines, number, stage_table, to_json, to_junit, to_markdown, verdict
+from padiff.records import Report, coverage_lines, failed_lines, stage_table, verdict
+from padiff.report import number, to_json, to_junit, to_markdown
 
 from .making import info, linear, memory_run, plain, planted, record, root, step, toy_info, toy_run, toy_steps
 
@@ -199,3 +199,116 @@ def test_the_stage_table_names_the_diff_that_is_furthest_beyond_its_limit():
 
     [row] = stage_table(compare_runs(run([1, 2], 1.0), run([1, 3], 1 + 1e-14)))
     assert row["differ"] == 1 and row["where"] == "(root)/input/input.ids, step 0"
+
+
+# -- one count, one meaning --------------------------------------------------------------------------------------
+
+
+def lacking() -> Report:
+    """Of 22 pairs a step 1 fails, 1 fails because a side is missing, and 1 is a gap."""
+    [one] = toy_steps([0], plant=planted("fc1/forward/output.0", lambda v: v + 1))
+    less = [r for r in one.records if r.site not in ("fc2/grad/bias", "fc2/backward/output.0")]
+    return compare_runs(toy_run([0]), memory_run(toy_info(), step(0, less)))
+
+
+def test_every_count_of_pairs_is_the_same_number():
+    report = lacking()
+    # 22 pairs, one of which could not be compared; the missing gradient is one that differs.
+    assert report.coverage.compared == 21 and report.coverage.missing == 1 and len(report.failed) == 2
+    assert sum(row["compared"] for row in stage_table(report)) == 21
+    assert sum(row["differ"] for row in stage_table(report)) == 2
+    assert coverage_lines(report)[0].startswith("21 pairs, ")
+    assert "2 of 21 pairs differ" in str(report) and "2 of 21 pairs differ" in repr(report)
+    suite = ElementTree.fromstring(to_junit(report))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("21", "2", "1")
+    assert strict_json(report)["coverage"]["compared"] == 21
+    # 20 pairs of two records each, of 22 records here and 20 there.
+    assert report.coverage.share == pytest.approx(40 / 42)
+
+
+def test_a_layer_whose_parameters_are_compared_within_another_is_not_called_left_out():
+    """One side has query, key and value in one matrix; the three layers' outputs have no counterpart."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(12, 4)).astype(np.float32)
+    names = ("q_proj", "k_proj", "v_proj")
+    fused = info(root(1), plain("attn", "attention", 1), plain("attn.core", "core"), linear("attn.qkv", 4, 12))
+    apart = info(root(1), plain("attn", "attention", 3), *(linear(f"attn.{name}", 4, 4) for name in names))
+    ours = step(0, [record("attn.qkv", "weight", "weight", matrix), record("attn.qkv", "weight", "bias", matrix[:, 0])])
+    theirs = step(
+        0,
+        [
+            record(f"attn.{name}", "weight", slot, values[4 * k : 4 * k + 4])
+            for k, name in enumerate(names)
+            for slot, values in (("weight", matrix), ("bias", matrix[:, 0]))
+        ],
+    )
+    report = compare_runs(memory_run(fused, ours), memory_run(apart, theirs))
+    assert report.passed and report.coverage.compared == 6
+    left = {*report.coverage.reference_layers, *report.coverage.candidate_layers}
+    assert not left & {"attn.qkv", *(f"attn.{name}" for name in names)}
+    assert "Not compared: 1 layer of the reference" in verdict(report) or "attn.core" not in left
+
+
+# -- what print shows ----------------------------------------------------------------------------------------------
+
+
+def test_a_printed_report_is_the_verdict_the_table_and_what_differs(bad):
+    lines = str(bad).splitlines()
+    assert lines[0] == bad.first_diff.message
+    assert lines[2].split() == ["stage", "pairs", "differ", "rel", "L2", "allowed", "closest", "to", "its", "limit"]
+    rows = {line.split()[0]: line.split()[1:3] for line in lines[3:10]}
+    assert rows == {
+        "input": ["3", "0"],
+        "weight": ["12", "0"],
+        "forward": ["12", "0"],
+        "loss": ["3", "0"],
+        "backward": ["9", "0"],
+        "grad": ["12", "1"],
+        "update": ["15", "0"],
+    }
+    assert lines[10] == "1 of 66 pairs differ, in causal order:"
+    assert lines[11].startswith("  step 1  fc2/grad/weight: max |diff| 1, ")
+    assert len(str(bad)) < 3_000
+
+
+def test_the_short_forms_are_short(bad, good):
+    assert repr(good) == "<Report: match, 0 of 66 pairs differ, torch against paddle>"
+    [diff] = bad.failed
+    assert repr(diff) == "<Diff step 1 fc2/grad/weight failed>" and str(diff).startswith("step 1  fc2/grad/weight: ")
+    assert str(bad.first_diff) == bad.first_diff.message
+
+
+def test_diffs_that_are_alike_are_one_line():
+    def doubled(seen, number):
+        return 2 * seen.value if seen.stage == "update" and seen.layer != "(loop)" else None
+
+    lines = failed_lines(compare_runs(toy_run(), toy_run(paddle=True, plant=doubled)))
+    text = "update: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)"
+    assert lines == ["12 of 66 pairs differ, in causal order:", *(f"  step {n}  {text}" for n in range(3))]
+
+
+def test_diffs_that_only_look_alike_are_not_folded():
+    def rotated(seen, number):
+        """Of the same norm times two, but in another direction."""
+        return 2 * seen.value[::-1].copy() if seen.stage == "update" and seen.layer != "(loop)" else None
+
+    lines = failed_lines(compare_runs(toy_run([0]), toy_run([0], paddle=True, plant=rotated)))
+    assert len(lines) == 5 and not any("times the reference's (" in line for line in lines)
+
+
+def test_what_a_side_lacks_throughout_is_one_line():
+    [one] = toy_steps([0])
+    less = step(0, [r for r in one.records if r.stage != "grad" or r.site == "fc1/grad/weight"])
+    lines = failed_lines(compare_runs(toy_run([0]), memory_run(toy_info(), less)))
+    assert "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)" in lines
+
+
+def test_long_lists_of_diffs_end_with_a_count(bad):
+    def plant(seen, number):
+        rng = np.random.default_rng(hash(seen.site) % 1000)
+        return seen.value + rng.normal(size=seen.value.shape) if seen.stage in ("grad", "forward") else None
+
+    report = compare_runs(toy_run(), toy_run(paddle=True, plant=plant))
+    lines = failed_lines(report, 5)
+    assert len(report.failed) == 24 and len(lines) == 7 and lines[-1] == "  ... and 19 more"
+    assert len(failed_lines(report, None)) == 25

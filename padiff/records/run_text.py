@@ -1,0 +1,84 @@
+"""What a run holds, in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from padiff.records.recorded import LOOP, Layer, Run, RunInfo, Step
+
+# Layers that a printed run lists, and steps that a line names.
+_LAYERS, _STEPS = 40, 10
+
+
+def run_line(run: Run) -> str:
+    """A run in one line: framework, model, size, how many steps."""
+    info, numbers = run.info, run.numbers()
+    state = "finished" if run.finished() else "not ended"
+    return f"{run.name}: {model_text(info)}, {_plural(len(numbers), 'recorded step')}, {state}"
+
+
+def run_text(run: Run) -> str:
+    """A run's framework, model, steps, what its first step recorded, and its layers."""
+    numbers = run.numbers()
+    lines = [run_line(run)]
+    if numbers:
+        lines.append(steps_text(numbers))
+        lines += [step_text(step) for step in run.steps(numbers[0])]
+    rows = [(layer.path, layer.type, owned_text(layer), settings_text(layer)) for layer in run.info.layers[:_LAYERS]]
+    widths = [max(len(row[k]) for row in rows) for k in range(3)]
+    lines += ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
+    more = len(run.info.layers) - _LAYERS
+    return "\n".join([*lines, f"... and {more} more layers"] if more > 0 else lines)
+
+
+def model_text(info: RunInfo) -> str:
+    """The framework and the model, with how many layers and parameters it has."""
+    count = sum(
+        math.prod(p.shape) for layer in info.layers for p in layer.parameters if p.role == "parameter" and not p.tied_to
+    )
+    kind = info.layers[0].type if info.layers else "no layer"
+    layers = _plural(len(info.layers), "layer")
+    return f"{info.framework} {info.framework_version}, {kind}, {layers}, {count:,} parameters"
+
+
+def steps_text(numbers: Sequence[int]) -> str:
+    """The numbers of a run's steps, the first ones and the last."""
+    more = f", ... {numbers[-1]}" if len(numbers) > _STEPS else ""
+    return f"steps: {', '.join(map(str, numbers[:_STEPS]))}{more}"
+
+
+def step_text(step: Step) -> str:
+    """What one rank recorded in a step: how many tensors of each stage, and notes of what it could not."""
+    counts = Counter(
+        record.stage if record.layer != LOOP or record.stage == "loss" else "learning rate" for record in step.records
+    )
+    text = ", ".join(f"{count} {stage}" for stage, count in counts.items())
+    sketched = sum(record.sketch is not None for record in step.records)
+    text += f"; {sketched} of them as sketches" if sketched else ""
+    lines = [f"step {step.number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)"]
+    return "\n".join([*lines, *(f"  {note}" for note in step.notes)])
+
+
+def owned_text(layer: Layer) -> str:
+    """What a layer owns: slots and shapes."""
+    return ", ".join(f"{p.slot} {list(p.shape)}" + (f" = {p.tied_to}" if p.tied_to else "") for p in layer.parameters)
+
+
+def settings_text(layer: Layer) -> str:
+    """A layer's hyper-parameters."""
+    return ", ".join(f"{name}={value}" for name, value in layer.settings.items())
+
+
+def bytes_text(size: float) -> str:
+    """A number of bytes, to three digits or so."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
