@@ -17,8 +17,17 @@ from padiff.selection import nearest
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}
 
 
+#: Where a dump is, or a run in memory.
+_Dump = str | Path | Run
+# Each function has names of its own for the two dumps in the documents, and one name for all functions besides.
+_KINDS = ("report", "param", "params", "weight", "weights", "grad", "grads")
+
+
 def check_report(
-    report_path_0: str | Path | Run, report_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+    report_path_0: _Dump | None = None,
+    report_path_1: _Dump | None = None,
+    cfg: Mapping[str, Any] | None = None,
+    **paths: _Dump,
 ) -> Report:
     """Compare inputs, outputs, losses and activation gradients of two dumps.
 
@@ -27,37 +36,49 @@ def check_report(
         report_path_1: the dump in question, likewise.
         cfg: ``atol`` (default 1e-4), ``rtol`` (1e-7), ``compare_mode`` (``"mean"``; or ``"strict"``).
             `mean` judges the mean of the error, `strict` every element.
+        paths: the two dumps under the names of the other checks: ``report_path_0``, ``param_path_0``,
+            ``weight_path_0``, ``grad_path_0`` (or in the plural) and so on.
 
     Returns:
         The report: true in a condition if everything passed.
 
     Raises:
-        UsageError: an unknown key in ``cfg``.
+        UsageError: an unknown key in ``cfg``; a dump is missing, or given twice.
         RunFolderError: a folder can't be read.
         NothingToCompareError: the dumps have nothing of this kind in common.
     """
-    return _check(report_path_0, report_path_1, cfg, ("input", "forward", "loss", "backward"))
+    stages = ("input", "forward", "loss", "backward")
+    return _check("check_report", (report_path_0, report_path_1), paths, cfg, stages)
 
 
 def check_params(
-    param_path_0: str | Path | Run, param_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+    param_path_0: _Dump | None = None,
+    param_path_1: _Dump | None = None,
+    cfg: Mapping[str, Any] | None = None,
+    **paths: _Dump,
 ) -> Report:
     """Compare weights, gradients and updates of two dumps; else as `check_report`."""
-    return _check(param_path_0, param_path_1, cfg, ("weight", "grad", "update"))
+    return _check("check_params", (param_path_0, param_path_1), paths, cfg, ("weight", "grad", "update"))
 
 
 def check_weights(
-    weight_path_0: str | Path | Run, weight_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+    weight_path_0: _Dump | None = None,
+    weight_path_1: _Dump | None = None,
+    cfg: Mapping[str, Any] | None = None,
+    **paths: _Dump,
 ) -> Report:
     """Compare parameters and buffers of two dumps; else as `check_report`."""
-    return _check(weight_path_0, weight_path_1, cfg, ("weight",))
+    return _check("check_weights", (weight_path_0, weight_path_1), paths, cfg, ("weight",))
 
 
 def check_grads(
-    grad_path_0: str | Path | Run, grad_path_1: str | Path | Run, cfg: Mapping[str, Any] | None = None
+    grad_path_0: _Dump | None = None,
+    grad_path_1: _Dump | None = None,
+    cfg: Mapping[str, Any] | None = None,
+    **paths: _Dump,
 ) -> Report:
     """Compare the gradients that the optimizers consumed, of two dumps; else as `check_report`."""
-    return _check(grad_path_0, grad_path_1, cfg, ("grad",))
+    return _check("check_grads", (grad_path_0, grad_path_1), paths, cfg, ("grad",))
 
 
 def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
@@ -71,12 +92,33 @@ def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
 
 
 def _check(
-    path_0: str | Path | Run, path_1: str | Path | Run, cfg: Mapping[str, Any] | None, stages: Collection[str]
+    what: str,
+    given: tuple[_Dump | None, _Dump | None],
+    named: Mapping[str, _Dump],
+    cfg: Mapping[str, Any] | None,
+    stages: Collection[str],
 ) -> Report:
     assert set(stages) <= set(STAGES)
     tolerance = tolerance_of(cfg)
-    runs = [_opened(path, stages) if isinstance(path, (str, Path)) else path for path in (path_0, path_1)]
+    paths = _paths(what, given, named)
+    runs = [_opened(path, stages) if isinstance(path, (str, Path)) else path for path in paths]
     return compare_runs(runs[0], runs[1], policy=tolerance, stages=stages)
+
+
+def _paths(what: str, given: tuple[_Dump | None, _Dump | None], named: Mapping[str, _Dump]) -> list[_Dump]:
+    """The two dumps, by the function's own names or by another's."""
+    known = {f"{kind}_path_{k}": k for kind in _KINDS for k in (0, 1)}
+    found: list[_Dump | None] = list(given)
+    for name, path in named.items():
+        if name not in known:
+            raise UsageError(f"{what}: unknown argument {name!r}. {nearest(name, [*known, 'cfg'])}")
+        if found[known[name]] is not None:
+            raise UsageError(f"{what}: two paths for dump {known[name]}: {found[known[name]]} and {path} ({name})")
+        found[known[name]] = path
+    missing = [k for k in (0, 1) if found[k] is None]
+    if missing:
+        raise UsageError(f"{what} needs two dumps, report_path_0 and report_path_1; number {missing[0]} is missing")
+    return [path for path in found if path is not None]
 
 
 def _opened(path: str | Path, stages: Collection[str]) -> Run:

@@ -17,6 +17,9 @@ from padiff.tree import walk
 Side = Any
 
 
+_EXPECTED = "expected 'pairs:' with a list of '- {reference: PATH, candidate: PATH}', as `padiff map` writes it"
+
+
 class LayerMap:
     """Pairs of layers that answer to each other, the reference's (base's) first.
 
@@ -101,19 +104,26 @@ class LayerMap:
             UsageError: the file is missing or of another form.
         """
         try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            content, lines = yaml.safe_load(text), _lines(text)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the layer map {path}: {error}") from error
         except yaml.YAMLError as error:
-            raise UsageError(f"the layer map {path} is no YAML: {error}") from error
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}, line {mark.line + 1}, column {mark.column + 1}," if mark is not None else str(path)
+            what = getattr(error, "problem", None) or str(error)
+            raise UsageError(f"the layer map {where} is no YAML: {what}; {_EXPECTED}") from error
         if isinstance(content, Mapping) and "pairs" in content:
             content = content["pairs"] or ()
         if not isinstance(content, (list, tuple, Mapping)):
-            raise UsageError(
-                f"the layer map {path} holds {type(content).__name__}; expected 'pairs:' with a list of "
-                "'reference: PATH' and 'candidate: PATH', as `padiff map` writes it"
-            )
-        return cls.of(content)
+            raise UsageError(f"the layer map {path} holds {type(content).__name__}; {_EXPECTED}")
+        items = list(content.items() if isinstance(content, Mapping) else content)
+        for item, line in zip(items, lines):
+            try:
+                _pair(item)
+            except UsageError as error:
+                raise UsageError(f"{path}, line {line}: {error}; {_EXPECTED}") from None
+        return cls(items)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LayerMap) and self.pairs == other.pairs
@@ -128,6 +138,17 @@ class LayerMap:
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+
+def _lines(text: str) -> list[int]:
+    """The line of each pair of a YAML file, counted from 1."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        inner = [value for key, value in node.value if getattr(key, "value", None) == "pairs"]
+        node = inner[0] if inner else node
+    if isinstance(node, yaml.MappingNode):
+        return [key.start_mark.line + 1 for key, _ in node.value]
+    return [item.start_mark.line + 1 for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 def _several(side: Any) -> tuple[Any, ...]:

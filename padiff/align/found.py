@@ -193,7 +193,11 @@ class Doubt:
     answer: str = ""
 
 
-@dataclass(frozen=True)
+# Pairs, and layers without a partner, that a printed alignment lists.
+_SHOWN = 40
+
+
+@dataclass(frozen=True, repr=False)
 class Alignment:
     """The layers and parameters of two runs that answer to each other, in the reference's order of definition.
 
@@ -206,6 +210,8 @@ class Alignment:
         doubts: what had to be assumed.
         cut_elsewhere: pairs of layers, by path, that hold the same but end at other places of the computation, so
             that their outputs are not compared.
+        differ_inside: pairs of layers, by path, of the runs' own layer maps that do not hold the same: what they give
+            is compared, what they hold is not.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -217,6 +223,7 @@ class Alignment:
     candidate_parameters: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()
     cut_elsewhere: frozenset[tuple[str, str]] = frozenset()
+    differ_inside: frozenset[tuple[str, str]] = frozenset()
 
     def layers(self, side: int) -> Iterator[Layer]:
         """All layers of the reference (0) or the candidate (1)."""
@@ -239,6 +246,28 @@ class Alignment:
             if layer.path != ROOT
         ]
         return tuple(path for path in whole if not any(path.startswith(f"{above}.") for above in whole))
+
+    def __str__(self) -> str:
+        lines = [repr(self)[1:-1]]
+        width = max((len(pair.reference.path) for pair in self.pairs), default=0)
+        lines += [
+            f"  {pair.reference.path.ljust(width)}  {pair.candidate.path}  (by {pair.reason}, {pair.confidence:.2f})"
+            for pair in self.pairs[:_SHOWN]
+        ]
+        if len(self.pairs) > _SHOWN:
+            lines.append(f"  ... and {len(self.pairs) - _SHOWN} more pairs")
+        for side, layers in (("reference", self.reference_only), ("candidate", self.candidate_only)):
+            if layers:
+                more = f", and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
+                lines.append(f"{side} only: {', '.join(layer.path for layer in layers[:_SHOWN])}{more}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        left = len(self.reference_parameters) + len(self.candidate_parameters)
+        return (
+            f"<Alignment: {len(self.pairs)} layers paired, {len(self.reference_only)} left of the reference and "
+            f"{len(self.candidate_only)} of the candidate; {left} parameters without a partner>"
+        )
 
     @property
     def sure(self) -> bool:

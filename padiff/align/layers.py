@@ -17,6 +17,7 @@ from padiff.align.regions import Regions
 from padiff.align.sides import Match, Side
 from padiff.align.units import Unit, containers_of, homes_of, settled, units_of
 from padiff.align.values import same_values
+from padiff.align.wholes import differing
 from padiff.equivalents import ONE_SIDED, stands_for_none
 from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
@@ -130,6 +131,9 @@ class _Aligning:
             reference_parameters=left[0],
             candidate_parameters=left[1],
             doubts=tuple(self._parameters.doubts.values()),
+            differ_inside=differing(
+                self._infos, {(pair.reference.path, pair.candidate.path) for pair in pairs}, parameters, left
+            ),
         )
 
     def _matches(self, linked: Linked) -> list[Match]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from padiff import equivalents
-from padiff.align.found import Alignment, LayerPair
+from padiff.align.found import Alignment, LayerPair, ParameterPair, Part
 from padiff.align.rows import Found, Index, pair_parameters, pair_split_outputs
+from padiff.align.units import inside
 from padiff.align.views import BROADCAST, square_view, view_between
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Pair, Record, Step, is_functional
 
@@ -22,7 +23,9 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     layout gets the view that brings it into the reference's.
     """
     left, right = _index(reference.records), _index(candidate.records)
-    pairs = pair_parameters(left, right, alignment)
+    apart = _apart(alignment)
+    alike = [p for p in alignment.parameters if not any((k, part.layer) in apart for k, part in _parts(p))]
+    pairs = pair_parameters(left, right, replace(alignment, parameters=tuple(alike)))
     for split in alignment.splits:
         pairs += pair_split_outputs(split, alignment.parameters, left, right)
     for layers in alignment.pairs:
@@ -35,7 +38,10 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     pairs += [(record, None, "") for records in left.values() for record in records]
     pairs += [(None, record, "") for records in right.values() for record in records]
     optional = _buffers(alignment)
-    made = [Pair(reference.number, a, b, view, optional=_lone(a, b) in optional) for a, b, view in _viewed(pairs)]
+    made = [
+        Pair(reference.number, a, b, view, optional=_lone(a, b) in optional or _lone(a, b)[:2] in apart)
+        for a, b, view in _viewed(pairs)
+    ]
     scales = (reference.loss_scale, candidate.loss_scale)
     # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
     made = [replace(pair, scales=scales) if pair.stage == "backward" else pair for pair in made]
@@ -151,12 +157,30 @@ def _buffers(alignment: Alignment) -> set[tuple[int, str, str]]:
     }
 
 
-def _lone(a: Record | None, b: Record | None) -> tuple[int, str, str] | None:
-    """The one record of a pair with a missing side, as `_buffers` names it."""
-    if a is not None and b is not None:
-        return None
+def _apart(alignment: Alignment) -> set[tuple[int, str]]:
+    """Side and path of the layers whose parameters are not compared: those at and below mapped layers that differ."""
+    above = [{pair[k] for pair in alignment.differ_inside} for k in (0, 1)]
+    if not any(above):
+        return set()
+    return {
+        (k, layer.path)
+        for k in (0, 1)
+        for layer in alignment.layers(k)
+        if any(layer.path == path or inside(layer.path, path) for path in above[k])
+    }
+
+
+def _parts(pair: ParameterPair) -> Iterator[tuple[int, Part]]:
+    """Each part with its side."""
+    yield from ((0, part) for part in pair.reference)
+    yield from ((1, part) for part in pair.candidate)
+
+
+def _lone(a: Record | None, b: Record | None) -> tuple[int, str, str]:
+    """The one record of a pair with a missing side, as `_buffers` names it; of a complete pair a name that none has."""
     record = a if a is not None else b
-    assert record is not None
+    if record is None or (a is not None and b is not None):
+        return -1, "", ""
     return (0 if a is not None else 1, record.layer, record.slot)
 
 

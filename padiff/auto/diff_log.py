@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from padiff.compare.explain import figures_text
-from padiff.records import Diff, Report
+from padiff.records import Diff, Report, figures_text
 
 FOLDER = "diff_log"
 _FILES = {"weight": "weight_diff.log", "grad": "grad_diff.log"}
 
 
-def write_diff_log(report: Report) -> list[Path]:
+def write_diff_log(report: Report, names: tuple[str, str]) -> list[Path]:
     """Write a file for the weights and one for the gradients that differ; the logs of an earlier call go.
+
+    Args:
+        names: what the reference and the candidate are called.
 
     Returns:
         The files written: none if none of them differ.
@@ -25,13 +27,13 @@ def write_diff_log(report: Report) -> list[Path]:
         failed = [diff for diff in report.failed if diff.pair.stage == stage]
         if failed:
             folder.mkdir(exist_ok=True)
-            (folder / name).write_text("\n".join(_entry(diff) for diff in failed), encoding="utf-8")
+            (folder / name).write_text("\n".join(_entry(diff, names) for diff in failed), encoding="utf-8")
             written.append((folder / name).absolute())
     return written
 
 
-def _entry(diff: Diff) -> str:
-    sides = (("module", diff.pair.reference), ("layer", diff.pair.candidate))
+def _entry(diff: Diff, names: tuple[str, str]) -> str:
+    sides = zip(names, (diff.pair.reference, diff.pair.candidate))
     paths = [f"    {name}: {r.layer}.{r.slot} ({r.layer_type})" for name, r in sides if r is not None]
     lines = ["=" * 25, f"Step {diff.pair.step}, {diff.pair.stage}:", *paths, f"    {figures_text(diff)}", ""]
     return "\n".join(lines)

@@ -15,15 +15,16 @@ from padiff.auto.arguments import understand
 from padiff.auto.diff_log import write_diff_log
 from padiff.auto.dropout import Masks, masks_drawn, masks_of_base
 from padiff.auto.dumps import forget_dumps, leave_dumps
-from padiff.auto.partners import aligned_as, carried_over, seen_of
+from padiff.auto.partners import aligned_as, carried_over, seen_of, unlooked
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
 from padiff.auto.settings import Settings, Side
+from padiff.auto.steered import Steered
 from padiff.auto.synchronised import gradients_of_base, outputs_of_base
 from padiff.auto.tell import Teller
 from padiff.compare import RunComparison
 from padiff.distribution import warn_of_older
 from padiff.recorder import MemoryRun
-from padiff.records import PARAMETER_STAGES, Coverage, Diff, FirstDiff, Layer, Report, Step
+from padiff.records import Coverage, Diff, FirstDiff, Layer, Report, Step
 from padiff.weights.assign import AssignError, Carried
 
 _FORWARD = ("input", "forward", "loss")
@@ -44,19 +45,12 @@ class _Findings:
     #: Which layers run on, or drop like, which others.
     partners: Alignment = field(default_factory=lambda: Alignment(()))
 
-    #: Layers of the base and the raw model that are compared as wholes because they are built differently inside.
-    wholes: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    #: Weights that an optimizer moved by noise.
+    steered: Steered = field(default_factory=Steered)
 
     @property
     def failed(self) -> bool:
         return any(not diff.passed for diff in self.diffs)
-
-    def excused(self, diff: Diff) -> Diff:
-        """What a layer that is compared as a whole owns and the other side keeps inside is a gap, not a diff."""
-        own, record = (self.wholes[1] if diff.pair.reference is None else self.wholes[0]), diff.pair.anchor
-        if record.stage in PARAMETER_STAGES and record.layer in own and (not diff.compared or diff.figures is None):
-            return replace(diff, passed=True)
-        return diff
 
 
 def auto_diff(*args: Any, **kwargs: Any) -> Report:
@@ -64,7 +58,8 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
 
     ``auto_diff(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, or the first generation's
     ``auto_diff(layer, module, example_inp, auto_weights=True, layer_map=..., options={...}, loss_fn=..., optimizer=...,
-    steps=1)`` with a paddle layer, a torch module, and torch as the base.
+    steps=1)`` with a paddle layer, a torch module, and torch as the base. The words of the two may be mixed; only what
+    contradicts itself is refused. Whatever is given in pairs stands in the order of the two models.
 
     Args:
         base_model: the model to trust, of either framework, plain or from ``create_model``.
@@ -80,7 +75,8 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
         steps: train so many steps on the same inputs; more than 1 needs optimizers. Default 1.
         same_dropout: give the raw model's dropout layers the base's masks. Default False.
         full_stacks: print whole call stacks instead of the user's own lines. Default False.
-        layer_map: layers that answer to each other, as objects or paths.
+        layer_map: layers that answer to each other, as objects or paths. They are compared by what they give; where
+            they do not hold the same parameters, what can't be carried over is left to you, and named.
 
     Returns:
         The report: true in a condition if nothing parted; it is printed, too.
@@ -100,9 +96,9 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
             teller.weights_failed(error)
             forget_dumps(settings)
             return _not_assigned(settings, error)
-        teller.weights_assigned()
+        teller.weights_assigned(carried)
     findings = _compared_models(settings, carried)
-    teller.wholes([pair for pair in zip(settings.base.mapped, settings.raw.mapped) if pair[0] in findings.wholes[0]])
+    teller.wholes(unlooked(settings, findings.comparison.alignment))
     try:
         for number in range(settings.steps):
             teller.step(number)
@@ -120,14 +116,14 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
     report = findings.comparison.report(findings.diffs, findings.steps, settings=True)
     stacks = (findings.passes[0].stacks, findings.passes[1].stacks) if findings.passes is not None else ({}, {})
     if settings.first_generation:
-        teller.logged(write_diff_log(report))
+        teller.logged(write_diff_log(report, (settings.base.name, settings.raw.name)))
     teller.verdict(report, findings.comparison.alignment, stacks)
     return report
 
 
 def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
     runs = [MemoryRun(_info(side)) for side in (settings.base, settings.raw)]
-    aligned = aligned_as(carried)
+    aligned = aligned_as(carried, settings)
     comparison = RunComparison(
         runs[0],
         runs[1],
@@ -136,26 +132,19 @@ def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
         cuts=not settings.single_step,
         aligned=aligned,
     )
-    wholes = [pair for pair in zip(settings.base.mapped, settings.raw.mapped) if _differs(settings, pair)]
-    findings = _Findings(comparison, wholes=(frozenset(a for a, _ in wholes), frozenset(b for _, b in wholes)))
+    findings = _Findings(comparison)
     if settings.single_step or settings.same_dropout:
         seen = seen_of(settings, carried)
         findings.partners = aligned(runs[0].info, runs[1].info, settings.whole_map(), seen)
     return findings
 
 
-def _differs(settings: Settings, pair: tuple[str, str]) -> bool:
-    """Whether parameters that one of two layers owns may stand in layers below the other."""
-    inside = [
-        any(layer.path != path and layer.parameters for layer in side.live.below(path))
-        for side, path in zip((settings.base, settings.raw), pair)
-    ]
-    return any(inside) or pair in settings.ruled
-
-
 def _info(side: Side) -> Any:
     layers = tuple(replace(layer, recorded=layer.path in side.chosen) for layer in side.live.info.layers)
-    return replace(side.live.info, name=f"{side.name} ({side.framework.name})", layers=layers)
+    name = f"{side.name} ({side.framework.name})"
+    # It says that all of these were asked for: a parameter that could not be recorded is missed.
+    recording = {"layers": len(side.chosen)}
+    return replace(side.live.info, name=name, layers=layers, layer_map=side.mapped, recording=recording)
 
 
 def _step(settings: Settings, findings: _Findings, number: int) -> None:
@@ -169,6 +158,7 @@ def _step(settings: Settings, findings: _Findings, number: int) -> None:
     for side in (settings.base, settings.raw):
         update(side)
     after = [weights_after(side, number + 1) for side in (settings.base, settings.raw)]
+    findings.steered.stepped(base.step, after[0])
     _compare(findings, after[0], after[1], ("weight",))
 
 
@@ -217,7 +207,9 @@ def _compare(findings: _Findings, base: Step, raw: Step, stages: Collection[str]
     for step, run in ((base, comparison.reference), (raw, comparison.candidate)):
         of_stages = (r for r in step.records if r.stage in stages and not _is_buffer(r, run.info.layers))
         steps.append(replace(step, records=tuple(of_stages)))
-    findings.diffs += [findings.excused(diff) for diff in comparison.step_diffs(steps[0], steps[1])]
+    diffs = comparison.step_diffs(steps[0], steps[1])
+    findings.diffs += findings.steered.judge(diffs)
+    findings.steered.see(diffs)
     for compared, step in zip(findings.compared, steps):
         for stage in stages:
             kept = tuple(record for record in step.records if record.stage == stage)

@@ -66,18 +66,20 @@ class Settings:
     same_dropout: bool = False
     full_stacks: bool = False
     notices: tuple[str, ...] = ()
+    #: Whether the call was in the first generation's words.
+    first_generation: bool = False
+    #: Pairs of layers, by path, that a rule of the user's carries over as wholes; those of them that no map pairs.
+    ruled: tuple[tuple[str, str], ...] = ()
+    ruled_besides: tuple[tuple[str, str], ...] = ()
 
     @property
-    def first_generation(self) -> bool:
-        """Whether the call was one of the first generation's, which is told by what it calls the models."""
-        return self.base.name == "module"
-
-    #: Pairs of layers, by path, that a rule of the user's carries over as wholes.
-    ruled: tuple[tuple[str, str], ...] = ()
+    def mapped(self) -> list[tuple[str, str]]:
+        """Pairs of layers that are compared by what they give, not layer by layer inside of them."""
+        return list(zip(self.base.mapped, self.raw.mapped))
 
     def whole_map(self) -> LayerMap:
         """The layer map; the two models answer to each other as wholes, so their outputs are compared in any case."""
-        pairs = [*self.layer_map, *self.ruled]
+        pairs = [*self.layer_map, *self.ruled_besides]
         return LayerMap(pairs if any(ROOT in pair for pair in pairs) else [(ROOT, ROOT), *pairs])
 
     def options(self) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary
 
 from padiff.align import Alignment
+from padiff.auto.partners import Unlooked
 from padiff.auto.settings import Settings, Side
-from padiff.records import ROOT, Diff, Report, is_functional
+from padiff.records import CANNOT_TELL, ROOT, Diff, Report, count_text, is_functional, verdict, zeros_text
 from padiff.tree_text import tree_text
+from padiff.weights.assign import Carried, success
 
 _STAGE_NAMES = {
     "input": "Input",
@@ -40,17 +42,20 @@ class Teller:
         for notice in self._settings.notices:
             self._say(notice)
 
-    def weights_assigned(self) -> None:
-        self._say("Assign weight success !!!")
+    def weights_assigned(self, carried: Carried) -> None:
+        for line in (*carried.told(), success(carried)):
+            self._say(line)
 
     def weights_failed(self, error: Exception) -> None:
         self._say("Assign weight Failed !!!")
         print(f"\n{error}\n")
 
-    def wholes(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Which layers are compared by what goes in and comes out, not by what is inside of them."""
-        for ours, theirs in pairs:
-            self._say(f"Compared as a whole, not inside: `{ours}` and `{theirs}`")
+    def wholes(self, pairs: Sequence[Unlooked]) -> None:
+        """Which layers are compared by what goes in and comes out, and which parameters of theirs are not compared."""
+        for pair in pairs:
+            sides = [_few(side) for side in pair.parameters]
+            names = f" (parameters not compared: {sides[0]} against {sides[1]})" if any(pair.parameters) else ""
+            self._say(f"Compared as a whole, not inside: `{pair.base}` and `{pair.raw}`{names}")
 
     def step(self, number: int) -> None:
         self._say(f"=================Train Step {number}=================")
@@ -82,11 +87,18 @@ class Teller:
             self._say(f"Differences in weight or grad !!! Check reports at `{file}`")
 
     def verdict(self, report: Report, alignment: Alignment, stacks: tuple[Stacks, Stacks]) -> None:
+        zeros = report.coverage.zeros
+        if zeros:
+            self._say(f"{zeros_text(zeros)}, which no tolerance can judge: {_few(zeros)}")
         if report.first_diff is None:
             left = (*report.coverage.reference_layers, *report.coverage.candidate_layers)
             if left:
                 self._say(f"Not compared, no partner: {', '.join(left)}")
-            self._say("SUCCESS !!!")
+            if report.outcome == CANNOT_TELL:
+                self._say("FAILED !!!")
+                print(f"\n{verdict(report)}\n")
+            else:
+                self._say("SUCCESS !!!")
             return
         first = report.first_diff
         if not report.failed:
@@ -105,7 +117,7 @@ class Teller:
         self._say(f"    Type of layer is: {types[0]} vs {types[1]}")
         self._say(f"    Path of layer is: `{paths[0]}` vs `{paths[1]}`")
         print(f"\n{first.message}\n")
-        print(f"{len(report.failed)} of {len(report.diffs)} pairs differ.\n")
+        print(f"{count_text(report)}.\n")
         self._say("Check model struct:")
         for side, path in zip(sides, paths):
             print(f"{side.name} model ({side.framework.name})\n=========================")
@@ -122,6 +134,11 @@ class Teller:
 
     def _say(self, text: str) -> None:
         print(f"[AutoDiff] {text}")
+
+
+def _few(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + rest if names else "none"
 
 
 def _type(side: Side, path: str | None) -> str:

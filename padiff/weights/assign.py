@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from padiff.align import Alignment, ParameterPair, Seen, align
@@ -12,8 +12,9 @@ from padiff.errors import UsageError
 from padiff.layer_map import LayerMap
 from padiff.records import Step
 from padiff.tree_text import tree_text
-from padiff.weights.live import LiveModel, frameworks_name
-from padiff.weights.plan import NoPlanError, planned
+from padiff.weights.arguments import understand
+from padiff.weights.live import LiveModel
+from padiff.weights.plan import NoPlanError, Plan, planned
 from padiff.weights.special_init import ruled
 from padiff.weights.trial import Inputs, Proof, prove, run_once
 
@@ -32,6 +33,8 @@ class Carried:
         choices: what the outputs decided where names and shapes did not tell.
         without: kinds of evidence that misled, as the outputs showed.
         seen: what running the models showed.
+        plan: what was written, and what was left.
+        models: the base and the raw model, as ``torch ResNet``.
     """
 
     alignment: Alignment
@@ -39,10 +42,31 @@ class Carried:
     choices: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     seen: tuple[Seen, Seen] = (Seen(), Seen())
+    plan: Plan = field(default_factory=Plan)
+    models: tuple[str, str] = ("", "")
 
     @property
     def proved(self) -> bool:
         return self.proof is not None and self.proof.holds
+
+    def told(self) -> list[str]:
+        """What was copied where, and what was not, a line each."""
+        plan = self.plan
+        by_rule = len(plan.calls)
+        rules = f", {by_rule} layer{'s' if by_rule > 1 else ''} by rules of your own" if by_rule else ""
+        lines = [
+            f"weights: {self.models[0]} -> {self.models[1]} ({plan.parameters} tensors, {plan.buffers} buffers{rules})"
+        ]
+        for ours, theirs in plan.left_wholes:
+            lines.append(
+                f"not carried over, the raw model's stays as it is: `{ours}` to `{theirs}`. Initialise it yourself, or "
+                "register how (add_special_init)"
+            )
+        if plan.not_carried:
+            lines.append(f"not carried over, the raw model has no place for it: {', '.join(plan.not_carried)}")
+        if plan.left_as_is:
+            lines.append(f"as it was, the base model has nothing for it: {', '.join(plan.left_as_is)}")
+        return lines
 
 
 # Below that confidence a pair is told.
@@ -57,15 +81,18 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
 
     Which parameter answers to which is found: from names, shapes, nesting and order. Fused matrices are taken apart or
     put together, matrices transposed. The first generation's form is ``assign_weight(layer, module,
-    layer_map=LayerMap())``: a paddle layer and a torch module, and torch's weights go to paddle. Parameters and buffers
-    are carried over, dtype and device stay, tied parameters are written once, no memory is shared. Either all of it
-    happens or nothing.
+    layer_map=LayerMap())``: a paddle layer and a torch module, and torch's weights go to paddle. Of any other pair the
+    first is the base in that form, too. Parameters and buffers are carried over, dtype and device stay, tied parameters
+    are written once, no memory is shared. Either all of it happens or nothing. One line says what was copied where.
 
     Args:
         layer_map: layers that answer to each other, as objects or paths; the rest is found around them.
-        inputs: a pair of inputs as `auto_diff` takes them. With it, both models are run (in eval mode, leaving no
-            trace): the order in which layers run helps to pair them, what no name tells (the order of rows in a fused
-            matrix) is decided by the outputs, and the largest output diff of each layer is printed as a proof.
+        inputs: a pair of inputs as `auto_diff` takes them, in the order of the models. With it, both models are run
+            (in eval mode, leaving no trace): the order in which layers run helps to pair them, what no name tells (the
+            order of rows in a fused matrix) is decided by the outputs, and the largest output diff of each layer is
+            printed as a proof.
+        partial: carry over all that fits, and list the rest by path, instead of refusing where not everything fits.
+            After an error the raw model is as it was all the same.
 
     Returns:
         True; or False, after printing where it failed in both trees, why, and what to try.
@@ -73,9 +100,9 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     Raises:
         UsageError: a model is of neither framework, or the arguments are of neither form.
     """
-    base, raw, layer_map, inputs = _arguments(args, kwargs)
+    call = understand(args, kwargs)
     try:
-        carried = carry_over(base, raw, layer_map, inputs)
+        carried = carry_over(call.base, call.raw, call.layer_map, call.inputs, call.partial)
     except AssignError as error:
         print(f"[AutoDiff] Assign weight Failed !!!\n\n{error}")
         return False
@@ -90,12 +117,31 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
             print(f"[AutoDiff] {line}")
     if carried.proof is not None:
         print(f"[AutoDiff] Largest output diff of each layer, both models run once:\n{carried.proof.table()}")
-    print("[AutoDiff] Assign weight success !!!")
+    first, *rest = carried.told()
+    turned = "; the second argument is the source, as in PaDiff's first generation" if call.turned else ""
+    for line in (f"{first}{turned}", *rest):
+        print(f"[AutoDiff] {line}")
+    print(f"[AutoDiff] {success(carried)}")
     return True
 
 
-def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None, inputs: Any = None) -> Carried:
+def success(carried: Carried) -> str:
+    """That the weights were carried over, and whether all of them were."""
+    return f"Assign weight success{'' if carried.plan.whole else ', but for what is listed'} !!!"
+
+
+def carry_over(
+    base_model: Any,
+    raw_model: Any,
+    layer_map: Any = None,
+    inputs: Any = None,
+    partial: bool = False,
+    may_stay: Collection[tuple[str, str]] = (),
+) -> Carried:
     """As `assign_weight`, without printing.
+
+    Args:
+        may_stay: pairs of layers, by path, that stay as they are where not all that they hold can be carried over.
 
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
@@ -105,12 +151,20 @@ def carry_over(base_model: Any, raw_model: Any, layer_map: Any = None, inputs: A
     rules = ruled(base.framework.name, raw.framework.name)
     given = Inputs.pair(inputs) if inputs is not None else None
     before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
-    transfer = _Transfer(base, raw, pairs, partial(align, base.info, raw.info, pairs, whole=rules), given)
-    try:
-        return transfer.run()
-    except BaseException as error:
+
+    def restore() -> None:
         for tensor, array in before:
             raw.framework.write(tensor, array)
+
+    aligned = functools.partial(align, base.info, raw.info, pairs, whole=rules)
+    plan = functools.partial(planned, base, raw, layer_map=pairs, partial=partial, may_stay=may_stay)
+    try:
+        carried = _Transfer(base, raw, plan, aligned, given, restore).run()
+        if partial and not (carried.plan.writes or carried.plan.calls):
+            raise AssignError("no parameter of the one model fits the other: nothing was carried over")
+        return carried
+    except BaseException as error:
+        restore()
         if isinstance(error, Exception) and not isinstance(error, UsageError):
             raise AssignError(f"a rule failed, and the raw model is as it was: {error!r}") from error
         raise
@@ -123,21 +177,23 @@ class _Transfer:
         self,
         base: LiveModel,
         raw: LiveModel,
-        layer_map: LayerMap,
+        plan: Callable[[Alignment], Plan],
         aligned: Callable[..., Alignment],
         inputs: tuple[Inputs, Inputs] | None,
+        restore: Callable[[], None],
     ) -> None:
-        self._base, self._raw, self._map = base, raw, layer_map
+        self._base, self._raw, self._plan, self._restore = base, raw, plan, restore
+        self._models = (f"{base.framework.name} {base.info.name}", f"{raw.framework.name} {raw.info.name}")
         self._align, self._inputs = aligned, inputs
         self._seen = (Seen(), Seen())
         self._base_step: Step | None = None
         self._tried: list[tuple[ParameterPair, ...]] = []
+        self._written = False
 
     def run(self) -> Carried:
         if self._inputs is None:
             alignment = self._align()
-            self._write(alignment)
-            return Carried(alignment)
+            return Carried(alignment, plan=self._write(alignment), models=self._models)
         # What runs when tells more than any definition; outputs then prove the whole.
         self._base_step = run_once(self._base, self._inputs[0])
         self._seen = Seen.of(self._base_step), Seen.of(run_once(self._raw, self._inputs[1]))
@@ -164,24 +220,28 @@ class _Transfer:
             return best
         self._tried.append(alignment.parameters)
         try:
-            self._write(alignment)
+            plan = self._write(alignment)
         except AssignError:
             return best
         assert self._inputs is not None and self._base_step is not None
         proof = prove(self._base_step, run_once(self._raw, self._inputs[1]), alignment)
         if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
             return best
-        return Carried(alignment, proof, choices, without, self._seen)
+        return Carried(alignment, proof, choices, without, self._seen, plan, self._models)
 
-    def _write(self, alignment: Alignment) -> None:
+    def _write(self, alignment: Alignment) -> Plan:
         try:
-            plan = planned(self._base, self._raw, alignment, self._map)
+            plan = self._plan(alignment)
         except NoPlanError as error:
             raise AssignError(_explain(error, alignment, self._base, self._raw)) from None
+        if self._written:
+            self._restore()  # what another try wrote, and this one leaves
+        self._written = True
         for tensor, array in plan.writes:
             self._raw.framework.write(tensor, array)
         for call in plan.calls:
             call()
+        return plan
 
 
 def _little(alignment: Alignment) -> list[str]:
@@ -220,34 +280,13 @@ def _explain(error: NoPlanError, alignment: Alignment, base: LiveModel, raw: Liv
         "Hint:",
         "    1. define layers and parameters in the same order in both models,",
         "    2. or say which layers answer to each other (set_layer_map, LayerMap),",
-        "    3. or register how such a layer is carried over (add_special_init).",
+        "    3. or register how such a layer is carried over (add_special_init),",
+        "    4. or carry over all that fits and have the rest listed: assign_weight(base_model, raw_model, "
+        "partial=True),",
+        "       and then auto_diff(..., auto_init=False).",
     ]
     return "\n".join(
         ["Error occurred between:", *places, "", f"{what[:1].upper()}{what[1:]}.", "", *trees, ""]
         + (["Ambiguous:", *doubtful, ""] if doubtful else [])
         + hints
     )
-
-
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    names: tuple[str, ...] = ("base_model", "raw_model", "layer_map", "inputs")
-    # A layer map went with the first generation's form alone.
-    mapped = len(args) > 2 or "layer_map" in kwargs
-    old = bool(kwargs.keys() & {"layer", "module"}) or (mapped and not kwargs.keys() & {*names[:2], "inputs"})
-    if old:
-        names = ("layer", "module", "layer_map")
-    unknown = [name for name in kwargs if name not in names]
-    given = dict(zip(names, args))
-    if unknown or len(args) > len(names) or given.keys() & kwargs.keys() or not {*names[:2]} <= {*given, *kwargs}:
-        raise UsageError(
-            "assign_weight takes (base_model, raw_model), or (layer, module, layer_map) as in the first generation, "
-            f"and layer_map, inputs by name; got {len(args)} positional arguments"
-            + (f" and {', '.join(kwargs)}" if kwargs else "")
-        )
-    given |= kwargs
-    if not old:
-        return given["base_model"], given["raw_model"], given.get("layer_map"), given.get("inputs")
-    # The first generation copies from the torch module to the paddle layer, whichever stands first.
-    turned = [frameworks_name(given[name]) for name in names[:2]] == ["torch", "paddle"]
-    base, raw = ("layer", "module") if turned else ("module", "layer")
-    return given[base], given[raw], given.get("layer_map"), None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from padiff import equivalents
 from padiff import layer_map as given
-from padiff.align import align
+from padiff.align import LayerPair, align
 from padiff.errors import UsageError
-from padiff.records import ROOT, Layer
+from padiff.records import ROOT
 from padiff.weights.live import LiveModel
+from padiff.weights.special_init import ruled_either_way, special_init, wholes
 
 
 class LayerMap(given.LayerMap):
@@ -18,15 +18,21 @@ class LayerMap(given.LayerMap):
     def auto(self, first: Any, second: Any) -> LayerMap:
         """Find the layers of two models whose insides the frameworks lay out differently, pair them, print the pairs.
 
-        These are multi-head attentions and recurrent layers, on either side, with what answers to them on the other, as
-        the alignment of the two models finds it; other layers are paired without a map. Returns the map.
+        These are multi-head attentions and recurrent layers, on either side, and layers that a rule of the user's
+        (`add_special_init`) is about, with what answers to them on the other, as the alignment of the two models finds
+        it; other layers are paired without a map. Returns the map.
 
         Raises:
             UsageError: such a layer answers to none.
         """
         models = LiveModel.of(first), LiveModel.of(second)
-        alignment = align(models[0].info, models[1].info)
-        composites = [_composites(model.info.layers) for model in models]
+        rules = ruled_either_way(models[0].framework.name, models[1].framework.name)
+        alignment = align(models[0].info, models[1].info, whole=rules)
+        by_rule = [(p.reference.path, p.candidate.path) for p in alignment.pairs if _is_ruled(p, models)]
+        composites = [
+            wholes(model.info.layers, {pair[k] for pair in by_rule if ROOT not in pair})
+            for k, model in enumerate(models)
+        ]
         pairs = [
             pair
             for pair in alignment.pairs
@@ -52,11 +58,10 @@ class LayerMap(given.LayerMap):
         return self
 
 
-def _composites(layers: tuple[Layer, ...]) -> dict[str, str]:
-    """Path and kind of the layers that are carried over as a whole; none inside of another."""
-    found: dict[str, str] = {}
-    for layer in layers:
-        inside = any(path == ROOT or layer.path.startswith(f"{path}.") for path in found)
-        if not inside and equivalents.is_composite(layer.kind):
-            found[layer.path] = equivalents.kind(layer)
-    return found
+def _is_ruled(pair: LayerPair, models: tuple[LiveModel, LiveModel]) -> bool:
+    """Whether a rule of the user's is about these two layers, in either direction."""
+    sides = [
+        (model.framework.name, model.layer(layer.path))
+        for model, layer in zip(models, (pair.reference, pair.candidate))
+    ]
+    return any(special_init(*a, *b) is not None for a, b in (sides, sides[::-1]))

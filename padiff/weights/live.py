@@ -43,7 +43,12 @@ class LiveModel:
 
     def tensor(self, path: str, slot: str) -> Any:
         """The live parameter or buffer."""
-        return next(tensor for name, tensor, _ in self.framework.parameters(self.layer(path)) if name == slot)
+        return self.owned(path, slot)[0]
+
+    def owned(self, path: str, slot: str) -> tuple[Any, str]:
+        """The live parameter or buffer, and which of the two it is."""
+        owned = self.framework.parameters(self.layer(path))
+        return next((tensor, role) for name, tensor, role in owned if name == slot)
 
     def value(self, path: str, slot: str) -> np.ndarray:
         """A copy of a parameter's or buffer's values."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +27,33 @@ class NoPlanError(Exception):
 
 @dataclass
 class Plan:
-    """Tensors of the raw model with their new values, and the user's rules to call."""
+    """Tensors of the raw model with their new values, and the user's rules to call.
+
+    Attributes:
+        writes: the tensors and their values.
+        calls: the user's rules.
+        parameters, buffers: how many of the tensors are parameters, and buffers.
+        not_carried: parameters of the base that have no place in the raw model, as ``layer/slot [shape]``.
+        left_as_is: parameters of the raw model that nothing of the base is for, likewise.
+        left_wholes: pairs of layers that are left as they are, with all that they hold.
+    """
 
     writes: list[tuple[Any, np.ndarray]] = field(default_factory=list)
     calls: list[Callable[[], None]] = field(default_factory=list)
+    parameters: int = 0
+    buffers: int = 0
+    not_carried: tuple[str, ...] = ()
+    left_as_is: tuple[str, ...] = ()
+    left_wholes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all weights are carried over."""
+        return not (self.not_carried or self.left_as_is or self.left_wholes)
+
+
+#: Parameters that have no partner, with their layers.
+_Left = list[tuple[Layer, Parameter]]
 
 
 @dataclass
@@ -39,31 +61,64 @@ class _Target:
     """A parameter of the raw model that is being put together."""
 
     tensor: Any
+    role: str
     values: np.ndarray
     filled: np.ndarray
 
 
-def planned(base: LiveModel, raw: LiveModel, alignment: Alignment, layer_map: LayerMap) -> Plan:
+def planned(
+    base: LiveModel,
+    raw: LiveModel,
+    alignment: Alignment,
+    layer_map: LayerMap,
+    partial: bool = False,
+    may_stay: Collection[tuple[str, str]] = (),
+) -> Plan:
     """Plan the transfer of all weights.
 
     Args:
         layer_map: what it says answers to nothing stays as it is.
+        partial: whether what fits is carried over, and the rest listed.
+        may_stay: pairs of layers that stay as they are, as wholes, where not all that they hold can be carried over.
 
     Raises:
         NoPlanError: a parameter has no partner, or one of another shape, or would need two values at once.
     """
-    return _Planning(base, raw, alignment, layer_map).result()
+    stay: list[tuple[str, str]] = []
+    while True:
+        planning = _Planning(base, raw, alignment, layer_map, stay)
+        plan = planning.result()
+        error = planning.error()
+        if error is None or partial:
+            return plan
+        more = [pair for pair in planning.pairs_in_the_way(may_stay) if pair not in stay]
+        if not more:
+            raise error
+        stay += more
 
 
 class _Planning:
-    def __init__(self, base: LiveModel, raw: LiveModel, alignment: Alignment, layer_map: LayerMap) -> None:
+    def __init__(
+        self,
+        base: LiveModel,
+        raw: LiveModel,
+        alignment: Alignment,
+        layer_map: LayerMap,
+        stay: Collection[tuple[str, str]],
+    ) -> None:
         self._sides = (base, raw)
         self._alignment = alignment
-        self._plan = Plan()
+        self._plan = Plan(left_wholes=tuple(stay))
         self._left_out = (
             {path for ours, theirs in layer_map.named() if not theirs for path in ours},
             {path for ours, theirs in layer_map.named() if not ours for path in theirs},
         )
+        for pair in stay:
+            for k, (model, path) in enumerate(zip(self._sides, pair)):
+                self._left_out[k].update(layer.path for layer in model.below(path))
+        #: Pairs of parameters that can't be carried over, by what is in the way.
+        self._misfits: list[NoPlanError] = []
+        self._left: tuple[_Left, _Left] = ([], [])
         self._ruled: tuple[set[str], set[str]] = (set(), set())
         self._targets: dict[int, _Target] = {}
         self._used: set[tuple[str, str]] = set()
@@ -75,8 +130,12 @@ class _Planning:
             if not self._is_left_out(pair):
                 self._carry(pair)
         self._fill_zeros()
-        self._check_nothing_left()
-        self._plan.writes = [(target.tensor, target.values) for target in self._targets.values()]
+        self._find_left()
+        targets = [target for target in self._targets.values() if target.filled.any()]
+        self._plan.writes = [(target.tensor, target.values) for target in targets]
+        self._plan.buffers = sum(target.role == "buffer" for target in targets)
+        self._plan.parameters = len(targets) - self._plan.buffers
+        self._plan.not_carried, self._plan.left_as_is = (tuple(_names(rest, True)) for rest in self._left)
         return self._plan
 
     def _find_rules(self) -> None:
@@ -101,21 +160,25 @@ class _Planning:
     def _carry(self, pair: ParameterPair) -> None:
         base = self._sides[0]
         values = [part.take(base.value(part.layer, part.slot)) for part in pair.reference]
-        self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
         # What is added up on the one side is, on the other, one that has it all and others that are zeros.
         value = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
-        for number, part in enumerate(pair.candidate):
-            self._put(pair.reference[0], part, value if number == 0 else np.zeros_like(value))
+        try:
+            for number, part in enumerate(pair.candidate):
+                self._put(pair.reference[0], part, value if number == 0 else np.zeros_like(value))
+        except NoPlanError as error:
+            self._misfits.append(error)
+            return
+        self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
 
     def _put(self, source: Part, part: Part, value: np.ndarray) -> None:
-        target = self._target(part)
-        if not fits(value.shape, part.size):
+        if not equivalents.same_rows(value.shape, part.size):
             stored = [list(p.shape) for p in (source, part)]
             raise NoPlanError(
                 f"shapes of `{source.slot}` and `{part.slot}` are not the same: {stored[0]} against {stored[1]}",
                 source.layer,
                 part.layer,
             )
+        target = self._target(part)
         value = value.reshape(part.size)
         known = part.take(target.filled)
         if known.any():
@@ -131,10 +194,10 @@ class _Planning:
         part.put(target.filled, np.ones(value.shape, bool))
 
     def _target(self, part: Part) -> _Target:
-        tensor = self._sides[1].tensor(part.layer, part.slot)
+        tensor, role = self._sides[1].owned(part.layer, part.slot)
         if id(tensor) not in self._targets:
             values = self._sides[1].value(part.layer, part.slot)
-            self._targets[id(tensor)] = _Target(tensor, values.copy(), np.zeros(values.shape, bool))
+            self._targets[id(tensor)] = _Target(tensor, role, values.copy(), np.zeros(values.shape, bool))
         return self._targets[id(tensor)]
 
     def _fill_zeros(self) -> None:
@@ -152,26 +215,45 @@ class _Planning:
                         target.values[...] = 0
                         target.filled[...] = True
 
-    def _check_nothing_left(self) -> None:
-        """Weights are never skipped silently: every parameter of either side has to be covered."""
-        left: tuple[list[tuple[Layer, Parameter]], list[tuple[Layer, Parameter]]] = ([], [])
+    def _find_left(self) -> None:
+        """Weights are never skipped silently: every parameter of either side has to be covered, or is listed."""
         for k, model in enumerate(self._sides):
             for layer in model.info.layers:
                 if layer.path in self._left_out[k] or layer.path in self._ruled[k]:
                     continue
                 for p in layer.parameters:
                     if p.role == "parameter" and not p.tied_to and not self._covered(k, model, layer.path, p.slot):
-                        left[k].append((layer, p))
+                        self._left[k].append((layer, p))
+
+    def pairs_in_the_way(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those of the pairs of layers that hold all that can't be carried over; none where they do not hold it all."""
+        places = [{layer.path for layer, _ in rest} for rest in self._left]
+        for misfit in self._misfits:
+            for side, path in zip(places, (misfit.base, misfit.raw)):
+                side |= {path} if path is not None else set()
+        found = []
+        for pair in pairs:
+            inside = [{layer.path for layer in model.below(path)} for model, path in zip(self._sides, pair)]
+            if any(side & within for side, within in zip(places, inside)):
+                found.append(pair)
+                places = [side - within for side, within in zip(places, inside)]
+        return [] if any(places) else found
+
+    def error(self) -> NoPlanError | None:
+        """Why not all weights are carried over, if they are not."""
+        if self._misfits:
+            return self._misfits[0]
+        left = self._left
         if not any(left):
-            return
+            return None
         partner = {p.reference.path: p.candidate.path for p in self._alignment.pairs}
         back = {theirs: ours for ours, theirs in partner.items()}
         places = [rest[0][0].path if rest else None for rest in left]
         if left[0] and not left[1] and places[0] in partner:
             what = f"the raw layer has no parameter for {_told(left[0], False)}"
-            raise NoPlanError(what, places[0], partner[places[0]])
+            return NoPlanError(what, places[0], partner[places[0]])
         if left[1] and not left[0] and places[1] in back:
-            raise NoPlanError(
+            return NoPlanError(
                 f"the base layer has nothing for the raw layer's {_told(left[1], False)}", back[places[1]], places[1]
             )
         sides = []
@@ -180,7 +262,7 @@ class _Planning:
             where = f"{', '.join(whole[:4])}{' and more' if len(whole) > 4 else ''}: " if whole else ""
             if rest:
                 sides.append(f"the {name} model's {where}{_told(rest, True)}")
-        raise NoPlanError(f"no partner for {' and for '.join(sides)}", places[0], places[1])
+        return NoPlanError(f"no partner for {' and for '.join(sides)}", places[0], places[1])
 
     def _covered(self, side: int, model: LiveModel, path: str, slot: str) -> bool:
         if side == 0:
@@ -189,16 +271,11 @@ class _Planning:
         return target is not None and bool(target.filled.all())
 
 
-def fits(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
-    """Whether one shape's values, row by row, are another's."""
-    if ours == theirs or equivalents.same_values(ours, theirs):
-        return True
-    return bool(ours) and bool(theirs) and ours[0] == theirs[0] and math.prod(ours) == math.prod(theirs)
-
-
-def _told(left: Collection[tuple[Layer, Parameter]], where: bool) -> str:
-    shown = [f"{f'{layer.path}/' if where else ''}{p.slot}" for layer, p in left]
-    texts = [
-        f"`{name}` {list(p.shape)}" if not where else f"{name} {list(p.shape)}" for name, (_, p) in zip(shown, left)
-    ]
+def _told(left: _Left, where: bool) -> str:
+    texts = _names(left, where)
     return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
+
+
+def _names(left: _Left, where: bool) -> list[str]:
+    """The parameters with their shapes; ``where``: with the paths of their layers."""
+    return [f"{layer.path}/{p.slot} {list(p.shape)}" if where else f"`{p.slot}` {list(p.shape)}" for layer, p in left]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
+from padiff import equivalents
 from padiff.errors import UsageError
+from padiff.records import ROOT, Layer
 
 #: ``init(base_layer, raw_layer)`` copies the base layer's weights into the raw layer.
 Init = Callable[[Any, Any], None]
@@ -52,6 +54,30 @@ def special_init(base_framework: str, base_layer: Any, raw_framework: str, raw_l
 def ruled(base_framework: str, raw_framework: str) -> frozenset[tuple[str, str]]:
     """Class names (base, raw) of the user's rules between two frameworks."""
     return frozenset((key[1], key[3]) for key in _RULES.get() if (key[0], key[2]) == (base_framework, raw_framework))
+
+
+def ruled_either_way(one: str, other: str) -> frozenset[tuple[str, str]]:
+    """Class names of the user's rules between two frameworks, in that order, whichever of them a rule copies from."""
+    return ruled(one, other) | {(mine, theirs) for theirs, mine in ruled(other, one)}
+
+
+def wholes(layers: Iterable[Layer], ruled: Collection[str]) -> dict[str, str]:
+    """Path and kind of the layers to map: those that the frameworks lay out differently inside, and those of rules.
+
+    Of two that are inside of each other the outer one.
+
+    Args:
+        ruled: paths of the layers that the user's rules are about.
+    """
+    found: dict[str, str] = {}
+    for layer in layers:
+        if any(path == ROOT or layer.path.startswith(f"{path}.") for path in found):
+            continue
+        if layer.path in ruled:
+            found[layer.path] = layer.type
+        elif equivalents.is_composite(layer.kind):
+            found[layer.path] = equivalents.kind(layer)
+    return found
 
 
 def ruled_kinds(framework: str, place: str) -> frozenset[str]:

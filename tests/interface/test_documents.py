@@ -207,10 +207,13 @@ def test_without_any_keyword_the_newer_generation_decides():
     np.testing.assert_array_equal(_TORCH.weight(module.linear1), before)
 
 
-def test_a_call_of_the_first_generation_with_torch_first_is_told():
+def test_a_call_of_the_first_generation_with_torch_first_takes_its_inputs_in_that_order():
     layer, module, inp = simple()
-    with pytest.raises(PadiffError, match="takes the paddle layer and its input first, the torch module second"):
-        auto_diff(module, layer, inp[::-1], auto_weights=True, options=OPTIONS)
+    before = _TORCH.weight(module.linear1)
+    assert auto_diff(module, layer, inp[::-1], auto_weights=True, options=OPTIONS)
+    np.testing.assert_array_equal(_PADDLE.weight(layer.linear1), before)
+    with pytest.raises(PadiffError, match="the module model's forward takes"):
+        auto_diff(module, layer, inp, auto_weights=True, options=OPTIONS)
 
 
 def test_assign_weight_with_a_layer_map_copies_torch_to_paddle_whichever_stands_first():

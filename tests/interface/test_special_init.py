@@ -223,3 +223,30 @@ def test_wrong_rules_are_told():
         add_special_init("A", "B", 3)
     with pytest.raises(padiff.PadiffError, match=r"add_special_init takes \(base_framework, .* got 2 arguments"):
         add_special_init("A", "B")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_layer_map_auto_finds_the_classes_that_rules_are_about(isolated, turned, capsys):
+    """As the proxies' ``auto_layer_map`` does, and whichever way the rule copies."""
+
+    def work():
+        add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
+        module, layer = TorchNet(), PaddleNet()
+        layer_map = padiff.LayerMap()
+        layer_map.auto(*((module, layer) if turned else (layer, module)))
+        pairs = {module.packed: layer.apart} if turned else {layer.apart: module.packed}
+        assert layer_map.map == pairs
+        assert assign_weight(layer, module, layer_map)
+        equal_outputs(_TORCH, module, _PADDLE, layer)
+        assert "LayerMap.auto: `" in capsys.readouterr().out
+
+    isolated(work)
+
+
+def test_layer_map_auto_passes_over_rules_that_are_about_none_of_these_layers(isolated):
+    def work():
+        add_special_init("torch", "Linear", "paddle", "SomethingElse", torch_to_paddle)
+        add_special_init("torch", "SomethingElse", "paddle", "Linear", torch_to_paddle)
+        assert len(padiff.LayerMap().auto(PaddleNet().first, TorchNet().first)) == 0
+
+    isolated(work)

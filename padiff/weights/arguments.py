@@ -1,0 +1,69 @@
+"""What a call of ``assign_weight`` means, in each generation of the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from padiff.errors import UsageError
+from padiff.weights.live import frameworks_name
+
+_NEW, _OLD = ("base_model", "raw_model"), ("layer", "module")
+_MORE = ("layer_map", "inputs", "partial")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of ``assign_weight``, understood.
+
+    Attributes:
+        base, raw: the model that the weights come from, and the one that they go to.
+        inputs: the base's and the raw model's.
+        partial: whether what fits is carried over, and the rest listed.
+        turned: whether the base is the second of the two as the call gives them.
+    """
+
+    base: Any
+    raw: Any
+    layer_map: Any = None
+    inputs: Any = None
+    partial: bool = False
+    turned: bool = False
+
+
+def understand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """The call: ``(base_model, raw_model)``, or the first generation's ``(layer, module, layer_map)``.
+
+    Raises:
+        UsageError: the arguments are of neither form, or of both.
+    """
+    names = _OLD if kwargs.keys() & set(_OLD) else _NEW
+    given = dict(zip((*names, "layer_map"), args))
+    known = {*names, *_MORE}
+    if len(args) > 3 or kwargs.keys() - known or given.keys() & kwargs.keys() or not {*names} <= {*given, *kwargs}:
+        raise UsageError(
+            "assign_weight takes (base_model, raw_model), or (layer, module, layer_map) as in the first generation, "
+            f"and layer_map, inputs, partial by name; got {len(args)} positional arguments"
+            + (f" and {', '.join(kwargs)}" if kwargs else "")
+        )
+    given |= kwargs
+    partial = given.get("partial", False)
+    if not isinstance(partial, bool):
+        raise UsageError(f"assign_weight: partial is True or False, got {partial!r}")
+    # A layer map went with the first generation's form alone; who writes `base_model` says which is which.
+    old = names is _OLD or ("layer_map" in given and not kwargs.keys() & set(_NEW))
+    turned = old and torch_is_second(given[names[0]], given[names[1]])
+    base, raw = (names[1], names[0]) if turned else names
+    inputs = given.get("inputs")
+    if turned and isinstance(inputs, (list, tuple)):
+        inputs = inputs[::-1]
+    return Call(given[base], given[raw], given.get("layer_map"), inputs, partial, turned)
+
+
+def torch_is_second(first: Any, second: Any) -> bool:
+    """Whether two models are the first generation's pair, a paddle layer and a torch module.
+
+    Of such a pair torch is the one to trust, in calls of that generation; of any other pair it is the first.
+    """
+    return [frameworks_name(model) for model in (first, second)] == ["paddle", "torch"]
