@@ -8,14 +8,16 @@ from pathlib import Path
 
 
 def main() -> None:
-    """``python doctor_child.py SCRIPT ARGS``"""
-    script, *args = sys.argv[1:]
+    """``python doctor_child.py PARENT SCRIPT ARGS``: PARENT is the number of the process that started it."""
+    parent, script, *args = sys.argv[1:]
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).resolve().parent)
     # Last: whatever padiff the script itself would find comes first.
     sys.path.append(str(Path(__file__).resolve().parent.parent))
+    from padiff.follow import follow
     from padiff_hooks.doctor_find import Finder
 
+    follow(int(parent))
     Finder()
     runpy.run_path(script, run_name="__main__")
 

@@ -255,7 +255,7 @@ class _Runs:
             **os.environ,
             **Plan(str(folder), record, self._steps).to_environment(),
         }
-        command = [sys.executable, str(CHILD), str(self.script), *self._args]
+        command = [sys.executable, str(CHILD), str(os.getpid()), str(self.script), *self._args]
         output = folder / "output.txt"
         with open(output, "wb") as out:
             code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode

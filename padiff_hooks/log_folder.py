@@ -10,10 +10,27 @@ from pathlib import Path
 from rich.console import Console
 
 from padiff.dump import open_run
+from padiff.dump.format import RUN_FILE
 from padiff.dump.trouble import explain
-from padiff.errors import PadiffError, WriterError
+from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.records import Report
 from padiff_hooks.stream import DiffStream
+
+
+def check_logdir(logdir: str | Path | None) -> None:
+    """Refuse a log folder that lies in a run folder, which holds what was recorded and nothing else.
+
+    Raises:
+        UsageError: it lies in one.
+    """
+    if logdir is None:
+        return
+    place = Path(logdir).resolve()
+    for folder in (place, *place.parents):
+        if (folder / RUN_FILE).is_file():
+            raise UsageError(
+                f"cannot make the log folder {logdir}: it lies in the run folder {folder}. Give one outside of it"
+            )
 
 
 @contextlib.contextmanager

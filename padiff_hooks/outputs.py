@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -13,10 +14,49 @@ from rich.console import Console
 from padiff.dump.files import aside
 from padiff.errors import UsageError
 
+# Seconds after which the time left is estimated.
+_STEADY = 1.0
+
 
 def console_for(stderr: bool = False) -> Console:
     """A console that prints names as they are: square brackets are no markup there, and ``:cat:`` is no picture."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+
+
+class Progress:
+    """Says on a terminal how far something is; to be used in a ``with``, and called with what is done."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self._what = what
+        self._status = console.status(what)
+
+    def __enter__(self) -> Progress:
+        self._began = time.monotonic()
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def __call__(self, done: float, total: int) -> None:
+        """``done`` steps of ``total``; a part of a step counts."""
+        self._status.update(progress_text(self._what, done, total, time.monotonic() - self._began))
+
+
+def progress_text(what: str, done: float, total: int, seconds: float) -> str:
+    """How far something is after so many seconds, and how long the rest will take at that speed."""
+    share = min(done / total, 1.0) if total else 1.0
+    text = f"{what}: {share:.0%}, step {min(int(done) + 1, total)} of {total}"
+    # Before that, what was done says little of what is to be done.
+    if 0 < share < 1 and seconds >= _STEADY:
+        text += f", about {_duration(seconds * (1 - share) / share)} left"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def show_anything() -> None:

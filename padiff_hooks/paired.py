@@ -9,6 +9,7 @@ from typing import Any
 
 from padiff.compare import Policy, RunComparison
 from padiff.dump.format import RUN_FILE
+from padiff.dump.local import local_folder
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
 from padiff.layer_map import LayerMap
@@ -50,7 +51,7 @@ class PairedRuns:
         zoom: bool = True,
         begin: Callable[[tuple[str, str]], Collection[int]] | None = None,
     ) -> None:
-        self._paths = (Path(reference), Path(candidate))
+        self._paths = (local_folder(reference, "reference"), local_folder(candidate, "candidate"))
         self._map = LayerMap.of(layer_map)
         self._policy = policy
         self._first_done: Collection[int] = done

@@ -19,8 +19,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from padiff.dump.local import local_folder
 from padiff.errors import UsageError
-from padiff.records import LOOP, Diff, Report, Step
+from padiff.records import CANNOT_TELL, DIFFER, LOOP, MATCH, Report, Step, count_text
 from padiff.report import to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 
@@ -46,6 +47,7 @@ class DiffStream:
     Attributes:
         done: the steps that were written, now or before.
         differs: whether one of them had a diff.
+        doubtful: whether of one of them it can't be told.
         replaced: what `begin` put aside, and why, in a sentence; empty if nothing.
 
     Raises:
@@ -53,7 +55,7 @@ class DiffStream:
     """
 
     def __init__(self, logdir: str | Path, names: tuple[str, str], diff: ScalarSink | None = None) -> None:
-        self.path = Path(logdir)
+        self.path = local_folder(logdir, "logdir")
         self._names, self._host_sink = names, diff
         self._sinks: dict[str, ScalarSink] = {}
         self._file: TextIO | None = None
@@ -66,9 +68,14 @@ class DiffStream:
         self._older = False
         self._place: tuple[Any, ...] | None = None
         self.done: set[int] = set()
-        self.differs = False
+        self.differs = self.doubtful = False
         self.replaced = ""
         self._read()
+
+    @property
+    def outcome(self) -> str:
+        """What the steps came to, as `padiff.Report.outcome` has it."""
+        return DIFFER if self.differs else CANNOT_TELL if self.doubtful else MATCH
 
     def begin(self, recordings: tuple[str, str] = ("", "")) -> Collection[int]:
         """Go on with the log of two recordings, or begin it anew if it is of others.
@@ -122,7 +129,11 @@ class DiffStream:
         # Last: a line says that the step's points are out.
         self._write_line(line_of(report))
         self.done.add(step)
-        self.differs = self.differs or not report.passed
+        self._count(report.outcome)
+
+    def _count(self, outcome: str) -> None:
+        self.differs = self.differs or outcome == DIFFER
+        self.doubtful = self.doubtful or outcome == CANNOT_TELL
 
     def close(self) -> None:
         """Close the event files and ``diffs.jsonl``; a given sink stays open."""
@@ -155,7 +166,9 @@ class DiffStream:
             if line.get("first_diff"):
                 self._place = _place(line["first_diff"])
         self.done = {int(line["step"]) for line in lines if "step" in line}
-        self.differs = any(line.get("passed") is False for line in lines)
+        for line in lines:
+            # Lines of an older padiff have no outcome.
+            self._count(line.get("outcome", DIFFER if line.get("passed") is False else MATCH))
 
     def _put_aside(self, recordings: tuple[str, str]) -> None:
         """Rename the lines; without them, `EventFile` drops all of our points."""
@@ -167,7 +180,8 @@ class DiffStream:
                 f"{' and '.join(others)} {'were' if len(others) > 1 else 'was'} recorded anew: the log folder "
                 f"{self.path} begins anew; its lines of before are in {BEFORE_FILE}"
             )
-        self._place, self.done, self.differs = None, set(), False
+        self._place, self.done = None, set()
+        self.differs = self.doubtful = False
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -193,6 +207,7 @@ def line_of(report: Report) -> dict[str, Any]:
     return {
         "step": report.coverage.steps[0],
         "passed": report.passed,
+        "outcome": report.outcome,
         "first_diff": whole["first_diff"],
         "coverage": whole["coverage"]["share"],
         "diffs": [diff for step in whole["steps"] for diff in step["diffs"]],
@@ -266,8 +281,7 @@ def first_diff_event(report: Report) -> tuple[tuple[Any, ...], str] | None:
     first = report.first_diff
     if first is None:
         return None
-    failed: list[Diff] = list(report.failed)
-    more = f"\n\n{len(failed)} of {len(report.diffs)} pairs of this step differ." if len(failed) > 1 else ""
+    more = f"\n\n{count_text(report)} in this step." if len(report.failed) > 1 else ""
     place = {"stage": first.stage, "reference": first.reference, "candidate": first.candidate, "slot": first.slot}
     return _place(place), f"**{first.message}**{more}"
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from padiff.compare import Policy
 from padiff.detail import Detail
+from padiff.dump.local import is_remote, local_folder
 from padiff.errors import PadiffError, RunsDifferError, UsageError
 from padiff.layer_map import LayerMap
 from padiff.recorder import Recorder
-from padiff.records import Report, Step
+from padiff.records import CANNOT_TELL, FirstDiff, Report, Step, verdict
 from padiff.schedule import Schedule
+from padiff.switches import say
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream, own_scalars_of
@@ -45,7 +47,7 @@ class TrainingRecorder:
 
     Attributes:
         step: number of the step under way.
-        first_report: the first report with a diff, or `None`.
+        first_report: the first report with a diff, or `None`. It is not true in a condition: it has a diff.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class TrainingRecorder:
         if on_diff not in ON_DIFF:
             raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
         for what, path in (("dir_path", dir_path), ("reference", reference), ("logdir", logdir)):
-            if not isinstance(path, (str, Path)) and (path is not None or what == "dir_path"):
-                raise UsageError(f"{what} has to be the path of a folder, got {type(path).__name__}")
+            if path is not None or what == "dir_path":
+                local_folder(path, what)
         if reference is None and on_diff != "warn":
             raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
         if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
@@ -110,6 +112,7 @@ class TrainingRecorder:
         self._resumes = False
         self._trouble: PadiffError | None = None
         self._compared = 0
+        self._worst, self._doubt = 0.0, ""
         self._warned = False
         self.first_report: Report | None = None
         self.step = start_step
@@ -152,7 +155,15 @@ class TrainingRecorder:
             **self._kept,
         )
         if self._logdir is None and logdir is not None:
-            self._logdir, self._host_sink = logdir, sink
+            if is_remote(logdir):
+                warnings.warn(
+                    f"padiff: the logger's folder is remote ({logdir}), and padiff writes to local folders: give "
+                    "logdir= to have scalars and diffs written",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            else:
+                self._logdir, self._host_sink = logdir, sink
         # Only one process looks at the pairs; a step is whole when all have written.
         if self._reference is not None and not rank and not recorder.watched:
             self._pairs = PairedRuns(
@@ -161,6 +172,11 @@ class TrainingRecorder:
         self._recordings, self._resumes = None, existing == "resume"
         recorder.open()
         self._recorder = recorder
+
+    @property
+    def first_diff(self) -> FirstDiff | None:
+        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
+        return self.first_report.first_diff if self.first_report is not None else None
 
     @property
     def due(self) -> bool:
@@ -220,8 +236,18 @@ class TrainingRecorder:
                     stacklevel=3,
                 )
             self._tell()
+            if self._compared and self._trouble is None:
+                say(self._summary())
         finally:
             self._close_stream()
+
+    def _summary(self) -> str:
+        """What the live comparison came to."""
+        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._reference}"
+        first = self.first_diff
+        if first is not None:
+            return f"{steps}: they differ, first at step {first.step}, stage {first.stage}, layer {first.reference}"
+        return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}'}"
 
     def abort(self) -> None:
         """Training ended by an exception: take everything off, keep what is written."""
@@ -263,10 +289,16 @@ class TrainingRecorder:
                 stream = self._opened_stream()
                 if stream is not None:
                     stream.write(report)
-                if not report.passed:
+                if report.first_diff is not None:
                     self._news.append(report)
-                    if self._recorder is not None:
+                    if self._recorder is not None and report.failed:
                         self._recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
+                elif report.outcome == CANNOT_TELL and not self._doubt:
+                    self._doubt = verdict(report)
+                    self._remarks.append(self._doubt)
+                worst = report.worst
+                if worst is not None and worst.figures is not None:
+                    self._worst = max(self._worst, worst.figures.rel_l2)
         except PadiffError as error:
             self._trouble = error
 
@@ -277,6 +309,7 @@ class TrainingRecorder:
         if anew:
             self._news.clear()
             self.first_report, self._compared = None, 0
+            self._worst, self._doubt = 0.0, ""
             self._remarks.append(f"{self._reference} was recorded anew meanwhile: comparing with it starts over")
         stream = self._opened_stream()
         if stream is not None:
@@ -316,7 +349,9 @@ class TrainingRecorder:
             return False
         report = self._news[0]
         self._news.clear()
-        first_time, self.first_report = self.first_report is None, self.first_report or report
+        first_time = self.first_report is None
+        if self.first_report is None:
+            self.first_report = report
         message = report.first_diff.message if report.first_diff is not None else ""
         if self._on_diff == "raise":
             raise RunsDifferError(message, report)

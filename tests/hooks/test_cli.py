@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from core.making import planted, toy_folder, toy_info, write_run
+from hard.children import started
 
 import padiff_hooks.cli
 from padiff import compare_runs
@@ -136,9 +137,9 @@ def test_a_log_folder_on_a_full_disk_is_named_and_the_report_is_told_all_the_sam
 def test_what_is_no_plain_file_is_written_into_and_not_replaced(bad, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
-    assert main(["compare", *bad, "--json", str(pipe)]) == 1
-    assert json.loads(reader.communicate(timeout=30)[0])["passed"] is False
+    with started(["cat", str(pipe)]) as reader:
+        assert main(["compare", *bad, "--json", str(pipe)]) == 1
+        assert json.loads(reader.communicate(timeout=30)[0])["passed"] is False
     assert pipe.is_fifo()
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
 import torch
+from hard.children import started
+from hard.test_children import gone
 
 import padiff
 import padiff_hooks.doctor
@@ -155,6 +159,16 @@ def test_a_script_that_draws_other_numbers_each_time_proves_nothing():
     assert found["first"]["step"] == 2
     # Steps 0 and 1 are the same, but none of them is due: of recording they say nothing.
     assert "So nothing can be said about recording" in found["sentence"] and "seed" in found["sentence"]
+
+
+def test_a_script_ends_with_a_doctor_that_is_killed():
+    script("import os, time\nwith open('pid', 'w') as file: file.write(f'{os.getpid()}.')\ntime.sleep(600)\n")
+    with started([sys.executable, "-m", "padiff", "doctor", "train.py"]) as process:
+        end = time.monotonic() + 60
+        while not (Path("pid").exists() and Path("pid").read_text().endswith(".")) and time.monotonic() < end:
+            time.sleep(0.05)
+        process.kill()
+        assert gone(int(Path("pid").read_text()[:-1]))
 
 
 UNSTEADY = Parting(7, "loss", values=(1.0, 2.0))

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from core.making import planted, toy_folder, toy_info, toy_steps
+from hard.children import Child, started
 
 from padiff import Tolerance
 from padiff.dump import RunWriter
@@ -129,9 +130,9 @@ def test_a_damaged_run_is_told(paths):
 # -- padiff watch, as a process of its own ---------------------------------------------------------------------------
 
 
-def watch(paths: tuple[Path, Path], logdir: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "padiff_hooks.cli", "watch", *map(str, paths), "--logdir", str(logdir), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def watch(paths: tuple[Path, Path], logdir: Path, *more: str) -> AbstractContextManager[Child]:
+    command = [sys.executable, "-m", "padiff_hooks.cli", "watch", *map(str, paths), "--logdir", str(logdir)]
+    return started([*command, "--timeout", "100", *more])  # else it waits for ever for runs that went with the tests
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> float:
@@ -148,31 +149,30 @@ def shown(logdir: Path) -> list[int]:
     return [number for number, _ in points(logdir, "diff").get("forward_rel_l2/fc1", [])]
 
 
-def ended(process: subprocess.Popen) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
+def ended(process: Child) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=30)
     assert "Traceback" not in err
     return process.returncode, out, err
 
 
-def test_a_steps_scalars_are_out_within_two_seconds_and_a_match_exits_with_0(paths, tmp_path):
+def watched(paths: tuple[Path, Path], logdir: Path, *more: str) -> tuple[int, str, str]:
+    with watch(paths, logdir, *more) as process:
+        return ended(process)
+
+
+def test_a_steps_scalars_are_out_while_the_runs_grow_and_a_match_exits_with_0(paths, tmp_path):
     logdir, reference, candidate = tmp_path / "tb", Growing(paths[0]), Growing(paths[1], paddle=True)
-    process = watch(paths, logdir)
-    try:
+    with watch(paths, logdir) as process:
         reference.write(0, 1, 2)
         candidate.write(0)
         wait_for(lambda: shown(logdir) == [0], 30)  # the process has started
         for number in (1, 2):
             candidate.write(number)
-            wait_for(lambda number=number: number in shown(logdir), 2)
+            wait_for(lambda number=number: number in shown(logdir), 60)
         assert process.poll() is None
         reference.close()
         candidate.close()
         code, out, _ = ended(process)
-    finally:
-        process.kill()
     assert code == 0 and "both runs have ended; 3 steps compared" in out
     assert shown(logdir) == [0, 1, 2]
 
@@ -180,33 +180,31 @@ def test_a_steps_scalars_are_out_within_two_seconds_and_a_match_exits_with_0(pat
 def test_a_diff_is_told_and_exits_with_1_and_a_restart_remembers_it(paths, tmp_path):
     toy_folder(paths[0])
     toy_folder(paths[1], paddle=True, plant=planted("body.0/forward/output.0", lambda v: v + 1, at=1))
-    code, out, _ = ended(watch(paths, tmp_path / "tb"))
+    code, out, _ = watched(paths, tmp_path / "tb")
     assert code == 1
     assert "step 0: match" in out
     assert "The runs part at step 1, stage forward, layer fc1 (Linear) against body.0 (Linear)" in out
-    code, out, _ = ended(watch(paths, tmp_path / "tb"))
+    code, out, _ = watched(paths, tmp_path / "tb")
     assert code == 1 and "3 steps compared" in out and "The runs part" not in out
     assert shown(tmp_path / "tb") == [0, 1, 2] and len(lines(tmp_path / "tb")) == 4
 
 
 def test_a_killed_watch_goes_on_where_it_was(paths, tmp_path):
     logdir, reference, candidate = tmp_path / "tb", Growing(paths[0]), Growing(paths[1], paddle=True)
-    process = watch(paths, logdir)
-    reference.write(0, 1, 2, 3)
-    candidate.write(0, 1)
-    wait_for(lambda: len(shown(logdir)) == 2, 30)
-    process.kill()
-    process.communicate()
+    with watch(paths, logdir):
+        reference.write(0, 1, 2, 3)
+        candidate.write(0, 1)
+        wait_for(lambda: len(shown(logdir)) == 2, 30)
     candidate.write(2, 3)
     reference.close()
     candidate.close()
-    assert ended(watch(paths, logdir))[0] == 0
+    assert watched(paths, logdir)[0] == 0
     assert shown(logdir) == [0, 1, 2, 3]
     assert [line.get("step") for line in lines(logdir)] == [None, 0, 1, 2, 3]
 
 
 def test_a_watch_of_runs_that_never_start_ends_with_2_after_its_timeout(paths, tmp_path):
     toy_folder(paths[0])
-    code, _, err = ended(watch(paths, tmp_path / "tb", "--timeout", "0.2", "--interval", "0.1"))
+    code, _, err = watched(paths, tmp_path / "tb", "--timeout", "0.2", "--interval", "0.1")
     assert code == 2
     assert re.fullmatch(r"padiff: no step was compared: .*paddle never started\n", err)

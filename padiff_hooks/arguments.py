@@ -1,0 +1,129 @@
+"""What the commands' arguments have in common: how they are read, and what is said where they can't be meant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from padiff.compare import Policy, Tolerance
+from padiff.errors import UsageError
+from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES
+from padiff.selection import nearest
+
+#: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)
+CODES = {MATCH: 0, DIFFER: 1, CANNOT_TELL: 3}
+EXIT_CODES = (
+    "0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 it can't be told, because "
+    "parameters that train have no record"
+)
+
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest command or option where one is mistyped."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set_defaults(parser=self)  # which command's arguments these are
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message + self._hint(message))
+
+    def _hint(self, message: str) -> str:
+        choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if choice is not None:
+            known = re.findall(r"[\w-]+", choice[2])
+            return f". {nearest(choice[1], known)}"
+        return ""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command: Parser = found.parser
+            wrong = next((text for text in unknown if text.startswith("--")), unknown[0]).partition("=")[0]
+            hint = f". {nearest(wrong, command.option_names())}" if wrong.startswith("--") else ""
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found
+
+    def option_names(self) -> list[str]:
+        """The long options of this command."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """Add what every comparison of two runs takes."""
+    parser.add_argument("reference", metavar="REFERENCE", help="the run to trust")
+    parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
+    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
+    parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
+    parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
+
+
+def check_pair(args: argparse.Namespace) -> None:
+    """Refuse a folder that is compared with itself.
+
+    Raises:
+        UsageError: both are one folder.
+    """
+    if Path(args.reference).resolve() == Path(args.candidate).resolve():
+        raise UsageError(
+            f"{args.reference} and {args.candidate} are one folder: a run that is compared with itself always matches. "
+            "Give the folders of two runs"
+        )
+
+
+def policy_of(args: argparse.Namespace) -> Policy | None:
+    """The tolerance that was given; `None` for the default policy."""
+    if args.atol is None and args.rtol is None and args.compare_mode is None:
+        return None
+    given = args.atol is not None or args.rtol is not None
+    return Tolerance(
+        atol=args.atol if args.atol is not None else (0.0 if given else Tolerance.atol),
+        rtol=args.rtol if args.rtol is not None else (0.0 if given else Tolerance.rtol),
+        mode=args.compare_mode or Tolerance.mode,
+    )
+
+
+def names_of(args: argparse.Namespace) -> tuple[str, str]:
+    """What distinguishes the two runs from others."""
+    return str(Path(args.reference).resolve()), str(Path(args.candidate).resolve())
+
+
+def steps_of(args: argparse.Namespace) -> dict[str, Any]:
+    """``steps`` and ``stages`` for `padiff.compare_runs`, as far as they were given.
+
+    Raises:
+        UsageError: no numbers, or an unknown stage.
+    """
+    found: dict[str, Any] = {}
+    if args.steps is not None:
+        found["steps"] = Steps(args.steps)
+    if args.stage is not None:
+        found["stages"] = [stage.strip() for stage in args.stage.split(",")]
+        for stage in found["stages"]:
+            if stage not in STAGES:
+                raise UsageError(f"--stage: unknown stage {stage!r}. {nearest(stage, STAGES)}")
+    return found
+
+
+class Steps:
+    """Numbers of steps, as ``0,8,100-200`` names them."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ranges: list[tuple[int, int]] = []
+        for part in text.split(","):
+            match = _RANGE.fullmatch(part.strip())
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                raise UsageError(f"--steps takes numbers and ranges, such as 0,8,100-200; got {text!r}")
+            self._ranges.append((int(match[1]), int(match[2] or match[1])))
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(first <= number <= last for first, last in self._ranges)
+
+    def __repr__(self) -> str:
+        return self._text

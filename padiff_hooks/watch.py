@@ -1,0 +1,147 @@
+"""``padiff watch``: follows two runs that still grow and streams their diffs."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+from rich.console import Console
+
+from padiff.dump.format import RUN_FILE
+from padiff.errors import UsageError
+from padiff.records import CANNOT_TELL, Report, count_text, verdict
+from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, check_pair, names_of, policy_of
+from padiff_hooks.log_folder import check_logdir, explained
+from padiff_hooks.paired import PairedRuns
+from padiff_hooks.show import STYLES
+from padiff_hooks.stream import DiffStream
+
+
+def add_watch(commands: Any) -> None:
+    """Add the command to the parser's."""
+    watch = commands.add_parser(
+        "watch",
+        help="follow two growing runs and stream their diffs to TensorBoard",
+        description=f"Compare two runs while they grow. Exit code: {EXIT_CODES}.",
+    )
+    add_pair(watch)
+    watch.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
+    watch.add_argument("--interval", type=float, default=0.5, metavar="S", help="seconds between looks (%(default)s)")
+    watch.add_argument(
+        "--timeout", type=float, metavar="S", help="end after so many seconds without a new step (default: never)"
+    )
+    watch.set_defaults(run=run_watch)
+
+
+class _Watched:
+    """What the steps so far came to."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything: a folder holds another recording."""
+        self._first: str | None = None
+        self._doubt, self._worst, self._failed = "", 0.0, 0
+
+    def add(self, report: Report) -> str:
+        """Add a step; returns the line that says what it came to."""
+        step = report.coverage.steps[0]
+        if report.first_diff is None:
+            worst = report.worst
+            figure = f", worst relative L2 {worst.figures.rel_l2:.2g}" if worst and worst.figures else ""
+            self._worst = max(self._worst, worst.figures.rel_l2 if worst and worst.figures else 0.0)
+            if report.outcome == CANNOT_TELL:
+                self._doubt = verdict(report)
+            return f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}"
+        self._failed += 1
+        if self._first is None:
+            self._first = report.first_diff.message
+            return self._first
+        return f"step {step}: {count_text(report)}" if report.failed else f"step {step}: {report.first_diff.message}"
+
+    def verdict(self, differs: bool) -> str:
+        """What the steps came to, in one sentence.
+
+        Args:
+            differs: whether one of them had a diff, also one that was compared by a watch before this one.
+        """
+        if self._first is not None:
+            return f"{self._failed} of them differ. {self._first}"
+        if differs:
+            return "A step that was compared before differs (see diffs.jsonl)."
+        return self._doubt or f"The runs match, largest relative L2 {self._worst:.2g}."
+
+
+def run_watch(args: argparse.Namespace, console: Console) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        PadiffError: a run can't be read, or nothing was compared.
+    """
+    if not 0 < args.interval < threading.TIMEOUT_MAX:
+        raise UsageError(f"--interval has to be a number of seconds above 0, got {args.interval}")
+    if args.timeout is not None and not args.timeout >= 0:
+        raise UsageError(f"--timeout has to be a number of seconds of at least 0, got {args.timeout}")
+    check_logdir(args.logdir)
+    policy = policy_of(args)
+    check_pair(args)
+    with explained(args.logdir):
+        stream = DiffStream(args.logdir, names_of(args))
+    watched = _Watched()
+
+    def begin(recordings: tuple[str, str]) -> Collection[int]:
+        watched.begin_anew()
+        with explained(args.logdir):
+            done = stream.begin(recordings)
+        if stream.replaced:
+            console.print(stream.replaced)
+        return done
+
+    console.print(f"watching {args.reference} and {args.candidate}; tensorboard --logdir {args.logdir}; Ctrl-C ends")
+    try:
+        pairs = PairedRuns(args.reference, args.candidate, layer_map=args.layer_map, policy=policy, begin=begin)
+        for path, started in zip((args.reference, args.candidate), pairs.started):
+            if not started:
+                console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)")
+        ended = _follow(pairs, stream, watched, args, console)
+    except KeyboardInterrupt:
+        ended = "stopped"
+    finally:
+        with explained(args.logdir):
+            stream.close()
+    if not stream.done:
+        raise UsageError(f"no step was compared: {_missing_side(pairs, args)}")
+    came_to = watched.verdict(stream.differs)
+    console.print(f"{ended}; {len(stream.done)} steps compared. {came_to}", style=STYLES[stream.outcome])
+    return CODES[stream.outcome]
+
+
+def _follow(
+    pairs: PairedRuns, stream: DiffStream, watched: _Watched, args: argparse.Namespace, console: Console
+) -> str:
+    """Compare steps as they come; returns why it ended."""
+    last_news = time.monotonic()
+    while True:
+        for report in pairs.poll():
+            console.print(watched.add(report))
+            with explained(args.logdir):
+                stream.write(report)
+            last_news = time.monotonic()
+            if pairs.asked is not None:
+                layers = ", ".join(sorted(pairs.asked.layers)[:5])
+                console.print(f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}")
+        if pairs.finished():
+            return "both runs have ended"
+        if args.timeout is not None and time.monotonic() - last_news > args.timeout:
+            return f"no new step for {args.timeout:g} s"
+        time.sleep(args.interval)
+
+
+def _missing_side(pairs: PairedRuns, args: argparse.Namespace) -> str:
+    there = pairs.started
+    absent = [path for path, started in zip((args.reference, args.candidate), there) if not started]
+    return f"{' and '.join(absent)} never started" if absent else "the runs have no common step"
