@@ -7,13 +7,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import nn
 
 from padiff_demo.data import LEARNING_RATE
-from padiff_lightning import PaDiffCallback
+from padiff_lightning import PaDiffCallback, packages
+
+# Whichever of its two packages is here.
+pl: Any = packages.one()
 
 
 class DigitNet(nn.Module):
@@ -60,7 +62,7 @@ def train(
     weights: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray, dir_path: Path, **options: Any
 ) -> None:
     """Train on the given batches, in order, with a `PaDiffCallback` that records into ``dir_path``."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     net = DigitNet()
     net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in weights.items()})

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from padiff import compare_runs
 from padiff.errors import UsageError
-from padiff.records import Report
-from padiff.report import to_json, verdict
+from padiff.records import Report, verdict
+from padiff.report import to_json
 from padiff_hooks.show import print_report
 
 #: Passes over the 1,797 images, and every how many optimizer steps are recorded.
@@ -27,7 +27,11 @@ def run(folder: Path, console: Console) -> int:
     console.print("Two frameworks, one small CNN on 1,797 handwritten digits, equal weights and batches.\n")
     with console.status("importing torch and paddle"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the frameworks' own talk while they are imported
-        from padiff_demo import data, hapi_run, lightning_run
+        try:
+            from padiff_demo import data, hapi_run, lightning_run
+        except ImportError as error:
+            with_it = "all that it needs comes with: pip install 'padiff-hooks[demo]'"
+            raise UsageError(f"the demo can't run: {error}; {with_it}") from error
     weights = lightning_run.initial_weights(seed=0)
     images, labels = data.batches(EPOCHS)
 

@@ -262,6 +262,7 @@ def test_stop_ends_the_training_in_the_middle_of_an_epoch(tmp_path):
     assert model.network.calls == 1
     assert padiff.open_run(tmp_path / "run").numbers() == [0]
     assert callback.first_report.first_diff.reference == "first"
+    assert callback.first_diff is callback.first_report.first_diff and callback.first_report.coverage.steps == (0,)
     assert hooks(model) == 0
 
 

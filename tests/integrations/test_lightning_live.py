@@ -49,6 +49,25 @@ def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
     assert not callback.first_report.passed
 
 
+def test_the_first_report_stays_the_first_and_is_found_by_its_diff(tmp_path, reference, capfd):
+    """A report with a diff is false: `if callback.first_report` never held, and the first one became the latest."""
+    with pytest.warns(RuntimeWarning, match="padiff: The runs part at step 0"):
+        callback, *_ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
+    assert callback.first_report.coverage.steps == (0,)
+    assert callback.first_diff is callback.first_report.first_diff and callback.first_diff.step == 0
+    err = capfd.readouterr().err
+    assert f"padiff: compared 6 steps with {reference}: they differ, first at step 0, stage update, layer net.0" in err
+
+
+def test_a_match_is_said_in_one_line(tmp_path, reference, capfd):
+    capfd.readouterr()
+    callback, *_ = fit(tmp_path / "run", options={"reference": reference})
+    assert callback.first_report is None and callback.first_diff is None
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("padiff")]
+    assert len(said) == 2 and said[0].startswith("padiff: recorded 6 steps, ")
+    assert said[1] == f"padiff: compared 6 steps with {reference}: they match, largest relative L2 0"
+
+
 def test_stop_ends_the_training_at_the_step_that_differs(tmp_path, reference):
     with pytest.warns(RuntimeWarning, match="stage update"):
         callback, trainer, module = fit(

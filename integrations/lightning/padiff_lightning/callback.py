@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from padiff.records import FirstDiff, Report
 from padiff_hooks.training import TrainingRecorder
+from padiff_lightning import packages
 from padiff_lightning.logger import LoggerSink, tensorboard_logger
 
-try:
-    from lightning.pytorch import Callback
-except ImportError:
-    try:
-        from pytorch_lightning import Callback
-    except ImportError as error:
-        raise ImportError("padiff_lightning needs Lightning: pip install 'lightning>=2.2'") from error
+if TYPE_CHECKING:
+    _Base: Any
+else:
+
+    class _Base:
+        """What `PaDiffCallback` is besides a `Callback`; a class whose only base is `object` can get no other."""
 
 
-class PaDiffCallback(Callback):
+class PaDiffCallback(_Base):
     """Records a Lightning training, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; the sanity check and validation are not recorded. After a resume from a
     checkpoint the step numbers go on. Arguments: those of `padiff_hooks.training.TrainingRecorder`; without
     ``logdir``, scalars go through the Trainer's TensorBoardLogger when there is one.
 
+    It is a `Callback` of ``pytorch_lightning`` and of ``lightning.pytorch``, of those that are loaded.
+
     Example:
         ``pl.Trainer(callbacks=[PaDiffCallback("runs/torch", every_n_steps=10)])``
     """
 
     def __init__(self, dir_path: Any, **options: Any) -> None:
+        become_callback(packages.in_use())
         super().__init__()
         self._training = TrainingRecorder(dir_path, **options)
         self._resumed = False
@@ -35,10 +39,19 @@ class PaDiffCallback(Callback):
         self._global_step = 0
         self._loss_scale = 1.0
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        become_callback(packages.in_use())  # in a process that unpickles it, none may have been made
+        self.__dict__.update(state)
+
     @property
-    def first_report(self) -> Any:
-        """The first report with a diff, or `None`."""
+    def first_report(self) -> Report | None:
+        """The first report with a diff, or `None`; having a diff, it is false in a condition: ask `first_diff`."""
         return self._training.first_report
+
+    @property
+    def first_diff(self) -> FirstDiff | None:
+        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
+        return self._training.first_diff
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
@@ -92,3 +105,20 @@ class PaDiffCallback(Callback):
 def _loss_scale(trainer: Any) -> float:
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return float(scaler.get_scale()) if scaler is not None else 1.0
+
+
+def become_callback(modules: list[Any]) -> None:
+    """Make `PaDiffCallback` a `Callback` of these packages too, and so all that are one already.
+
+    A Trainer takes callbacks of its own package only, and which one that will be is not known when this file is
+    imported: importing both takes seconds. So the class gets its bases when they are loaded. It stays one class, for
+    checkpoints and pickles; the `Callback` of both packages does the same, which is nothing.
+    """
+    new = tuple(
+        kind for kind in packages.classes(modules, "callbacks", "Callback") if kind not in PaDiffCallback.__mro__
+    )
+    if new:
+        PaDiffCallback.__bases__ += new
+
+
+become_callback(packages.loaded() or (packages.in_use() if len(packages.installed()) < 2 else []))

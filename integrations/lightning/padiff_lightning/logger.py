@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from padiff_lightning import packages
+
 
 def tensorboard_logger(trainer: Any) -> Any | None:
     """The Trainer's TensorBoard logger on the process that writes, or `None`."""
     if not trainer.is_global_zero:
         return None
-    # By name: `lightning` and `pytorch_lightning` have a class of this name each.
-    loggers = [logger for logger in trainer.loggers if type(logger).__name__ == "TensorBoardLogger"]
-    return loggers[0] if loggers else None
+    kinds = packages.classes(packages.loaded(), "loggers", "TensorBoardLogger")
+    return next((logger for logger in trainer.loggers if isinstance(logger, kinds)), None)
 
 
 class LoggerSink:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import UsageError
+from padiff.records import FirstDiff, Report
 from padiff_hooks.training import TrainingRecorder
 
 try:
@@ -38,9 +39,14 @@ class PaDiffCallback(Callback):
         self._loss_scale = 1.0
 
     @property
-    def first_report(self) -> Any:
-        """The first report with a diff, or `None`."""
+    def first_report(self) -> Report | None:
+        """The first report with a diff, or `None`; having a diff, it is false in a condition: ask `first_diff`."""
         return self._training.first_report
+
+    @property
+    def first_diff(self) -> FirstDiff | None:
+        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
+        return self._training.first_diff
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model._optimizer
