@@ -6,28 +6,28 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from .children import Child, started
 from .writers import check_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(kind: str, folder: Path, *more: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a writer of `tests.hard.writers`."""
+def start(kind: str, folder: Path, *more: str, **options: Any) -> AbstractContextManager[Child]:
+    """Start a writer of `tests.hard.writers`, as `started` does."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if options:
         command += ["--options", json.dumps(options)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
+    return started(command, cwd=ROOT, env=environment)
 
 
-def until_recording(process: subprocess.Popen[str]) -> None:
+def until_recording(process: Child) -> None:
     """Wait until the process has opened its folder."""
     assert process.stdout is not None and process.stderr is not None
     for line in process.stdout:
@@ -47,18 +47,14 @@ def kill_again_and_again(
     counts: list[int] = []
     existing = first
     for _ in range(times):
-        process = start(kind, folder, "--existing", existing, **options)
         early = existing == "resume" and rng.random() < 0.25
-        try:
+        with start(kind, folder, "--existing", existing, **options) as process:
             if early:
                 # Around the moment at which the folder is opened, and its leftovers are put away.
                 time.sleep(rng.uniform(0.1, 0.7))
             else:
                 until_recording(process)
                 time.sleep(rng.uniform(0, longest))
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
         assert process.returncode == -signal.SIGKILL, f"the writer ended by itself: {process.returncode}"
         counts.append(len(check_folder(folder, kind)))
         existing = "resume"
@@ -70,8 +66,8 @@ def finish(kind: str, folder: Path, existing: str = "resume", **options: Any) ->
     """Resume a run, let it record six more steps and end; look at everything once more."""
     numbers = check_folder(folder, kind) if existing == "resume" else []
     last = (numbers[-1] if numbers else 0) + 6
-    process = start(kind, folder, "--existing", existing, "--last", str(last), **options)
-    out, err = process.communicate(timeout=120)
+    with start(kind, folder, "--existing", existing, "--last", str(last), **options) as process:
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and "done" in out, err[-2000:]
     after = check_folder(folder, kind)
     assert after == list(range(last)), f"steps are missing: {sorted(set(range(last)) - set(after))}"

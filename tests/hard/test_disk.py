@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 import warnings
@@ -19,6 +18,7 @@ import padiff
 from padiff.dump.trouble import explain
 from padiff.errors import UnwritableFolderError, WriterError
 
+from .children import run_child
 from .killing import ROOT
 
 torch.set_num_threads(1)
@@ -174,12 +174,8 @@ def told(call, *args, **rest):
 
 
 def told(folder: Path, storage: str, script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER + textwrap.dedent(script), str(folder), storage],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_child(
+        [sys.executable, "-c", WRITER + textwrap.dedent(script), str(folder), storage], timeout=60, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -252,13 +248,8 @@ def test_a_disk_that_is_really_full(tmp_path, storage):
         """
     )
     command = f'mount -t tmpfs -o size=200k none {mount} && exec {sys.executable} -c "$0" {mount}/run {storage}'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command, script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    done = run_child([*own, "sh", "-c", command, script], timeout=60, cwd=ROOT)
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()[:80]}")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 import padiff
 
+from .children import run_child
 from .killing import ROOT
 
 TORCH = """
@@ -86,12 +86,9 @@ LOOP = """
 def run(tmp_path: Path, framework: str, how: str, loop: str = LOOP) -> list[str]:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(framework) + textwrap.dedent(loop))
-    done = subprocess.run(
+    done = run_child(
         [sys.executable, str(script), how, str(tmp_path / "run")],
         env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
     return done.stdout.split()

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 import padiff
 
 from . import fuzzing
+from .children import run_child
 from .killing import ROOT
 
 COUNT = int(os.environ.get("PADIFF_FUZZ", "16"))
@@ -53,12 +53,11 @@ def runs(tmp_path_factory) -> list[Path]:
 
 @pytest.mark.timeout(max(300, COUNT * 10))
 def test_no_mutation_gets_the_better_of_a_reader(runs):
-    done = subprocess.run(
+    done = run_child(
         [sys.executable, "-m", "tests.hard.fuzzing", *map(str, runs), "--count", str(COUNT)],
+        timeout=max(280, COUNT * 10),
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     *failures, summary = done.stdout.splitlines()
@@ -103,9 +102,7 @@ def test_bombs_are_refused_in_little_memory(runs, tmp_path, stored):
     (run / "finished.json").unlink()
     for tensor in sorted((run / "steps").rglob("*.npy"))[3:]:
         tensor.rename(tensor.with_suffix(".gone"))
-    done = subprocess.run(
-        [sys.executable, "-c", BOMBED, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
+    done = run_child([sys.executable, "-c", BOMBED, str(run)], timeout=200, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     refused, total = map(int, done.stdout.split())
     assert refused == total >= 30

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
+from .children import run_child
 from .killing import ROOT, finish, kill_again_and_again, start, until_recording
 from .writers import check_folder
 
@@ -31,8 +31,8 @@ def test_a_training_killed_and_resumed(tmp_path, kind):
 def test_a_run_killed_while_it_is_overwritten_has_no_half_removed_steps(tmp_path):
     """Every moment of an overwriting: the process is stopped before each change that it makes to the folder."""
     run = tmp_path / "run"
-    process = start("numpy", run, "--last", "4")
-    assert process.communicate(timeout=60)[0].endswith("done\n")
+    with start("numpy", run, "--last", "4") as process:
+        assert process.communicate(timeout=60)[0].endswith("done\n")
     script = tmp_path / "dying.py"
     script.write_text(
         "import os, sys\n"
@@ -54,13 +54,8 @@ def test_a_run_killed_while_it_is_overwritten_has_no_half_removed_steps(tmp_path
     moments, copy = 0, tmp_path / "copy"
     for moment in (0, 1, 2, 3, 4, 5, 6, 9, 14):
         shutil.copytree(run, copy)
-        done = subprocess.run(
-            [sys.executable, str(script), str(copy), str(moment)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, str(script), str(copy), str(moment)]
+        done = run_child(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
         assert done.returncode == -9, done.stderr[-1000:]
         assert check_folder(copy, "numpy") in ([0, 1, 2, 3], [], [0], [0, 1], [0, 1, 2])
         moments += 1
@@ -74,10 +69,8 @@ def test_a_run_killed_while_it_is_overwritten_has_no_half_removed_steps(tmp_path
 def test_a_killed_process_lock_does_not_block_and_shows_nowhere(tmp_path, capsys):
     from padiff_hooks.cli import main
 
-    process = start("numpy", tmp_path / "run")
-    until_recording(process)
-    process.kill()
-    process.communicate()
+    with start("numpy", tmp_path / "run") as process:
+        until_recording(process)
     assert (tmp_path / "run" / ".rank_0.lock").exists()
     shutil.move(tmp_path / "run", tmp_path / "moved")
     assert main(["show", str(tmp_path / "moved")]) == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
+from .children import run_child
 from .killing import ROOT
 from .soaking import verdict
 
@@ -18,13 +18,8 @@ from .soaking import verdict
 )
 def test_nothing_grows_in_300_steps(tmp_path, framework, options):
     command = [sys.executable, "-W", "ignore", "-m", "tests.hard.soaking", framework, str(tmp_path / "run"), "300"]
-    done = subprocess.run(
-        [*command, "--every", "75", "--options", json.dumps(options)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    command += ["--every", "75", "--options", json.dumps(options)]
+    done = run_child(command, timeout=280, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.endswith("nothing grew\n")
 

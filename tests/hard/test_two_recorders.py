@@ -8,8 +8,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from core.making import toy_info, toy_steps
 from padiff.dump import RunWriter, lock, open_run
 from padiff.errors import RunFolderError, WriterError
 
+from .children import run_child, started
 from .killing import ROOT, start, until_recording
 
 EXISTING = ("error", "resume", "overwrite")
@@ -41,17 +40,31 @@ def recorded(path: Path) -> list[int]:
     return open_run(path).numbers()
 
 
+# Holds a run folder until it is ended.
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from hard.children import end_with_parent
+from padiff.dump import RunWriter
+from core.making import toy_info
+end_with_parent()
+writer = RunWriter(Path(sys.argv[1]), toy_info())
+"""
+
+
+def holding(folder: Path, then: str):
+    """Another process that holds a folder, and does something then."""
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    return started([sys.executable, "-c", HOLDER + then, str(folder)], env=paths)
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """Another process that records into a folder for as long as the tests last."""
     folder = tmp_path_factory.mktemp("other") / "run"
-    process = start("numpy", folder)
-    until_recording(process)
-    process.send_signal(signal.SIGSTOP)  # it holds the folder without filling the disk
-    os.waitpid(process.pid, os.WUNTRACED)
-    yield folder, process.pid
-    process.kill()
-    process.communicate()
+    with holding(folder, "print('recording', flush=True); time.sleep(600)") as process:
+        until_recording(process)
+        yield folder, process.pid
 
 
 @pytest.mark.parametrize("existing", EXISTING)
@@ -67,8 +80,8 @@ def test_the_second_process_is_told_and_changes_nothing(other, existing):
 @pytest.mark.parametrize("existing", EXISTING)
 def test_the_other_way_round_too(tmp_path, existing):
     writer = RunWriter(tmp_path / "run", toy_info())
-    process = start("numpy", tmp_path / "run", "--existing", existing)
-    out, err = process.communicate(timeout=60)
+    with start("numpy", tmp_path / "run", "--existing", existing) as process:
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and "recording" not in out
     assert f"process {os.getpid()} writes rank 0 of it" in err
     writer.put(toy_steps([0])[0])
@@ -126,29 +139,14 @@ def hold_on(ready, end) -> None:
 def test_a_forked_worker_does_not_keep_the_folder_locked(tmp_path):
     context = multiprocessing.get_context("fork")
     ready, end = context.Event(), context.Event()
-    holder = (
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from padiff.dump import RunWriter\n"
-        "from core.making import toy_info\n"
-        "writer = RunWriter(Path(sys.argv[1]), toy_info())\n"
-        "if not os.fork():\n"
-        "    print(os.getpid(), flush=True)\n"  # it has let go of the lock by then
-        "time.sleep(60)\n"
-    )
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
-    process = subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path / "killed")], env=paths, stdout=subprocess.PIPE
-    )
-    worker = int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    try:
+    # The fork has let go of the lock when it prints.
+    forking = "if not os.fork():\n    print(os.getpid(), flush=True)\ntime.sleep(60)\n"
+    with holding(tmp_path / "killed", forking) as process:
+        worker = int(process.stdout.readline())
+        process.kill()
+        process.wait()
         os.kill(worker, 0)  # it lives
         RunWriter(tmp_path / "killed", toy_info(), existing="resume").close()
-    finally:
-        os.kill(worker, signal.SIGKILL)
 
     writer = RunWriter(tmp_path / "closed", toy_info())
     child = context.Process(target=hold_on, args=(ready, end))
@@ -220,8 +218,8 @@ def owned(folder: Path, **changed) -> Path:
 
 
 def test_without_locks_a_dead_process_does_not_block(tmp_path, no_locks):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    with started([sys.executable, "-c", ""]) as dead:
+        dead.wait()
     RunWriter(owned(tmp_path / "run", pid=dead.pid), toy_info(), existing="resume").close()
 
 
@@ -268,7 +266,7 @@ def test_a_lock_of_rubbish_blocks_nobody(tmp_path, locking, content):
 def test_locks_travel_into_no_program_that_is_started(tmp_path):
     writer = RunWriter(tmp_path / "run", toy_info())
     look = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n != '3'])"
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, close_fds=False)
+    done = run_child([sys.executable, "-c", look], close_fds=False)
     assert done.returncode == 0 and ".lock" not in done.stdout
     writer.close()
     shutil.rmtree(tmp_path / "run")

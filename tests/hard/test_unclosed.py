@@ -10,6 +10,7 @@ import pytest
 
 import padiff
 
+from .children import run_child
 from .killing import ROOT
 
 LOOP = """
@@ -46,13 +47,8 @@ if sys.argv[3] == "closed":
 def run(tmp_path, storage: str, how: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(LOOP)
-    return subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run"), storage, how],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, str(script), str(tmp_path / "run"), storage, how]
+    return run_child(command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize(("storage", "how"), [("plain", "the end"), ("packed", "the end"), ("plain", "an error")])

@@ -2,7 +2,8 @@
 
     python -m tests.hard.writers KIND FOLDER [--existing resume] [--last N] [--options JSON]
 
-prints ``recording`` once the folder is open, and ``done`` after the last step.
+prints ``recording`` once the folder is open, and ``done`` after the last step. It ends with the process that
+started it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy as np
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.records import ROOT, InMemory, Layer, Record, RunInfo, Step
+
+from .children import end_with_parent
 
 LAYERS = tuple(f"layer{number}" for number in range(6))
 WIDTH = 300
@@ -202,9 +205,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("kind", choices=WRITERS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--existing", default="error")
-    parser.add_argument("--last", type=int, default=10**6)
+    parser.add_argument("--last", type=int, default=20_000)
     parser.add_argument("--options", type=json.loads, default={})
     args = parser.parse_args(arguments)
+    end_with_parent()
     WRITERS[args.kind][0](args.folder, args.existing, args.last, args.options)
     print("done", flush=True)
 

@@ -1,0 +1,71 @@
+"""Child processes of tests: none outlives its test, and Ctrl-C reaches each, also where the tests ignore it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Child = subprocess.Popen[str]
+
+#: Seconds after which a child ends by itself, at the latest.
+LONGEST = 300
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str | Path], **options: Any) -> Iterator[Child]:
+    """A process as a terminal would start it. It and all that it started end with the block.
+
+    Args:
+        command: the program and its arguments.
+        options: those of `subprocess.Popen`; default: text through pipes, standard input empty.
+    """
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A signal that is ignored stays so in the programs that one starts: `make test &` would have children that Ctrl-C
+    # does not end. A handler does not outlive the start of another program.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, start_new_session=True, **{**pipes, **options})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a session of its own: its children too
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+
+
+def run_child(command: Sequence[str | Path], timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` with `started`: what the process printed, once it has ended.
+
+    Raises:
+        subprocess.TimeoutExpired: it had not ended after so many seconds.
+    """
+    with started(command, **options) as process:
+        out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def end_with_parent(seconds: float = LONGEST) -> None:
+    """In a child that could go on for ever: end when the process that started it is gone, or after so many seconds.
+
+    Tests that are killed end no children.
+    """
+    parent, end = os.getppid(), time.monotonic() + seconds
+
+    def watch() -> None:
+        while os.getppid() == parent and time.monotonic() < end:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

@@ -1,0 +1,73 @@
+"""The tests' own child processes: they end, whatever becomes of the test."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .children import started
+from .killing import ROOT
+
+# Sleeps beside a child that sleeps too, for far longer than a test.
+COUPLE = "import os, time; child = os.fork(); child and print(child, flush=True); time.sleep(600)"
+
+# What `make test &` does to the tests: SIGINT is ignored, and stays so in what they start.
+IGNORING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from tests.hard.children import started
+with started([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]) as process:
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    print("KeyboardInterrupt" in process.communicate(timeout=30)[1])
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""
+
+# Starts one that follows it, and is then killed.
+PARENT = """
+import subprocess, sys
+child = "from tests.hard.children import end_with_parent; end_with_parent(%s)\\nprint(1, flush=True)\\nwhile True: pass"
+process = subprocess.run([sys.executable, "-c", child])
+"""
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    """Whether a process has ended, or does so soon."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # ended; nobody has asked how
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_child_and_its_own_children_end_with_a_test_that_fails():
+    with pytest.raises(ZeroDivisionError), started([sys.executable, "-c", COUPLE]) as process:
+        grandchild = int(process.stdout.readline())
+        raise ZeroDivisionError
+    assert process.returncode == -signal.SIGKILL
+    assert gone(grandchild)
+
+
+def test_a_child_can_be_interrupted_where_the_tests_cannot():
+    done = subprocess.run([sys.executable, "-c", IGNORING], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(("seconds", "killed"), [(600, True), (0.5, False)])
+def test_a_child_that_goes_on_for_ever_ends_with_tests_that_are_killed_and_after_its_time(seconds, killed):
+    with started([sys.executable, "-c", PARENT % seconds], cwd=ROOT) as parent:
+        assert parent.stdout.readline() == "1\n"
+        (child,) = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
+        if killed:
+            parent.kill()
+        assert gone(child)
