@@ -31,7 +31,7 @@ def paddle_model() -> paddle.nn.Layer:
 
 def train_torch(model: torch.nn.Module, data: np.ndarray, labels: np.ndarray, folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with padiff.record(model, folder, every_n_steps=5, optimizer=optimizer) as rec:
+    with padiff.record(model, folder, every_n_steps=5, optimizer=optimizer, existing="overwrite") as rec:
         for x, y in zip(data, labels):
             loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
             loss.backward()
@@ -43,7 +43,7 @@ def train_torch(model: torch.nn.Module, data: np.ndarray, labels: np.ndarray, fo
 
 def train_paddle(model: paddle.nn.Layer, data: np.ndarray, labels: np.ndarray, folder: Path) -> None:
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
-    with padiff.record(model, folder, every_n_steps=5, optimizer=optimizer) as rec:
+    with padiff.record(model, folder, every_n_steps=5, optimizer=optimizer, existing="overwrite") as rec:
         for x, y in zip(data, labels):
             loss = paddle.nn.functional.cross_entropy(model(paddle.to_tensor(x)), paddle.to_tensor(y))
             loss.backward()
