@@ -33,7 +33,7 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: tuple[Run, Run
     sides = _sides(pair, alignment)
     infos = runs[0].info, runs[1].info
     reason = (
-        shift_cause(diff, runs[0])
+        shift_cause(diff, runs)
         or environment_cause(diff, infos)
         or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
     )

@@ -77,12 +77,8 @@ class FolderRun(_OnDisk):
         self._packs = PackReader(self.path)
 
     def numbers(self) -> list[int]:
-        steps = self.path / STEPS
-        try:
-            # By number: as text, 10 would come before 2.
-            return sorted(int(name) for name in _names(steps) if _STEP_NAME.fullmatch(name))
-        except NotADirectoryError:
-            raise RunFolderError(f"{steps} is a file; a run's steps lie in a folder. Copy the run again") from None
+        # By number: as text, 10 would come before 2.
+        return sorted(int(name) for name in _names(self.path / STEPS) if _STEP_NAME.fullmatch(name))
 
     def steps(self, number: int) -> list[Step]:
         folder = self.path / STEPS / step_folder(number)
@@ -197,13 +193,14 @@ def _names(folder: Path) -> list[str]:
     """Names of what a folder holds; none if it is not there.
 
     Raises:
-        RunFolderError: it must not be read.
-        NotADirectoryError: it is a file.
+        RunFolderError: it must not be read, or is a file.
     """
     try:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
+    except NotADirectoryError:
+        raise RunFolderError(f"{folder} is a file; expected a folder: the run is damaged. Copy it again") from None
     except PermissionError as error:
         raise RunFolderError(
             f"{folder} must not be read by this user ({error.strerror}). Allow it (chmod -R +rX), or copy the run"

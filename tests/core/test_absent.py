@@ -105,4 +105,4 @@ def test_gradients_of_zeros_stand_for_none():
 
     none = without(("grad", "update"), (3,), numbers=range(4), paddle=False)
     report = compare_runs(none, toy_run(range(4), paddle=True, plant=plant))
-    assert [d.pair.anchor.site for d in report.failed] == ["(loop)/update/learning_rate"]  # planted, too
+    assert report.passed and not report.failed

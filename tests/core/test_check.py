@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 
 import pytest
 
@@ -109,8 +109,10 @@ def test_checking_what_was_not_recorded_is_an_error():
 
 def test_a_dump_with_one_of_its_two_files_is_checked(tmp_path):
     for name, gone in (("a", "report.json"), ("b", "report.json")):
-        Path(toy_folder(tmp_path / name, [0]) / "steps" / "00000000" / "rank_0" / gone).unlink()
-    both = [tmp_path / name / "steps" / "00000000" / "rank_0" for name in "ab"]
+        run = toy_folder(tmp_path / "runs" / name, [0])
+        shutil.copytree(run / "steps" / "00000000" / "rank_0", tmp_path / name)
+        (tmp_path / name / gone).unlink()
+    both = [tmp_path / name for name in "ab"]
     assert check_params(*both)
     with pytest.raises(NothingToCompareError):
         check_report(*both)

@@ -43,6 +43,16 @@ def test_a_batch_that_was_left_out_is_named():
     assert first.cause.endswith("or the candidate left a batch out")
 
 
+def test_batches_in_another_order_are_not_called_shifted():
+    """Step 2 has the batch of step 3 and the other way round: no one shift explains both."""
+    steps = {one.number: one for one in toy_steps(range(6), True)}
+    order = [0, 1, 3, 2, 4, 5]
+    moved = [replace(steps[order[n]], number=n) for n in range(6)]
+    first = compare_runs(toy_run(range(6)), memory_run(toy_info(True), *moved)).first_diff
+    assert (first.step, first.stage) == (2, "input")
+    assert first.cause.startswith("the candidate's batch is the reference's of step 3: the batches come in another")
+
+
 def test_other_batches_are_not_called_shifted():
     other = planted("(root)/input/input.x", lambda v: np.random.default_rng(9).normal(size=v.shape), at=2)
     first = compare_runs(toy_run(range(6)), toy_run(range(6), paddle=True, plant=other)).first_diff

@@ -107,8 +107,7 @@ def test_padiff_watch_says_so_and_judges_the_new_recording_only(paths, tmp_path,
     toy_folder(paths[0], range(4))
     wrong = Growing(paths[1], paddle=True, plant=WRONG)
     wrong.write(0, 1, 2)
-    process = watch(paths, logdir)
-    try:
+    with watch(paths, logdir) as process:
         wait_for(lambda: shown(logdir) == [0, 1, 2], 60)
         killed(wrong)
         if removed:
@@ -117,8 +116,6 @@ def test_padiff_watch_says_so_and_judges_the_new_recording_only(paths, tmp_path,
         mended.write(*range(4))
         mended.close()
         code, out, _ = ended(process)
-    finally:
-        process.kill()
     assert code == 0 and "both runs have ended; 4 steps compared" in out
     told = out.splitlines()
     [place] = [k for k, line in enumerate(told) if f"{paths[1]} was recorded anew: the log folder" in line]
