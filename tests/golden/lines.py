@@ -1,0 +1,79 @@
+"""What a comparison says of a pair of runs, as lines of text that two versions of padiff can be held to."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import padiff
+from padiff.align import align
+from padiff.compare import NoisePolicy, Tolerance
+from padiff.dump import open_run
+from padiff.errors import PadiffError
+from padiff.layer_map import LayerMap
+from padiff.records import Diff, Report
+
+PAIRS = Path(__file__).with_name("pairs.tar.xz")
+EXPECTED = Path(__file__).with_name("expected.txt.xz")
+
+_FIGURES = (
+    "max_abs max_rel mean_abs mean_reference l2 reference_l2 candidate_l2 bulk_l2 size index values beyond nonfinite "
+    "overflowed basis spread"
+).split()
+
+
+def lines_of(folder: Path) -> list[str]:
+    """The limits, verdicts, first diff and messages of a pair of runs, one line for each thing that may change."""
+    meta = json.loads((folder / "pair.json").read_text())
+    policy = eval(meta["policy"], {"NoisePolicy": NoisePolicy, "Tolerance": Tolerance})
+    layer_map = [tuple(tuple(s) if isinstance(s, list) else s for s in pair) for pair in meta["layer_map"]]
+    runs = [open_run(folder / side) for side in ("reference", "candidate")]
+    try:
+        report = padiff.compare_runs(*runs, layer_map=layer_map, policy=policy, stages=meta["stages"], workers=1)
+    except PadiffError as error:
+        return [f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")]
+    return [*_aligned(runs, layer_map), *(_diff(diff) for diff in report.diffs), *_told(report)]
+
+
+def _aligned(runs: list[Any], layer_map: Any) -> Iterator[str]:
+    alignment = align(runs[0].info, runs[1].info, LayerMap.of(layer_map))
+    yield from (f"align {line}" for line in str(alignment).splitlines())
+
+
+def _diff(diff: Diff) -> str:
+    pair, figures = diff.pair, diff.figures
+    sides = [record.site if record is not None else None for record in (pair.reference, pair.candidate)]
+    numbers = None if figures is None else [getattr(figures, name) for name in _FIGURES]
+    return (
+        f"diff {pair.step} {sides[0]} {sides[1]} [{pair.transform}] {diff.passed} {diff.limit!r} {diff.judged!r} "
+        f"[{diff.problem}] {numbers!r}"
+    )
+
+
+def _told(report: Report) -> Iterator[str]:
+    yield f"outcome {report.outcome}"
+    first = report.first_diff
+    if first is not None:
+        yield f"first {first.step} {first.stage} {first.reference} {first.candidate} {first.slot} {first.max_abs!r}"
+        yield f"cause {first.cause}"
+    yield from (f"told {line}" for line in str(report).splitlines())
+
+
+def write_expected(lines: Mapping[str, list[str]]) -> None:
+    """Write the golden file."""
+    text = "".join(f"# {name}\n" + "".join(f"{line}\n" for line in found) for name, found in sorted(lines.items()))
+    EXPECTED.write_bytes(lzma.compress(text.encode(), preset=9))
+
+
+def read_expected() -> dict[str, list[str]]:
+    """What the golden file says of each pair."""
+    found: dict[str, list[str]] = {}
+    for line in lzma.decompress(EXPECTED.read_bytes()).decode().split("\n")[:-1]:
+        if line.startswith("# "):
+            lines = found.setdefault(line[2:], [])
+        else:
+            lines.append(line)
+    return found
