@@ -47,8 +47,9 @@ warnings.filterwarnings("ignore")
 
 from grown_trees import GROWN
 
-from padiff.align import Alignment, Seen, align, names
-from padiff.align.evidence import KINDS_OF_EVIDENCE
+from padiff.align import Alignment, Seen, align
+from padiff.align.matching import names
+from padiff.align.matching.evidence import KINDS_OF_EVIDENCE
 
 Links = frozenset[tuple[str, str]]
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from padiff.compare import NoisePolicy as NoisePolicy
     from padiff.compare import Tolerance as Tolerance
     from padiff.compare import compare_runs as compare_runs
-    from padiff.detail import Detail as Detail
     from padiff.dump import open_run as open_run
     from padiff.errors import PadiffError as PadiffError
     from padiff.proxy import ProxyModel as ProxyModel
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from padiff.proxy import set_dump_root_path as set_dump_root_path
     from padiff.recorder import Recorder as Recorder
     from padiff.recorder import record as record
+    from padiff.recorder.detail import Detail as Detail
+    from padiff.recorder.schedule import Schedule as Schedule
     from padiff.records import Report as Report
-    from padiff.schedule import Schedule as Schedule
     from padiff.weights import add_special_init as add_special_init
     from padiff.weights import assign_weight as assign_weight
     from padiff.weights.found_map import LayerMap as LayerMap
@@ -39,14 +39,14 @@ __version__ = "0.1.0"
 # Where each public name comes from; looked up when first asked for.
 _PUBLIC = {
     "Alignment": "padiff.align",
-    "Detail": "padiff.detail",
+    "Detail": "padiff.recorder.detail",
     "LayerMap": "padiff.weights.found_map",
     "NoisePolicy": "padiff.compare",
     "PadiffError": "padiff.errors",
     "ProxyModel": "padiff.proxy",
     "Recorder": "padiff.recorder",
     "Report": "padiff.records",
-    "Schedule": "padiff.schedule",
+    "Schedule": "padiff.recorder.schedule",
     "Tolerance": "padiff.compare",
     "add_special_init": "padiff.weights",
     "assign_weight": "padiff.weights",

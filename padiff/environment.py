@@ -19,8 +19,8 @@ import numpy as np
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
+from padiff.model.selection import Node
 from padiff.records import RunInfo
-from padiff.selection import Node
 
 #: Where Linux describes the processor.
 CPU_FILE = "/proc/cpuinfo"

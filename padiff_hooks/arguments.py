@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from padiff.compare import Policy, Tolerance
 from padiff.errors import UsageError
+from padiff.model.selection import nearest
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES
-from padiff.selection import nearest
 
 #: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)
 CODES = {MATCH: 0, DIFFER: 1, CANNOT_TELL: 3}

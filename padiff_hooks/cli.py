@@ -20,13 +20,13 @@ from rich.console import Console
 from padiff import __version__
 from padiff.compare import RunComparison, compare_runs
 from padiff.compare.workers import check_workers
-from padiff.distribution import warn_of_older
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
 from padiff.report import to_json, to_junit, to_markdown
+from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, names_of, policy_of, steps_of
-from padiff_hooks.doctor import add_doctor, split_arguments
+from padiff_hooks.doctor.command import add_doctor, split_arguments
 from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_text import map_to_yaml
 from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out

@@ -12,7 +12,7 @@ from padiff.dump.format import RUN_FILE
 from padiff.dump.local import local_folder
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
 from padiff.records import Report, Run
 from padiff_hooks.recording import Recording
 from padiff_hooks.zooming import Zooming
@@ -29,7 +29,7 @@ class PairedRuns:
 
     Args:
         reference, candidate: run folders; they need not exist yet.
-        layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
+        layer_map: layers that answer to each other, as `padiff.model.layer_map.LayerMap.of` takes them.
         policy: when a diff passes. Default: `padiff.NoisePolicy`.
         done: steps that were compared before (a restart).
         zoom: whether recorders that still record sketches are asked for full tensors where one is beyond its limit.

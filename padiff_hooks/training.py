@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy
-from padiff.detail import Detail
 from padiff.dump.local import is_remote, local_folder
 from padiff.errors import PadiffError, RunsDifferError, UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
 from padiff.recorder import Recorder
+from padiff.recorder.detail import Detail
+from padiff.recorder.schedule import Schedule
 from padiff.records import CANNOT_TELL, FirstDiff, Report, Step, verdict
-from padiff.schedule import Schedule
-from padiff.switches import say
+from padiff.system.switches import say
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream, own_scalars_of
@@ -34,7 +34,7 @@ class TrainingRecorder:
         every_n_steps: which steps are due: a number or a `Schedule`.
         detail, full_every_n_steps: how much is kept of each tensor, and in which due steps all; see `padiff.record`.
         pack, compression, max_bytes: how it is stored, and how large the folder may become; see there.
-        white_list, black_list: which layers to record; see `padiff.selection.select`.
+        white_list, black_list: which layers to record; see `padiff.model.selection.select`.
         layer_map: without a reference, layers of this model that answer, in order, to those of the other run's map;
             with one, also pairs of paths (reference, candidate), a mapping, or a YAML file.
         reference: a run folder, recorded before or growing beside this one, to compare with while training.

@@ -1,9 +1,8 @@
-"""Which layer, which parameter and which record answers to which."""
+"""Which layer and which parameter answers to which."""
 
-from padiff.align.found import Alignment, Doubt, LayerPair, ParameterPair, Part, Seen, SplitPair
+from padiff.align.alignment import Alignment, Doubt, LayerPair, ParameterPair, Part, Seen, SplitPair
 from padiff.align.layers import align
-from padiff.align.pairs import pair_steps
-from padiff.align.settle import settled
+from padiff.align.resolve import settled
 
 __all__ = [
     "Alignment",
@@ -14,6 +13,5 @@ __all__ = [
     "Seen",
     "SplitPair",
     "align",
-    "pair_steps",
     "settled",
 ]

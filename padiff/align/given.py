@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from padiff.align.units import inside
+from padiff.align.matching.units import inside
 from padiff.errors import UsageError
-from padiff.layer_map import LayerMap, Side
+from padiff.model.layer_map import LayerMap, Side
+from padiff.model.selection import nearest
 from padiff.records import Layer, RunInfo
-from padiff.selection import nearest
 
 _SIDES = ("reference", "candidate")
 

@@ -7,20 +7,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from padiff.align.around import Matched, Tree, pair_containers, pair_plain
-from padiff.align.forest import Node, forest
-from padiff.align.found import Alignment, LayerPair, ParameterPair, Seen, SplitPair
+from padiff.align.alignment import Alignment, LayerPair, ParameterPair, Seen, SplitPair
 from padiff.align.given import Entry, entries, regions
-from padiff.align.names import Linked, vocabulary
-from padiff.align.parameters import Parameters, with_packed_biases, with_summed_biases
-from padiff.align.regions import Regions
-from padiff.align.sides import Match, Side
-from padiff.align.units import Unit, containers_of, homes_of, settled, units_of
-from padiff.align.values import same_values
-from padiff.align.wholes import differing
-from padiff.equivalents import ONE_SIDED, stands_for_none
+from padiff.align.matching.around import Matched, Tree, pair_containers, pair_plain
+from padiff.align.matching.forest import Node, forest
+from padiff.align.matching.names import Linked, vocabulary
+from padiff.align.matching.parameters import Parameters, with_packed_biases, with_summed_biases
+from padiff.align.matching.regions import Regions
+from padiff.align.matching.sides import Match, Side
+from padiff.align.matching.units import Unit, containers_of, homes_of, settled, units_of
+from padiff.align.matching.values import same_values
+from padiff.align.matching.wholes import differing
 from padiff.errors import UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.equivalents import ONE_SIDED, stands_for_none
+from padiff.model.layer_map import LayerMap
 from padiff.records import Layer, RunInfo
 
 _NOTHING = Seen()
@@ -53,7 +53,8 @@ def align(
         whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
             hold: those that a rule of the user's is about.
         choices: answers to the `Doubt`s of an earlier alignment, by what they are about.
-        without: kinds of evidence to leave out (`padiff.align.evidence.KINDS_OF_EVIDENCE`), to see what they are worth.
+        without: kinds of evidence to leave out (`padiff.align.matching.evidence.KINDS_OF_EVIDENCE`), to see what they
+            are worth.
 
     Raises:
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.

@@ -12,9 +12,9 @@ from padiff.auto.settings import Settings, Side
 from padiff.auto.words import Said, said
 from padiff.compare import Tolerance
 from padiff.errors import UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
+from padiff.model.selection import nearest
 from padiff.records import ROOT
-from padiff.selection import nearest
 from padiff.weights.live import LiveModel, frameworks_name
 from padiff.weights.special_init import ruled, special_init
 

@@ -8,7 +8,7 @@ from typing import Any
 from padiff.auto.settings import Side
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of_tensor
-from padiff.selection import nearest
+from padiff.model.selection import nearest
 from padiff.weights.live import LiveModel
 
 

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from padiff import equivalents
 from padiff.align import Alignment
 from padiff.auto.arguments import understand
 from padiff.auto.diff_log import write_diff_log
 from padiff.auto.dropout import Masks, masks_drawn, masks_of_base
 from padiff.auto.dumps import forget_dumps, leave_dumps
+from padiff.auto.noise_driven import Steered
 from padiff.auto.partners import aligned_as, carried_over, seen_of, unlooked
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
 from padiff.auto.settings import Settings, Side
-from padiff.auto.steered import Steered
 from padiff.auto.synchronised import gradients_of_base, outputs_of_base
 from padiff.auto.tell import Teller
 from padiff.compare import RunComparison
-from padiff.distribution import warn_of_older
+from padiff.model import equivalents
 from padiff.recorder import MemoryRun
 from padiff.records import Coverage, Diff, FirstDiff, Layer, Report, Step
+from padiff.system.distribution import warn_of_older
 from padiff.weights.assign import AssignError, Carried
 
 _FORWARD = ("input", "forward", "loss")

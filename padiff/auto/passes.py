@@ -10,9 +10,9 @@ from typing import Any
 
 from padiff.auto.settings import Side
 from padiff.errors import UsageError
+from padiff.model.structure import flatten
 from padiff.recorder.capture import Capture
 from padiff.records import Step
-from padiff.structure import flatten
 
 #: Something that is on for the length of a pass (hooks that replace outputs).
 During = Callable[[], AbstractContextManager[Any]]

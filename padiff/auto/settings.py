@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.compare import Tolerance
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
+from padiff.model.selection import select
+from padiff.model.tree import owning
 from padiff.records import ROOT
-from padiff.selection import select
-from padiff.tree import owning
 from padiff.weights.live import LiveModel, is_proxy
 
 

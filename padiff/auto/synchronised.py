@@ -13,8 +13,8 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.auto.settings import Side
 from padiff.frameworks.base import Handle
+from padiff.model.structure import flatten, replace_tensors
 from padiff.records import Step
-from padiff.structure import flatten, replace_tensors
 
 #: Values of the base by its layer's path and call, then by slot.
 _Values = dict[tuple[str, int], dict[str, np.ndarray]]

@@ -10,8 +10,8 @@ from traceback import FrameSummary, StackSummary
 from padiff.align import Alignment
 from padiff.auto.partners import Unlooked
 from padiff.auto.settings import Settings, Side
+from padiff.model.tree_text import tree_text
 from padiff.records import CANNOT_TELL, ROOT, Diff, Report, count_text, is_functional, verdict, zeros_text
-from padiff.tree_text import tree_text
 from padiff.weights.assign import Carried, success
 
 _STAGE_NAMES = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.layer_map import LayerMap
-from padiff.selection import nearest
+from padiff.model.layer_map import LayerMap
+from padiff.model.selection import nearest
 from padiff.weights.arguments import torch_is_second
 
 #: The options, with their defaults.
@@ -48,7 +48,7 @@ class Said:
 
     Attributes:
         models, inputs, loss_fns, optimizers: of the two models.
-        layer_map: as `padiff.layer_map.LayerMap.of` takes it.
+        layer_map: as `padiff.model.layer_map.LayerMap.of` takes it.
         options: all options, those that the call does not give with their defaults.
         first_generation: whether the first generation's words are in it.
         turned: whether the second model is the base: of a paddle layer and a torch module in the first generation's

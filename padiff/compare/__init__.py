@@ -1,8 +1,8 @@
 """Measuring pairs, judging diffs, and comparing whole runs."""
 
-from padiff.compare.measure import measure
-from padiff.compare.noise import NoisePolicy
+from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.judge.policy import Policy, Tolerance
+from padiff.compare.measure.arrays import measure
 from padiff.compare.runs import RunComparison, compare_runs
-from padiff.compare.tolerance import Policy, Tolerance
 
 __all__ = ["NoisePolicy", "Policy", "RunComparison", "Tolerance", "compare_runs", "measure"]

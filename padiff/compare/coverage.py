@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from padiff.align import Alignment, LayerPair, views
-from padiff.align.units import homes_of
-from padiff.compare.explain import setting_notes
-from padiff.compare.ranks import OWN_SAMPLES, ranks_told
-from padiff.compare.zero import NOISE
-from padiff.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
+from padiff.align import Alignment, LayerPair
+from padiff.align.matching.units import homes_of
+from padiff.compare.diagnose.causes import setting_notes
+from padiff.compare.judge.zero import NOISE
+from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
+from padiff.pair import layouts as views
+from padiff.pair.processes import OWN_SAMPLES, ranks_told
 from padiff.records import AMPLIFIED, PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
 
 

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from padiff.align import Alignment, Seen, align, settled
-from padiff.compare.absent import AbsentStages
+from padiff.compare.boundaries import cut_elsewhere
 from padiff.compare.coverage import Tally
-from padiff.compare.cuts import cut_elsewhere
-from padiff.compare.drift import NONE, doubted, drift
-from padiff.compare.explain import first_diff, setting_diff
+from padiff.compare.diagnose.causes import first_diff, setting_diff
 from padiff.compare.findings import Findings
-from padiff.compare.noise import NoisePolicy
-from padiff.compare.ranks import ranks_told
-from padiff.compare.sketched import measure_pair
-from padiff.compare.step_pairs import left_out, rank_steps, step_pairs, weights_known
-from padiff.compare.tolerance import Policy
-from padiff.compare.unrecorded import Unrecorded, excused, with_unrecorded
+from padiff.compare.judge.absent import AbsentStages
+from padiff.compare.judge.drift import NONE, doubted, drift
+from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.judge.policy import Policy
+from padiff.compare.judge.unrecorded import Unrecorded, excused, with_unrecorded
+from padiff.compare.measure.sketches import measure_pair
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import SingleDump, open_run
 from padiff.environment import differences
 from padiff.errors import NothingToCompareError, UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
+from padiff.model.selection import nearest
+from padiff.pair.processes import ranks_told
+from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
-from padiff.selection import nearest
 
 # Seconds between two looks at how much of a step is measured.
 _TICK = 0.2
@@ -40,12 +40,12 @@ class RunComparison:
 
     Args:
         reference, candidate: the run to trust, the run in question.
-        layer_map: layers that answer to each other, as `padiff.layer_map.LayerMap.of` takes them.
+        layer_map: layers that answer to each other, as `padiff.model.layer_map.LayerMap.of` takes them.
         policy: when a diff passes. Default: `NoisePolicy`.
         stages: only these stages are reported; a policy may look at the others for what it allows these.
         layers: only layers whose paths in either run match one of these patterns are reported; likewise.
-        cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.cuts`); where
-            one side's layers run on the other's values, only for those whose outputs have other shapes.
+        cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.boundaries`);
+            where one side's layers run on the other's values, only for those whose outputs have other shapes.
         aligned: what pairs the layers, called as `padiff.align.align` is.
         workers: processes that measure steps ahead of the one that is judged.
         measuring: called now and then while a step is measured, with the share of it that is done.

@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from padiff.align import Alignment
-from padiff.compare.sketched import kept_as_sketch, measure_pair
-from padiff.compare.step_pairs import rank_steps, step_pairs
+from padiff.compare.measure.sketches import kept_as_sketch, measure_pair
 from padiff.dump import open_run
 from padiff.errors import UsageError
-from padiff.follow import follow
+from padiff.pair.ranks import rank_steps, step_pairs
 from padiff.records import Diff, Figures, Pair, Record, Run, Step
+from padiff.system.follow import follow
 
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor

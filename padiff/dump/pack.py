@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from padiff.dump import codecs
-from padiff.dump.bounded import check_inside, shape_of
+from padiff.dump.deduplication import SHARED, Unchanged
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
-from padiff.dump.unchanged import SHARED, Unchanged
+from padiff.dump.untrusted import check_inside, shape_of
 from padiff.errors import RunFolderError, TensorFileError
 from padiff.records import STAGES, InMemory, Record, Sketched, Step, TensorSource
-from padiff.sketch import BUCKETS, FIGURES
+from padiff.sketches.sketch import BUCKETS, FIGURES
 
 PACK_FILE = "step.safetensors"
 SCHEMA_VERSION = 1

@@ -6,11 +6,11 @@ import os
 import shutil
 from pathlib import Path
 
+from padiff.dump.deduplication import SHARED
 from padiff.dump.format import FINISHED_FILE, RUN_FILE, STEPS
 from padiff.dump.lock import FolderLock
 from padiff.dump.read import read_info
 from padiff.dump.structures import STRUCTURES
-from padiff.dump.unchanged import SHARED
 from padiff.errors import RunFolderError
 from padiff.records import RunInfo
 

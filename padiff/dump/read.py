@@ -14,7 +14,6 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from padiff.dump.bounded import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.dump.format import (
     FINISHED_FILE,
     PARAMS_FILE,
@@ -29,6 +28,7 @@ from padiff.dump.format import (
 from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.tensor_file import TensorFile
+from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.environment import environment_from_json
 from padiff.errors import RunFolderError
 from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text

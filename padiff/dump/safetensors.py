@@ -20,8 +20,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from padiff.dump.bounded import parse_json, shape_of
 from padiff.dump.files import bytes_of, write_all
+from padiff.dump.untrusted import parse_json, shape_of
 from padiff.errors import RunFolderError
 
 #: The format's names of dtypes, and those of numpy's.

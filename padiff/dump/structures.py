@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from padiff.dump.bounded import LARGEST_JSON, parse_json, read_text
 from padiff.dump.files import write_text
 from padiff.dump.safetensors import Mapped, Place
+from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text
 from padiff.errors import RunFolderError
 from padiff.records import Step
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.budget import Budget, size_of
+from padiff.dump.deduplication import Unchanged
+from padiff.dump.exit_flush import end_at_exit, is_closed
 from padiff.dump.files import write_json, write_npy
 from padiff.dump.forks import own
 from padiff.dump.format import (
@@ -35,8 +37,6 @@ from padiff.dump.pack import PackWriter
 from padiff.dump.prepare import identity_for, prepare
 from padiff.dump.storage import Storage
 from padiff.dump.trouble import explain
-from padiff.dump.unchanged import Unchanged
-from padiff.dump.unclosed import end_at_exit, is_closed
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import LOOP, InMemory, Record, RunInfo, Step, make_sketches
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.samples import Empty
+from padiff.sketches.samples import Empty
 
 #: Why nothing is recorded inside of a function transform (`Framework.transforming`).
 TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
@@ -144,7 +144,7 @@ class Framework(Protocol):
         """
 
     def sample(self, tensor: Any, turned: bool = False) -> Any:
-        """A copy of the elements that a sketch looks at (`padiff.sketch.sample`), flat.
+        """A copy of the elements that a sketch looks at (`padiff.sketches.sketch.sample`), flat.
 
         On the CPU an array; on another device a tensor that is still there, and that `fetch` brings over.
         ``turned`` looks at a matrix transposed.

@@ -28,8 +28,8 @@ from padiff.frameworks.paddle_api import Seeing
 from padiff.frameworks.paddle_environment import paddle_autocast, paddle_environment
 from padiff.frameworks.paddle_optimizers import hook_optimizer, learning_rates, optimized, steppers
 from padiff.frameworks.settings import plain_settings
-from padiff.samples import Empty
-from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
+from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows, sample
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
 _BITS = {

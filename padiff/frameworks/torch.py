@@ -19,8 +19,8 @@ from padiff.frameworks.torch_environment import torch_autocast, torch_environmen
 from padiff.frameworks.torch_fused import gradients_of, skips
 from padiff.frameworks.torch_memory import PLAIN, array_of, memory_key, memory_of, readable, transforming
 from padiff.frameworks.torch_wrapped import steppers
-from padiff.samples import Empty
-from padiff.sketch import BLOCK, ELEMENTS, block_rows, sample
+from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows, sample
 
 _WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from padiff.check import tolerance_of
 from padiff.compare import Tolerance
-from padiff.compare.measure import figures_of
+from padiff.compare.measure.arrays import figures_of
 from padiff.errors import NothingToCompareError
 from padiff.frameworks import framework_of_tensor
 

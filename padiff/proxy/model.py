@@ -13,11 +13,11 @@ from padiff.dump.local import local_folder
 from padiff.dump.write import write_dump
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
+from padiff.model.selection import MODES, find_paths, select
+from padiff.model.tree import describe, owning, walk
 from padiff.proxy.root import claim_name, get_dump_root_path
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, RunInfo, Step
-from padiff.selection import MODES, find_paths, select
-from padiff.tree import describe, owning, walk
 from padiff.weights.special_init import ruled_kinds, wholes
 
 _REPORT = {stage: place for stage, place in FOLDERS.items() if place[0] == REPORT_FILE}

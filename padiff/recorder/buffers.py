@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.recorder.notes import Difference
+from padiff.recorder.record_buffer import Difference
 from padiff.records import InMemory, Step
 
 # Smaller arrays come from the heap anyway, which keeps its pages.

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from padiff.detail import NOTHING
 from padiff.frameworks.base import TRANSFORMED, Framework, Handle
+from padiff.model.selection import Node
+from padiff.model.structure import flatten, flatten_inputs
+from padiff.recorder.detail import NOTHING
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.layers import Layers
 from padiff.recorder.left_out import Left
-from padiff.recorder.notes import LevelOf, Notes, Taken, everything
 from padiff.recorder.parameters import Parameters, View
+from padiff.recorder.record_buffer import LevelOf, Notes, Taken, everything
 from padiff.records import LOOP, Step
-from padiff.samples import Empty, Samples
-from padiff.selection import Node
-from padiff.structure import flatten, flatten_inputs
-from padiff.switches import Switches
+from padiff.sketches.samples import Empty, Samples
+from padiff.system.switches import Switches
 
 
 @dataclass(slots=True)

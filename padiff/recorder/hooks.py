@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from padiff.frameworks.base import Framework, Handle
-from padiff.selection import Node
-from padiff.switches import Switches
+from padiff.model.selection import Node
+from padiff.system.switches import Switches
 
 if TYPE_CHECKING:
     from padiff.recorder.capture import Capture

@@ -8,9 +8,9 @@ from typing import Any
 
 from padiff.errors import SelectionError
 from padiff.frameworks.base import Framework
+from padiff.model.selection import Node, find_paths, select, with_mode
+from padiff.model.tree import describe, owning, walk
 from padiff.records import Layer
-from padiff.selection import Node, find_paths, select, with_mode
-from padiff.tree import describe, owning, walk
 
 # How many paths a message names.
 _NAMED = 4
@@ -21,8 +21,9 @@ class Layers:
 
     Args:
         model: the model.
-        white_list, black_list, layer_map: as `padiff.selection.select` takes them. Layers are meant by their paths:
-            what takes a layer's place is in the list as it was. Items that match nothing any more are passed over.
+        white_list, black_list, layer_map: as `padiff.model.selection.select` takes them. Layers are meant by their
+            paths: what takes a layer's place is in the list as it was. Items that match nothing any more are passed
+            over.
 
     Attributes:
         nodes: the layers, the model itself first.

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from padiff.detail import NOTHING, SKETCH
 from padiff.frameworks.base import Framework
+from padiff.model.selection import Node
+from padiff.recorder.detail import NOTHING, SKETCH
 from padiff.recorder.left_out import Left
-from padiff.recorder.notes import LevelOf, Notes, Sampled, Taken, Whole, everything
+from padiff.recorder.record_buffer import LevelOf, Notes, Sampled, Taken, Whole, everything
 from padiff.records import LOOP
-from padiff.selection import Node
-from padiff.sketch import Cut, cut_of
+from padiff.sketches.sketch import Cut, cut_of
 
 # How many parameters are looked at to see whether something stepped.
 _LOOKED_AT = 8

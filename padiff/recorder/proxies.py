@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.schedule import Schedule
+from padiff.recorder.schedule import Schedule
 
 
 def unwrapped(

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.detail import Detail, Levels
-from padiff.distribution import warn_of_older
 from padiff.dump.forks import own
 from padiff.dump.local import local_folder
 from padiff.dump.storage import Storage
@@ -26,18 +24,20 @@ from padiff.errors import UnwritableFolderError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
+from padiff.recorder.detail import Detail, Levels
 from padiff.recorder.layers import Layers
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
-from padiff.recorder.notices import Notices
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.parameters import View
 from padiff.recorder.proxies import check_as_made, unwrapped
+from padiff.recorder.schedule import Schedule
+from padiff.recorder.warn import Notices
 from padiff.records import RunInfo, Step, bytes_text
-from padiff.samples import Samples
-from padiff.schedule import Schedule
-from padiff.sketch import Kind
-from padiff.switches import say
+from padiff.sketches.samples import Samples
+from padiff.sketches.sketch import Kind
+from padiff.system.distribution import warn_of_older
+from padiff.system.switches import say
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
 _of_the_parent: list[Any] = []
@@ -479,7 +479,7 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Re
         full_every_n_steps: in which of the due steps full tensors are kept instead of sketches. Default: none.
         optimizer: the optimizer, or several; with it `grad` is what the optimizer consumed (after clipping and
             unscaling) and `update` is what it did. Without it `grad` is what backward left.
-        white_list, black_list: which layers to record; see `padiff.selection.select`.
+        white_list, black_list: which layers to record; see `padiff.model.selection.select`.
         layer_map: layers that answer, in order, to those of the other run's ``layer_map``; their sublayers
             are not recorded.
         pack: whether all of a step goes into one file, in the safetensors format. Default: where sketches or a

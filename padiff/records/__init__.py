@@ -3,6 +3,7 @@
 Numpy only. Everything here is frozen: a room makes new values, it does not edit the ones it was given.
 """
 
+from padiff.records.both import SIDES, Both
 from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.folded import FoldedDiffs
 from padiff.records.recorded import (
@@ -49,6 +50,7 @@ from padiff.records.run_text import (
 
 __all__ = [
     "AMPLIFIED",
+    "Both",
     "CANNOT_TELL",
     "Coverage",
     "DIFFER",
@@ -68,6 +70,7 @@ __all__ = [
     "Report",
     "Run",
     "RunInfo",
+    "SIDES",
     "STAGES",
     "Sketched",
     "Step",

@@ -15,7 +15,7 @@ class Pair:
         step: the step's number.
         reference, candidate: the records, `None` where that side has none.
         transform: how the candidate's values are brought into the reference's layout: empty, or a view
-            as `padiff.align.views` writes it (``transpose``, ``axes 0,3,1,2``, ``reshape``).
+            as `padiff.pair.layouts` writes it (``transpose``, ``axes 0,3,1,2``, ``reshape``).
         scales: what each side's values are divided by before comparing (loss scaling).
         optional: whether it is no diff that a side is missing: a buffer that only one model keeps.
     """

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.errors import SketchOnlyError
-from padiff.samples import Samples
-from padiff.sketch import Sketch
+from padiff.sketches.samples import Samples
+from padiff.sketches.sketch import Sketch
 
 #: Where in a step, in causal order.
 STAGES = ("input", "weight", "forward", "loss", "backward", "grad", "update")
@@ -56,7 +56,8 @@ class Sketched:
     """A tensor source of which a sketch is all that is kept.
 
     Args:
-        row: the sketch, as `padiff.sketch.Sketch.row` gives it; or the step's samples, and the number of its own.
+        row: the sketch, as `padiff.sketches.sketch.Sketch.row` gives it; or the step's samples, and the number of its
+            own.
         size: how many numbers the tensor has; a complex one is two.
         turned: whether the sketch is of the transposed matrix.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from padiff.records.compared import Coverage, Diff, FirstDiff
 from padiff.records.recorded import LOOP, STAGES
-from padiff.sketch import ELEMENTS, SPREAD
+from padiff.sketches.sketch import ELEMENTS, SPREAD
 
 #: What a comparison may come to (`Report.outcome`).
 MATCH, DIFFER, CANNOT_TELL = OUTCOMES = ("match", "differ", "cannot tell")

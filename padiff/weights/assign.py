@@ -9,9 +9,9 @@ from typing import Any
 
 from padiff.align import Alignment, ParameterPair, Seen, align
 from padiff.errors import UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
+from padiff.model.tree_text import tree_text
 from padiff.records import Step
-from padiff.tree_text import tree_text
 from padiff.weights.arguments import understand
 from padiff.weights.live import LiveModel
 from padiff.weights.plan import NoPlanError, Plan, planned

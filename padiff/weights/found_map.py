@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from padiff import layer_map as given
 from padiff.align import LayerPair, align
 from padiff.errors import UsageError
+from padiff.model import layer_map as given
 from padiff.records import ROOT
 from padiff.weights.live import LiveModel
 from padiff.weights.special_init import ruled_either_way, special_init, wholes

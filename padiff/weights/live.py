@@ -9,9 +9,9 @@ import numpy as np
 
 from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework
+from padiff.model.selection import Node, find_paths
+from padiff.model.tree import describe, walk
 from padiff.records import ROOT, Layer, RunInfo
-from padiff.selection import Node, find_paths
-from padiff.tree import describe, walk
 
 
 class LiveModel:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from padiff import equivalents
 from padiff.align import Alignment, ParameterPair, Part
-from padiff.align.units import homes_of
-from padiff.layer_map import LayerMap
+from padiff.align.matching.units import homes_of
+from padiff.model import equivalents
+from padiff.model.layer_map import LayerMap
 from padiff.records import Layer, Parameter
 from padiff.weights.live import LiveModel
 from padiff.weights.special_init import special_init

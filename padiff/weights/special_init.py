@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
-from padiff import equivalents
 from padiff.errors import UsageError
+from padiff.model import equivalents
 from padiff.records import ROOT, Layer
 
 #: ``init(base_layer, raw_layer)`` copies the base layer's weights into the raw layer.

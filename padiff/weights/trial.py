@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from padiff.align import Alignment, pair_steps, views
+from padiff.align import Alignment
 from padiff.errors import UsageError
+from padiff.pair import layouts as views
+from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, Pair, Step
 from padiff.weights.live import LiveModel

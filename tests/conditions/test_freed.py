@@ -15,6 +15,7 @@ import padiff
 from padiff.frameworks.base import UncopiedError
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.frameworks.torch_memory import memory_of
+from padiff.sketches.sketch import sketch_of
 
 from .freed import KINDS, MADE, Elsewhere, Flat, part, without_memory
 from .making import PADDLE, TORCH, assert_neutral, counts, train
@@ -125,8 +126,8 @@ def test_a_square_weight_that_is_transposed_in_place_is_sketched_as_it_is():
                 model.weight.t_()
                 model.weight.grad.t_()
     first, second = (next(r.source.sketch for r in rec.run.steps(n)[0].records if r.stage == "weight") for n in (0, 1))
-    assert padiff.sketch.sketch_of(model.weight.detach().numpy()).projection.tolist() == first.projection.tolist()
-    assert second.projection.tolist() == padiff.sketch.sketch_of(model.weight.detach().numpy().T).projection.tolist()
+    assert sketch_of(model.weight.detach().numpy()).projection.tolist() == first.projection.tolist()
+    assert second.projection.tolist() == sketch_of(model.weight.detach().numpy().T).projection.tolist()
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(1).expand(60, 70), lambda: torch.ones(5)[:0], lambda: part()[::7]])

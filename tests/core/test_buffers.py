@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from padiff.recorder.buffers import Buffers
-from padiff.recorder.notes import Difference
+from padiff.recorder.record_buffer import Difference
 from padiff.records import InMemory, Record, Step
 
 

@@ -22,7 +22,7 @@ from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.errors import TensorFileError, UsageError
 from padiff.records import Sketched
-from padiff.sketch import sketch_of
+from padiff.sketches.sketch import sketch_of
 
 from .making import info, plain, record, root, step, toy_folder, write_run
 

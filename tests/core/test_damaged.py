@@ -11,7 +11,7 @@ import pytest
 
 from padiff import compare_runs, open_run
 from padiff.errors import RunFolderError, UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
 from padiff_hooks.cli import main
 
 from .making import toy_folder

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from padiff.distribution import warn_of_older
+from padiff.system.distribution import warn_of_older
 
 
 def test_an_older_padiff_beside_this_one_is_told_with_the_remedy(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from padiff.compare.drift import Drift, Update, doubted, drift, inherited
-from padiff.compare.measure import measure
-from padiff.compare.noise import NoisePolicy
+from padiff.compare.judge.drift import Drift, Update, doubted, drift, inherited
+from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.measure.arrays import measure
 from padiff.records import Coverage, Diff, Figures, FirstDiff, Pair
 
 from .test_tolerance import near, two

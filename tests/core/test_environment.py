@@ -18,9 +18,9 @@ from padiff.dump import open_run
 from padiff.environment import cautions, differences, environment_from_json, fingerprint
 from padiff.errors import RunFolderError
 from padiff.frameworks import framework_of
+from padiff.model.tree import walk
 from padiff.records import Layer, RunInfo
 from padiff.report import coverage_lines, to_json, to_markdown
-from padiff.tree import walk
 from padiff_hooks.cli import main
 
 COMMON = {
@@ -127,7 +127,7 @@ warnings.simplefilter("error")
 import torch, padiff
 from padiff.environment import fingerprint
 from padiff.frameworks import framework_of
-from padiff.tree import walk
+from padiff.model.tree import walk
 model = torch.nn.Linear(2, 3)
 framework = framework_of(model)
 state = torch.get_rng_state()

@@ -17,7 +17,7 @@ from padiff.dump.storage import Storage
 from padiff.errors import RunFolderError
 from padiff.records import Diff, Figures, FoldedDiffs, InMemory, Pair, Sketched
 from padiff.report import stage_table, to_json, to_junit, to_markdown, verdict
-from padiff.sketch import sketch_of
+from padiff.sketches.sketch import sketch_of
 
 from .making import info, plain, planted, record, root, step, toy_folder
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from padiff.compare.measure import figures_of, measure
+from padiff.compare.measure.arrays import figures_of, measure
 
 from .making import pair
 

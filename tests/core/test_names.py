@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from padiff.align import names
+from padiff.align.matching import names
 
 #: What a layer is: the family and value that its name should tell, and how libraries spell it. The spellings are
 #: those of transformers, timm, fairseq's BART, Meta's LLaMA, OpenAI's CLIP, GPT-NeoX and paddle.nn.

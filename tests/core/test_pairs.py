@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from padiff.align import align, pair_steps
+from padiff.align import align
+from padiff.pair.steps import pair_steps
 from padiff.records import LOOP, ROOT, STAGES, Layer, Pair, Step
 
 from .making import info, linear, norm, parameter, plain, record, root, step, toy_info, toy_steps

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from padiff.errors import SelectionError, UsageError
+from padiff.model.selection import Node, nearest, select
 from padiff.records import ROOT
-from padiff.selection import Node, nearest, select
 
 
 class Block: ...

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from padiff.align import solve
-from padiff.align.evidence import Item, Scores
-from padiff.align.solve import CLOSE, Choice, assign
+from padiff.align.matching import solve
+from padiff.align.matching.evidence import Item, Scores
+from padiff.align.matching.solve import CLOSE, Choice, assign
 
 
 def items(count):

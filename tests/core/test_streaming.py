@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from padiff import compare_runs
-from padiff.compare.measure import measure
+from padiff.compare.measure.arrays import measure
 from padiff.dump.npy import SMALL, read_plain
 
 from .making import info, pair, plain, record, root, step, toy_folder, write_run

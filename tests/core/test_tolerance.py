@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from padiff import NoisePolicy, Tolerance, check_report, compare_runs
-from padiff.compare.measure import measure
+from padiff.compare.measure.arrays import measure
 from padiff.errors import UsageError
 from padiff.records import LOOP, Diff, Pair
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from padiff.align.views import apply, square_view, told, view_between
+from padiff.pair.layouts import apply, square_view, told, view_between
 
 N, C, H, W = 2, 3, 5, 7
 

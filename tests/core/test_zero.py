@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from padiff import NoisePolicy, Tolerance, compare_runs
-from padiff.compare.measure import measure
-from padiff.compare.zero import NOISE
+from padiff.compare.judge.zero import NOISE
+from padiff.compare.measure.arrays import measure
 from padiff.records import Diff, Pair
 from padiff.report import coverage_lines, to_json, verdict
 

@@ -11,7 +11,7 @@ from core.making import memory_run, record
 
 from padiff.recorder.memory import MemoryRun
 from padiff.records import Pair, Record, Run, Sketched
-from padiff.sketch import sketch_of
+from padiff.sketches.sketch import sketch_of
 
 
 def as_sketch(full: Record, turned: bool = False) -> Record:

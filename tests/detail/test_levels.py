@@ -7,11 +7,11 @@ import pytest
 from recording.kits import batch, cnn, hook_count, mlp, one_step
 
 import padiff
-from padiff.detail import Detail, Levels
 from padiff.errors import SelectionError, UsageError
-from padiff.schedule import Schedule
-from padiff.selection import Node
-from padiff.sketch import sketch_of
+from padiff.model.selection import Node
+from padiff.recorder.detail import Detail, Levels
+from padiff.recorder.schedule import Schedule
+from padiff.sketches.sketch import sketch_of
 
 NODES = [Node(path, None) for path in ("(root)", "encoder", "encoder.0", "encoder.1", "head")]
 

@@ -21,7 +21,7 @@ from padiff.dump.storage import Storage
 from padiff.dump.structures import MOST, STRUCTURES
 from padiff.errors import RunFolderError, TensorFileError, UsageError, WriterError
 from padiff.records import InMemory, Sketched
-from padiff.sketch import sketch_of
+from padiff.sketches.sketch import sketch_of
 
 PACKED, UNPACKED = Storage(pack=True), Storage()
 LAYERS = (root(1), plain("fc", "linear"))

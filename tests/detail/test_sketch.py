@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from padiff.samples import Samples
-from padiff.sketch import (
+from padiff.sketches.samples import Samples
+from padiff.sketches.sketch import (
     BLOCK,
     BUCKETS,
     ELEMENTS,

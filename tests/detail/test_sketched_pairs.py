@@ -11,11 +11,11 @@ import pytest
 from core.making import info, linear, memory_run, pair, planted, record, root, step, toy_run
 
 import padiff
-from padiff.compare.measure import measure
-from padiff.compare.sketched import is_sketched, measure_pair
+from padiff.compare.measure.arrays import measure
+from padiff.compare.measure.sketches import is_sketched, measure_pair
 from padiff.records import InMemory, Record
 from padiff.report import to_json, verdict
-from padiff.sketch import BUCKETS, ELEMENTS, SPREAD
+from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD
 
 from .making import WAYS, as_sketch, kept, sketched_run
 
@@ -95,7 +95,7 @@ def test_transposed_matrices(shape, turned, way):
 def test_other_layouts(shape, view, way):
     candidate = drawn(shape)
     reference_shape = {"reshape": (30, 20, 25), "axes 0,2,3,1 then reshape": (4, 500, 8)}.get(view)
-    from padiff.align import views
+    from padiff.pair import layouts as views
 
     apart = noisy(candidate, 0.01)
     reference = np.ascontiguousarray(views.apply(view, apart, reference_shape or ()))

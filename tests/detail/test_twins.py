@@ -9,7 +9,7 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
-from padiff.sketch import ELEMENTS, sample, sketch_of, sketch_of_sample
+from padiff.sketches.sketch import ELEMENTS, sample, sketch_of, sketch_of_sample
 
 from .making import sketched_run
 from .twins import FAULTS, paddle_run, torch_run

@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m pytest -p golden.collect --golden-pairs FOLDER tests/core tests/conditions ...
     PYTHONPATH=tests python -m golden.collect FOLDER
 
-The first line keeps each pair that fits; the second picks from them and writes ``pairs.tar.xz`` and ``expected.txt.xz``.
+The first line keeps each pair that fits; the second packs them and writes what is expected of them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def _collected(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     folder = request.config.getoption("--golden-pairs")
     made = RunComparison.__init__
 
-    def __init__(self: RunComparison, reference: Run, candidate: Run, layer_map: Any = None, *more: Any, **rest: Any):
+    def begin(self: RunComparison, reference: Run, candidate: Run, layer_map: Any = None, *more: Any, **rest: Any):
         made(self, reference, candidate, layer_map, *more, **rest)
         _seen.append((reference, candidate, self._map, self._policy, sorted(self.stages)))
 
-    monkeypatch.setattr(RunComparison, "__init__", __init__)
+    monkeypatch.setattr(RunComparison, "__init__", begin)
     yield
     for number, one in enumerate(_seen):
         try:

@@ -13,16 +13,30 @@ from padiff.align import align
 from padiff.compare import NoisePolicy, Tolerance
 from padiff.dump import open_run
 from padiff.errors import PadiffError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
 from padiff.records import Diff, Report
 
 PAIRS = Path(__file__).with_name("pairs.tar.xz")
 EXPECTED = Path(__file__).with_name("expected.txt.xz")
 
-_FIGURES = (
-    "max_abs max_rel mean_abs mean_reference l2 reference_l2 candidate_l2 bulk_l2 size index values beyond nonfinite "
-    "overflowed basis spread"
-).split()
+_FIGURES = [
+    "max_abs",
+    "max_rel",
+    "mean_abs",
+    "mean_reference",
+    "l2",
+    "reference_l2",
+    "candidate_l2",
+    "bulk_l2",
+    "size",
+    "index",
+    "values",
+    "beyond",
+    "nonfinite",
+    "overflowed",
+    "basis",
+    "spread",
+]
 
 
 def lines_of(folder: Path) -> list[str]:

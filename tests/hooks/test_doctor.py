@@ -17,10 +17,10 @@ from hard.children import started
 from hard.test_children import gone
 
 import padiff
-import padiff_hooks.doctor
+import padiff_hooks.doctor.command
 from padiff.errors import UsageError
 from padiff_hooks.cli import main
-from padiff_hooks.doctor_script import Notes, Parting, _Runs, _unsteady, parting
+from padiff_hooks.doctor.script import Notes, Parting, _Runs, _unsteady, parting
 
 TORCH = """
 import os, sys
@@ -215,7 +215,7 @@ def test_options_stand_before_or_behind_the_script(arguments, monkeypatch, capsy
         given.append((str(path), list(args), steps))
         raise UsageError("seen")
 
-    monkeypatch.setattr(padiff_hooks.doctor, "examine", examine)
+    monkeypatch.setattr(padiff_hooks.doctor.command, "examine", examine)
     script("print(1)")
     assert main(["doctor", *arguments]) == 2
     assert given == [("train.py", ["--lr", "0.1", "--", "-x"], 3)] and capsys.readouterr().err == "padiff: seen\n"

@@ -115,7 +115,7 @@ PAIRS = {
 }
 
 
-# FAULTS, left failing (padiff/compare/tolerance.py), false alarms of the default policy:
+# FAULTS, left failing (padiff/compare/judge/policy.py), false alarms of the default policy:
 # - "mixer with AdamW-1" and "clipping by norm on both sides-0": the gradient of `mix_out.bias` is pure rounding noise
 #   (a LayerNorm and a BatchNorm behind it take out a constant), and so are its updates. _weight_limit takes them to be
 #   as large as this very step's, but Adam's updates from noise shrink from step to step (3e-4, 1.8e-4, ... 6e-5), so

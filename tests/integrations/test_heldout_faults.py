@@ -69,8 +69,6 @@ def test_without_a_fault_the_pair_matches_with_all_of_its_parameters_covered(ref
 
 
 def test_without_a_fault_and_with_layers_defined_in_another_order_than_they_are_called(reference, candidate):
-    # FAULT, left failing (padiff/align): layers are paired by the order of definition alone, so the second LayerNorm
-    # of each block finds no partner. The order of the calls, which the steps hold, would tell it.
     report = padiff.compare_runs(reference, candidate(norms_first=True))
     assert report.passed, report.first_diff.message
     assert report.coverage.reference_parameters == ()
@@ -103,8 +101,6 @@ def test_no_weight_decay(reference, candidate):
 def test_label_smoothing(reference, candidate):
     place, message = first(reference, candidate(loss=Smoothed()))
     assert place == (0, "loss", "(loop)", "(loop)")
-    # FAULT, left failing (padiff/compare/explain.py, _by_stage): two scalars always have a constant ratio, so every
-    # difference of a loss is told as "another reduction, weighting or scaling", and the other sentence never comes.
     assert "label smoothing" in message
 
 
@@ -124,9 +120,6 @@ def test_gradient_clipping_on_one_side_only(weights, candidate, tmp_path):
     place, message = first(tmp_path / "torch", candidate())
     assert place == (0, "grad", "network.inp", "stem")
     assert "20.868 times the reference's" in message
-    # FAULT, left failing (padiff/compare/explain.py, _grad): the gradient of `channels.3.bias` before the mean and the
-    # BatchNorm is rounding noise, so its ratio is any number, and the cause "all gradients are ... clipping by norm"
-    # is not told. The gradients that are noise have to be left out of the comparison of the sizes.
     assert "all gradients are" in message
     assert "clipping" in message
 

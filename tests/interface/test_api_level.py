@@ -12,7 +12,7 @@ import torch
 
 import padiff
 from padiff.errors import UsageError
-from padiff.switches import Switches
+from padiff.system.switches import Switches
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 

@@ -10,7 +10,7 @@ import yaml
 
 from padiff.align import align
 from padiff.errors import UsageError
-from padiff.layer_map import LayerMap
+from padiff.model.layer_map import LayerMap
 from padiff.weights.assign import carry_over
 from padiff.weights.live import LiveModel
 from padiff_hooks.map_text import map_to_yaml

@@ -1,0 +1,154 @@
+"""Pairing what owns nothing: layers without parameters, by what they follow, and layers above, by their contents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from padiff.align.alignment import Seen
+from padiff.align.matching.units import inside
+from padiff.model import equivalents
+from padiff.records import Layer
+
+#: Path of a layer to its partner and the reason.
+Matched = dict[str, tuple[Layer, str]]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One model as seen here: its layers, what may be paired, and what running it showed."""
+
+    layers: Sequence[Layer]
+    skipped: Collection[str]
+    seen: Seen
+    #: The region of a given map that a layer is in, by path.
+    region: Mapping[str, int]
+
+
+def pair_plain(ours: Tree, theirs: Tree, matched: Matched) -> None:
+    """Pair leaves without parameters that follow the same layer, in order, by kind.
+
+    What a leaf follows is told by the order of execution where both models were run, else by that of definition.
+    """
+    partner_of = {path: layer.path for path, (layer, _) in matched.items()}
+    ran = bool(ours.seen.order and theirs.seen.order)
+    if ran:
+        # torch's attention, say, uses its output projection without calling it: nothing follows that.
+        called = ours.seen.order.keys(), theirs.seen.order.keys()
+        partner_of = {a: b for a, b in partner_of.items() if a in called[0] and b in called[1]}
+    mine = _followers(ours, set(partner_of), ran)
+    other = _followers(theirs, set(partner_of.values()), ran)
+    for (region, before), leaves in mine.items():
+        key = region, partner_of.get(before, before)
+        for a, b in _in_order(leaves, other.get(key, [])):
+            matched[a.path] = (b, "execution" if ran else "order")
+
+
+def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[int, str], list[Layer]]:
+    """Leaves without parameters by the paired layer that they come after (empty: before all)."""
+    containers = {layer.path for layer in tree.layers if layer.children}
+    line = [layer for layer in tree.layers if layer.path not in containers]
+    if ran:
+        line = sorted(line, key=lambda layer: tree.seen.order.get(layer.path, math.inf))
+    found: dict[tuple[int, str], list[Layer]] = {}
+    before = ""
+    for layer in line:
+        if ran and layer.path not in tree.seen.order:
+            before = "(not called)"
+        if layer.path in anchors:
+            before = layer.path if before != "(not called)" else before
+        elif not layer.parameters and layer.path not in tree.skipped:
+            found.setdefault((tree.region.get(layer.path, -1), before), []).append(layer)
+    return found
+
+
+def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+    """Needleman and Wunsch's global alignment of a few leaves, with no cost for a gap."""
+    if not ours or not theirs:
+        return []
+    rows, columns = len(ours), len(theirs)
+    if rows * columns > 1_000_000:  # nothing but activations, thousands of them
+        return [(a, b) for a, b in zip(ours, theirs) if _alike(a, b)]
+    alike = [[_alike(a, b) for b in theirs] for a in ours]
+    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for i in range(rows - 1, -1, -1):
+        for j in range(columns - 1, -1, -1):
+            take = alike[i][j] + best[i + 1][j + 1] if alike[i][j] else 0
+            best[i][j] = max(take, best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < columns:
+        if alike[i][j] and best[i][j] == alike[i][j] + best[i + 1][j + 1]:
+            pairs.append((ours[i], theirs[j]))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _alike(ours: Layer, theirs: Layer) -> int:
+    kinds = equivalents.kind(ours), equivalents.kind(theirs)
+    names = [layer.path.rpartition(".")[2] for layer in (ours, theirs)]
+    if kinds[0] == kinds[1]:
+        return 5 if names[0] == names[1] else 4
+    # Two activations at one place, of which one is wrong, are to be shown there.
+    return 2 if names[0] == names[1] or equivalents.same_family(*kinds) else 0
+
+
+def pair_containers(
+    ours: Tree,
+    theirs: Tree,
+    held: tuple[Mapping[str, Collection[int]], Mapping[str, Collection[int]]],
+    matched: Matched,
+) -> None:
+    """Pair layers that hold the same. Wrappers around the same contents are paired from the outside in.
+
+    Args:
+        held: what the layers themselves hold, as numbers that both sides share.
+    """
+    partner_of = {path: layer.path for path, (layer, _) in matched.items()}
+    shared = {path: -1 - k for k, path in enumerate(partner_of)}
+    back = {partner: shared[path] for path, partner in partner_of.items()}
+    mine = _by_contents(ours, held[0], shared)
+    other = _by_contents(theirs, held[1], back)
+    for contents, chain in mine.items():
+        for a, b in zip(_prefer(chain, ours.seen), _prefer(other.get(contents, []), theirs.seen)):
+            if _may_be_one(a, b):
+                matched[a.path] = (b, "contents")
+
+
+def _may_be_one(ours: Layer, theirs: Layer) -> bool:
+    """A layer that is one matrix and a container of its parts hold the same, but do not give out the same."""
+    return bool(ours.children) == bool(theirs.children) or any(
+        equivalents.is_composite(equivalents.kind(layer)) for layer in (ours, theirs)
+    )
+
+
+def _prefer(chain: list[Layer], seen: Seen) -> list[Layer]:
+    """The layers that were called, if any was: a wrapper that never is has no outputs to compare."""
+    return [layer for layer in chain if layer.path in seen.order] or chain
+
+
+def _by_contents(
+    tree: Tree, held: Mapping[str, Collection[int]], paired: Mapping[str, int]
+) -> dict[frozenset[int], list[Layer]]:
+    """Unpaired layers by what they hold, outer layers first."""
+    contents: dict[str, set[int]] = {}
+    above: list[Layer] = []
+    for layer in tree.layers:
+        while above and not inside(layer.path, above[-1].path):
+            above.pop()
+        own = set(held.get(layer.path, ()))
+        if layer.path in paired:
+            own.add(paired[layer.path])
+        contents.setdefault(layer.path, set()).update(own)
+        for container in above:
+            contents[container.path] |= own
+        above.append(layer)
+    grouped: dict[frozenset[int], list[Layer]] = {}
+    for layer in tree.layers:
+        if layer.path not in paired and layer.path not in tree.skipped and contents[layer.path]:
+            grouped.setdefault(frozenset(contents[layer.path]), []).append(layer)
+    return grouped

@@ -1,0 +1,89 @@
+"""The layer tree, as alignment walks it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from padiff.align.matching.units import Signature, Unit, inside
+from padiff.records import ROOT, Layer
+
+
+@dataclass(eq=False)
+class Node:
+    """A layer with what is below it."""
+
+    layer: Layer
+    units: list[Unit] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+    parent: Node | None = None
+
+    @property
+    def path(self) -> str:
+        return self.layer.path
+
+    @cached_property
+    def size(self) -> int:
+        """Elements to be carried over, here and below."""
+        return sum(unit.size for unit in self.units) + sum(child.size for child in self.children)
+
+    @cached_property
+    def bag(self) -> Counter[Signature]:
+        """The signatures of all units, here and below."""
+        total = Counter(unit.signature for unit in self.units if not unit.optional)
+        for child in self.children:
+            total.update(child.bag)
+        return total
+
+    @cached_property
+    def frozen(self) -> tuple[frozenset[tuple[Signature, int]], int]:
+        """The bag, and how many it holds, to be looked up by."""
+        return frozenset(self.bag.items()), self.bag.total()
+
+    @cached_property
+    def first(self) -> int:
+        """Where its first unit stands in the order of definition."""
+        return min([unit.defined for unit in self.units] + [child.first for child in self.children], default=1 << 60)
+
+    def below(self) -> Iterable[Unit]:
+        yield from self.units
+        for child in self.children:
+            yield from child.below()
+
+
+def forest(layers: Sequence[Layer], units: Iterable[Unit]) -> list[Node]:
+    """The trees of these layers (depth first, in order of definition; not all of a model's need be there)."""
+    owned: dict[str, list[Unit]] = {}
+    for unit in units:
+        owned.setdefault(unit.path, []).append(unit)
+    roots: list[Node] = []
+    above: list[Node] = []
+    for layer in layers:
+        while above and not inside(layer.path, above[-1].path):
+            above.pop()
+        node = Node(layer, owned.get(layer.path, []), parent=above[-1] if above else None)
+        (above[-1].children if above else roots).append(node)
+        above.append(node)
+    return roots
+
+
+def opened(node: Node) -> Node:
+    """The outermost layer inside of a chain of wrappers that really branches or owns something."""
+    while not node.units and len(node.children) == 1:
+        node = node.children[0]
+    return node
+
+
+def common_prefix(paths: Sequence[str]) -> str:
+    """The innermost path that all of these are below of, with its dot; empty where they have none in common."""
+    if not paths or ROOT in paths:
+        return ""
+    parts = [path.split(".")[:-1] for path in (min(paths), max(paths))]
+    common = []
+    for one, other in zip(*parts):
+        if one != other:
+            break
+        common.append(one)
+    return "".join(f"{part}." for part in common)

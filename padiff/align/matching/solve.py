@@ -1,0 +1,133 @@
+"""The best assignment as a whole, and how much better it is than the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.align.matching.evidence import Item, Scores, line_up
+
+# Above so many on a side, the assignment is solved piece by piece, along the best common order: its cost grows with
+# the third power.
+_PIECE = 512
+
+#: A pair that another assignment would beat but for so little is told as ambiguous.
+CLOSE = 1.0
+# People define layers in any order.
+_WEAK = frozenset({"order of definition", "numbers on one side", "output shape"})
+
+#: Below that it is no pair.
+TOO_CLOSE = 0.15
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A pair of the best assignment.
+
+    Attributes:
+        ours, theirs: positions in the two groups.
+        margin: by how much the score falls if two pairs swap partners, or this one takes a free partner, at the least;
+            infinite without another way.
+        rivals: positions of theirs that come closest.
+        score: the pair's own.
+        reasons: what spoke for it.
+        decided: what spoke most for it against the closest rival; empty without one.
+    """
+
+    ours: int
+    theirs: int
+    margin: float
+    rivals: tuple[int, ...]
+    score: float
+    reasons: tuple[str, ...]
+    decided: str = ""
+
+    @property
+    def confidence(self) -> float:
+        """0.5 for a toss-up to 1; no more than 0.75 where nothing but the order of definition decides."""
+        confidence = 0.5 + 0.5 * (1 - math.exp(-min(self.margin, 20.0) / 2.0))
+        return min(confidence, 0.75) if self.decided in _WEAK else confidence
+
+
+def assign(
+    ours: Sequence[Item],
+    theirs: Sequence[Item],
+    score: Callable[[Sequence[Item], Sequence[Item]], Scores],
+    inner: tuple[str, str] = ("", ""),
+) -> list[Choice]:
+    """Pair two groups of like things so that the sum of the scores is largest.
+
+    Solved by scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016). Very large groups
+    are lined up and cut first.
+
+    Args:
+        inner: prefixes that the paths of either side have in common.
+    """
+    if not ours or not theirs:
+        return []
+    largest = max(len(ours), len(theirs))
+    if largest <= 2 * _PIECE:
+        return _assign(range(len(ours)), range(len(theirs)), ours, theirs, score)
+    pieces = math.ceil(largest / _PIECE)
+    found: list[Choice] = []
+    orders = line_up(ours, theirs, inner)
+    if len(ours) == len(theirs):
+        cuts = [[len(order) * k // pieces for k in range(pieces + 1)] for order in orders]
+    else:
+        step = math.ceil(largest / pieces)
+        cuts = [[min(step * k, len(order)) for k in range(pieces + 1)] for order in orders]
+    for k in range(pieces):
+        mine, other = (order[cut[k] : cut[k + 1]] for order, cut in zip(orders, cuts))
+        if mine and other:
+            found += _assign(mine, other, ours, theirs, score)
+    return found
+
+
+def _best(total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The assignment with the largest sum: as many pairs as the shorter side has, in the order of the rows."""
+    if total.shape[0] > total.shape[1]:
+        columns, rows = _best(total.T)
+        order = np.argsort(rows)
+        return rows[order], columns[order]
+    # Where no two rows want the same column, there is nothing to solve; among equals the solver takes the first, too.
+    columns = total.argmax(axis=1)
+    if len(set(columns.tolist())) == len(columns):
+        return np.arange(len(columns)), columns
+    from scipy.optimize import linear_sum_assignment  # to import it takes longer than many a comparison
+
+    found: tuple[np.ndarray, np.ndarray] = linear_sum_assignment(total, maximize=True)
+    return found
+
+
+def _assign(
+    mine: Sequence[int],
+    other: Sequence[int],
+    ours: Sequence[Item],
+    theirs: Sequence[Item],
+    score: Callable[[Sequence[Item], Sequence[Item]], Scores],
+) -> list[Choice]:
+    found = score([ours[i] for i in mine], [theirs[j] for j in other])
+    total = found.total
+    rows, columns = _best(total)
+    swapped = total[np.ix_(rows, columns)]
+    own = np.diag(swapped)
+    loss = own[:, None] + own[None, :] - swapped - swapped.T
+    np.fill_diagonal(loss, np.inf)
+    choices = []
+    free = [sorted(set(range(n)) - set(taken)) for n, taken in zip(total.shape, (rows.tolist(), columns.tolist()))]
+    for k, (i, j) in enumerate(zip(rows.tolist(), columns.tolist())):
+        margin = float(loss[k].min()) if len(rows) > 1 else math.inf
+        closest = int(loss[k].argmin()) if len(rows) > 1 else k
+        decided = found.decided((i, j), (int(rows[closest]), int(columns[closest])))
+        rivals = [other[columns[r]] for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
+        if free[1]:
+            spare = own[k] - total[i, free[1]]
+            margin = min(margin, float(spare.min()))
+            rivals += [other[free[1][r]] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
+        if free[0]:
+            margin = min(margin, float((own[k] - total[free[0], j]).min()))
+        choices.append(Choice(mine[i], other[j], margin, tuple(rivals), float(own[k]), found.reasons(i, j), decided))
+    return choices

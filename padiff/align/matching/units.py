@@ -1,0 +1,226 @@
+"""Units: the parameters that move together, and how their shapes are seen whatever the layout."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from padiff.model import equivalents
+from padiff.records import ROOT, Layer, Parameter
+
+_KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
+
+Shape = tuple[int, ...]
+#: How much speaks for a layout of a parameter of a class.
+Votes = Counter[tuple[tuple[str, str], str]]
+Signature = tuple[tuple[str, Shape], ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters of one layer that move together: a matrix and its bias, a norm and its statistics.
+
+    Attributes:
+        layer: the layer that owns them.
+        group: which of several units of the layer (``ih_l0``, ``in_proj``, ``cls_token``); empty if it is the only one.
+        kind: the layer's kind, under one name for both frameworks.
+        parameters: by role: ``weight``, ``bias``, ``running_mean``, ...
+        defined: position in the order of definition.
+        layout: how a matrix is stored: ``out_in``, ``in_out``, or ``?`` where a class of the user's does not say.
+        optional: tied to another parameter, or a buffer: no loss if it has no partner.
+        opaque: carried over as a whole by a rule of the user's, whatever it owns.
+    """
+
+    layer: Layer
+    group: str
+    kind: str
+    parameters: Mapping[str, Parameter]
+    defined: int
+    layout: str = ""
+    optional: bool = False
+    opaque: str = ""
+    #: What only says the shape: computed once, it is asked for often.
+    signature: Signature = field(default=(), compare=False)
+
+    @property
+    def path(self) -> str:
+        return self.layer.path
+
+    @property
+    def name(self) -> str:
+        """The path, with the group where the layer has several units."""
+        path = "" if self.path == ROOT and self.group else self.path
+        return ".".join(part for part in (path, self.group) if part)
+
+    @property
+    def size(self) -> int:
+        """Number of elements that have to be carried over."""
+        return 0 if self.optional else sum(math.prod(p.shape) for p in self.parameters.values() if _counts(p))
+
+    @property
+    def tied(self) -> bool:
+        """Whether it is another parameter under a further name."""
+        return any(p.tied_to for p in self.parameters.values())
+
+    @property
+    def matrix(self) -> Shape:
+        """The weight's shape as (out, in, ...), () without one."""
+        weight = self.parameters.get("weight")
+        return seen(weight.shape, self.layout) if weight is not None else ()
+
+    def laid_out(self, layout: str) -> Unit:
+        """The same unit, its matrix known to lie so."""
+        turned = replace(self, layout=layout)
+        return replace(turned, signature=_signature(turned.parameters, layout, self.opaque))
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.group))
+
+
+def units_of(layers: Sequence[Layer], whole: Mapping[str, str]) -> list[Unit]:
+    """The units of a tree, in order of definition.
+
+    Args:
+        whole: class names of layers that a rule of the user's is about, with what the rule is called.
+    """
+    found: list[Unit] = []
+    opaque: str | None = None  # path of the ruled layer that we are inside of
+    for layer in layers:
+        if opaque is not None and inside(layer.path, opaque):
+            continue
+        opaque = None
+        if layer.type in whole:
+            opaque = layer.path
+            rule = whole[layer.type]
+            owned = {p.slot: p for p in layer.parameters}
+            found.append(Unit(layer, "", rule, owned, len(found), opaque=rule, signature=((rule, ()),)))
+            continue
+        groups = _groups(layer)
+        for group, parameters in groups.items():
+            found.append(_unit(layer, group if len(groups) > 1 or _free(layer) else "", parameters, len(found)))
+    return found
+
+
+def inside(path: str, above: str) -> bool:
+    """Whether a layer is below another."""
+    return path != ROOT and (above == ROOT or path.startswith(f"{above}."))
+
+
+def homes_of(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str]]:
+    """For parameters that are tied, by layer and slot, the first place where the same tensor was seen."""
+    return {
+        (layer.path, p.slot): (home[0], home[2])
+        for layer in layers
+        for p in layer.parameters
+        if p.tied_to
+        for home in (p.tied_to.rpartition("/"),)
+    }
+
+
+def containers_of(path: str) -> list[str]:
+    """Paths of all layers that a path is below of, outermost first."""
+    parts = path.split(".")
+    return [] if path == ROOT else [ROOT, *(".".join(parts[:k]) for k in range(1, len(parts)))]
+
+
+def seen(shape: Shape, layout: str) -> Shape:
+    """A stored shape as (out, in, ...)."""
+    return shape[::-1] if layout == "in_out" and len(shape) == 2 else shape
+
+
+def settled(ours: Sequence[Unit], theirs: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
+    """Units with the layout of matrices of the user's own classes found out, where the other side's shapes tell.
+
+    What the oblong matrices of a class say holds for its square ones too. Where nothing tells, the layout stays ``?``.
+    """
+    sides = [list(ours), list(theirs)]
+    shapes = [Counter(unit.matrix for unit in side) for side in sides]
+    result: list[list[Unit]] = []
+    for side, other in zip(sides, reversed(shapes)):
+        votes: Votes = Counter()
+        for unit in side:
+            if unit.layout == "?" and unit.matrix[0] != unit.matrix[1]:
+                for layout in ("out_in", "in_out"):
+                    votes[_made(unit), layout] += _fits(seen(unit.matrix, layout), other)
+        result.append([_settle(unit, votes) for unit in side])
+    return result[0], result[1]
+
+
+def _settle(unit: Unit, votes: Votes) -> Unit:
+    if unit.layout != "?":
+        return unit
+    straight, turned = votes[_made(unit), "out_in"], votes[_made(unit), "in_out"]
+    if straight == turned:
+        return unit
+    return unit.laid_out("out_in" if straight > turned else "in_out")
+
+
+def _made(unit: Unit) -> tuple[str, str]:
+    """Which parameter of which class of layers."""
+    return unit.kind, unit.group
+
+
+def _fits(shape: Shape, shapes: Counter[Shape]) -> int:
+    """Whether a matrix of this shape, or one that is made of such rows, is on the other side."""
+    if shapes[shape]:
+        return 2
+    return int(any(len(s) == 2 and s[1] == shape[1] and (s[0] % shape[0] == 0 or shape[0] % s[0] == 0) for s in shapes))
+
+
+def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
+    """The layer's parameters by what moves together, each by its role."""
+    named: dict[str, dict[str, Parameter]] = {}
+    for p in layer.parameters:
+        slot = equivalents.slot(p.slot)
+        if slot in equivalents.ONE_SIDED or equivalents.stands_for_none(layer, p):
+            continue
+        if slot in equivalents.STATISTICS:
+            named.setdefault("", {})[slot] = p
+            continue
+        match = _KIND_OF_SLOT.search(slot)
+        if match is None:
+            named.setdefault(slot, {})["weight"] = p
+            continue
+        group = (slot[: match.start()] + slot[match.end() :]).strip("_")
+        named.setdefault(group, {})["weight" if match[1] else "bias"] = p
+    return {group: members for group, members in named.items() if members}
+
+
+def _free(layer: Layer) -> bool:
+    """Whether a layer holds others besides its own parameters, so that these need a name of their own."""
+    return layer.children > 0
+
+
+def _unit(layer: Layer, group: str, parameters: dict[str, Parameter], defined: int) -> Unit:
+    if len(parameters) == 1:
+        parameters = {"weight": next(iter(parameters.values()))}
+    weight = parameters.get("weight")
+    kind = equivalents.kind(layer)
+    layout = ""
+    if weight is not None and len(weight.shape) == 2:
+        layout = weight.layout or equivalents.layout(layer, weight)
+    optional = all(p.tied_to or p.role == "buffer" for p in parameters.values())
+    signature = _signature(parameters, layout, "")
+    if weight is not None and len(parameters) == 1 and weight.role == "buffer":
+        # A table or a mask: only one of the same name and dtype may be the same.
+        signature = ((f"{weight.slot} {weight.dtype}", weight.shape),)
+    return Unit(layer, group, kind, parameters, defined, layout, optional, signature=signature)
+
+
+def _signature(parameters: Mapping[str, Parameter], layout: str, opaque: str) -> Signature:
+    if opaque:
+        return ((opaque, ()),)
+    telling = {role: p for role, p in parameters.items() if role not in equivalents.STATISTICS} or parameters
+    return tuple(sorted((role, bare(seen(p.shape, layout if role == "weight" else ""))) for role, p in telling.items()))
+
+
+def bare(shape: Shape) -> Shape:
+    """A shape without its extents of 1: a 1 x 1 convolution and a linear layer own the same."""
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def _counts(parameter: Parameter) -> bool:
+    return parameter.role == "parameter" and not parameter.tied_to

@@ -1,0 +1,89 @@
+"""Which units of two models hold the same values, whatever their order: both may start from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.align.alignment import Values
+from padiff.align.matching.units import Unit
+from padiff.sketches.sketch import Sketch
+
+#: Sum, sum of squares, least and largest.
+_Print = tuple[float, float, float, float]
+
+# Elements that are held in float64 at a time: they stay in a core's own cache.
+_CHUNK = 1 << 13
+
+# So much of what either side has must be found on the other for both to start from the same weights.
+_MOST = 0.5
+
+
+def same_values(
+    ours: Sequence[Unit], theirs: Sequence[Unit], values: tuple[Values | None, Values | None]
+) -> tuple[dict[Unit, int], dict[Unit, int]]:
+    """For units whose weights are no constants, a number that is the same where the values are the same.
+
+    Both are empty where less than half of the weights are found on the other side: the models start from different
+    ones, and values say nothing.
+    """
+    if values[0] is None or values[1] is None:
+        return {}, {}
+    prints = [_prints(side, read) for side, read in ((ours, values[0]), (theirs, values[1]))]
+    if not all(prints):
+        return {}, {}
+    known = sorted((fingerprint, unit.defined, unit) for unit, fingerprint in prints[0].items())
+    table = np.array([fingerprint for fingerprint, _, _ in known])
+    numbers: dict[Unit, int] = {}
+    for k, (_, _, unit) in enumerate(known):
+        numbers[unit] = numbers[known[k - 1][2]] if k and _equal(table[k : k + 1], table[k - 1]).all() else k
+    other: dict[Unit, int] = {}
+    found = 0
+    for number, (unit, fingerprint) in enumerate(prints[1].items()):
+        # Sorted by the sum: only near neighbours can be equal.
+        slack = 1e-3 * fingerprint[1] ** 0.5 + 1e-12
+        low, high = np.searchsorted(table[:, 0], [fingerprint[0] - slack, fingerprint[0] + slack])
+        equal = np.flatnonzero(_equal(table[low:high], np.array(fingerprint)))
+        found += bool(equal.size)
+        other[unit] = numbers[known[low + equal[0]][2]] if equal.size else len(known) + number
+    if found < _MOST * min(len(prints[0]), len(prints[1])):
+        return {}, {}
+    return numbers, other
+
+
+def _prints(units: Sequence[Unit], values: Values) -> dict[Unit, _Print]:
+    found = {}
+    for unit in units:
+        weight = unit.parameters.get("weight")
+        fingerprint = _fingerprint(values(unit.path, weight.slot)) if weight is not None else None
+        if fingerprint is not None:
+            found[unit] = fingerprint
+    return found
+
+
+def _fingerprint(values: np.ndarray | Sketch | None) -> _Print | None:
+    """What does not depend on the order of the values; `None` for constants and what is no number."""
+    if isinstance(values, Sketch):
+        if values.size < 2 or values.minimum == values.maximum:
+            return None
+        return values.mean * values.size, values.mean_square * values.size, values.minimum, values.maximum
+    if values is None or values.size < 2 or values.dtype.kind not in "fV":
+        return None
+    least, largest = float(values.min()), float(values.max())
+    if not np.isfinite(least) or not np.isfinite(largest) or least == largest:
+        return None
+    total = squares = 0.0
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        wide = flat[start : start + _CHUNK].astype(np.float64)
+        total += float(wide.sum())
+        squares += float(np.dot(wide, wide))
+    return total, squares, least, largest
+
+
+def _equal(prints: np.ndarray, one: np.ndarray) -> np.ndarray:
+    """Which fingerprints are those of the same values, up to rounding."""
+    # The sum of values that nearly cancel is only known relative to their size.
+    scale = np.array([np.sqrt(one[1]), one[1], abs(one[2]), abs(one[3])])
+    return np.asarray((np.abs(prints - one) <= 1e-4 * scale + 1e-12).all(axis=-1))

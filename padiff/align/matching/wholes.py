@@ -1,0 +1,59 @@
+"""Layers of the runs' own layer maps that do not hold the same: they are compared by what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from padiff.align.alignment import ParameterPair
+from padiff.align.matching.units import inside
+from padiff.model import equivalents
+from padiff.records import ROOT, RunInfo
+
+#: Paths of the layers at and below a pair's layer whose parameters the run has, and of those whose it has not.
+_Held = tuple[frozenset[str], frozenset[str]]
+
+
+def differing(
+    infos: tuple[RunInfo, RunInfo],
+    paired: Collection[tuple[str, str]],
+    parameters: Sequence[ParameterPair],
+    left: tuple[Iterable[str], Iterable[str]],
+) -> frozenset[tuple[str, str]]:
+    """Pairs of mapped layers that do not hold the same parameters, or hold them where only one of the runs looked.
+
+    A layer map leaves out what is below its layers: a parameter that one side has in the layer itself, and the other in
+    a layer below, is recorded on one side only.
+
+    Args:
+        paired: the layers that answer to each other, by path.
+        parameters: the parameters that do.
+        left: ``layer/slot`` of those that answer to none, of either side.
+    """
+    found = []
+    alone = [{site.rpartition("/")[0] for site in sites} for sites in left]
+    for pair in zip(infos[0].layer_map, infos[1].layer_map):
+        # Two models as wholes answer to each other in any case, and are compared inside.
+        if pair not in paired or ROOT in pair:
+            continue
+        held = _held(infos[0], pair[0]), _held(infos[1], pair[1])
+        if any(side & seen for side, (seen, _) in zip(alone, held)) or any(_unlike(p, held) for p in parameters):
+            found.append(pair)
+    return frozenset(found)
+
+
+def _held(info: RunInfo, path: str) -> _Held:
+    within = [layer for layer in info.layers if layer.path == path or inside(layer.path, path)]
+    # Of an attention, which one framework packs, the projections below it are recorded all the same.
+    packed = equivalents.common_kind(within[0].kind) in equivalents.COMPOSITE and within[0].recorded
+    seen = frozenset(layer.path for layer in within if layer.recorded or packed)
+    return seen, frozenset(layer.path for layer in within) - seen
+
+
+def _unlike(pair: ParameterPair, held: tuple[_Held, _Held]) -> bool:
+    """Whether parameters of the two layers have other shapes, or only one run has them."""
+    seen = [any(part.layer in side[0] for part in parts) for side, parts in zip(held, (pair.reference, pair.candidate))]
+    if not any(seen):
+        return False
+    if not all(seen):
+        return True
+    return not all(equivalents.same_rows(pair.reference[0].size, part.size) for part in pair.candidate)

@@ -1,0 +1,53 @@
+"""Answering doubts by values: where both runs start from the same weights, only one way of storing them fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from padiff.align.alignment import Alignment, ParameterPair, Seen, Values
+from padiff.sketches.sketch import Sketch
+
+#: Largest relative L2 error at which two starting weights count as the same.
+_SAME = 1e-3
+
+
+def settled(make: Callable[[Mapping[str, str]], Alignment], seen: tuple[Seen, Seen]) -> Alignment:
+    """The alignment with each doubt answered by the option under which most starting weights agree.
+
+    Args:
+        make: makes the alignment, given answers to doubts.
+        seen: what running the two models showed; without values, what is usual is assumed.
+    """
+    alignment = make({})
+    if seen[0].values is None or seen[1].values is None:
+        return alignment
+    choices: dict[str, str] = {}
+    for doubt in alignment.doubts:
+        agreeing = {
+            option: _agreeing(make({**choices, doubt.about: option}), seen[0].values, seen[1].values)
+            for option in doubt.options
+        }
+        best = max(doubt.options, key=lambda option: agreeing[option])
+        if agreeing[best]:
+            choices[doubt.about] = best
+    return make(choices) if choices else alignment
+
+
+def _agreeing(alignment: Alignment, ours: Values, theirs: Values) -> int:
+    """How many of the pairs of matrices hold the same values."""
+    return sum(_same(pair, ours, theirs) for pair in alignment.parameters)
+
+
+def _same(pair: ParameterPair, ours: Values, theirs: Values) -> bool:
+    if len(pair.reference) != 1 or len(pair.candidate) != 1:
+        return False
+    taken = []
+    for part, values in ((pair.reference[0], ours), (pair.candidate[0], theirs)):
+        stored = values(part.layer, part.slot)
+        if stored is None or isinstance(stored, Sketch):
+            return False
+        taken.append(part.take(stored).ravel().astype(np.float64))
+    a, b = taken
+    return a.size == b.size and bool(np.linalg.norm(a - b) <= _SAME * np.linalg.norm(a))

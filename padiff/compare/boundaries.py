@@ -1,0 +1,109 @@
+"""Layers that hold the same but end at other places: whose outputs differ though nothing that follows does.
+
+One library puts the activation into its block or its normalisation, another one calls it outside: both compute the
+same, but the two layers' outputs are not the same quantity. This shows in what follows: it agrees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from padiff.align import Alignment, LayerPair
+from padiff.align.matching.units import containers_of
+from padiff.model import equivalents
+from padiff.records import ROOT, Diff, Layer
+
+# An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
+# normalisation, by less.
+_GROSS, _VISIBLE = 0.05, 1e-3
+
+
+def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
+    """Pairs of layers, by path, whose outputs differ before others that follow agree.
+
+    Only layers that are built differently are looked at: what they hold, or how many of their kind the models have, is
+    not the same; never the model itself, nor what a person gave. What differs by little, or right before the first
+    other diff, is no such case.
+
+    Args:
+        values: whether outputs of one shape may be such a case, too.
+    """
+    built = _Built(alignment)
+    forward = [d for d in diffs if d.pair.stage == "forward" and d.compared]
+    doubtful = {_paths(d) for d in forward if not d.passed and d.problem.startswith("shapes differ")}
+    if values:
+        doubtful |= {(p.reference.path, p.candidate.path) for p in alignment.pairs if built.differently(p)}
+    fixed = {(p.reference.path, p.candidate.path) for p in alignment.pairs if _is_fixed(p)}
+    doubtful -= fixed
+    sure = [d for d in forward if _paths(d) not in doubtful]
+    # What is off by less than this differs by a fault, or by rounding, not by another end.
+    containers = {(p.reference.path, p.candidate.path) for p in alignment.pairs if p.reference.children}
+    wide = [
+        d
+        for d in forward
+        if not d.passed and _paths(d) in doubtful
+        if _error(d) >= (_GROSS if _paths(d) in containers else _VISIBLE)
+    ]
+    first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
+    last = max((_order(d) for d in sure if _error(d) < _VISIBLE / 2 and _order(d) < first), default=-1)
+    return frozenset(_paths(d) for d in wide if _order(d) < last)
+
+
+def _error(diff: Diff) -> float:
+    if diff.problem or diff.figures is None:
+        return math.inf
+    return diff.figures.rel_l2 if diff.figures.l2 else 0.0
+
+
+class _Built:
+    """Which layers of two models are built differently though they hold the same parameters."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        layers = [sorted(alignment.layers(k), key=lambda layer: layer.path) for k in (0, 1)]
+        self._kinds = [Counter(equivalents.kind(x) for x in side if _is_plain(x)) for side in layers]
+        self._inside = [_leaves_inside(side) for side in layers]
+
+    def differently(self, pair: LayerPair) -> bool:
+        ours, theirs = pair.reference, pair.candidate
+        if ours.children or theirs.children:
+            return self._inside[0].get(ours.path) != self._inside[1].get(theirs.path)
+        if _is_plain(ours):
+            kinds = equivalents.kind(ours), equivalents.kind(theirs)
+            return kinds[0] != kinds[1] or self._kinds[0][kinds[0]] != self._kinds[1][kinds[1]]
+        # A normalisation that is a class of the user's may hold the activation, too.
+        own = [_is_own_class(layer) for layer in (ours, theirs)]
+        return own[0] != own[1] or ours.settings.get("act") != theirs.settings.get("act")
+
+
+def _leaves_inside(layers: Sequence[Layer]) -> dict[str, Counter[str]]:
+    """For each container, the kinds of the leaves inside of it."""
+    inside: dict[str, Counter[str]] = {}
+    for layer in layers:
+        if layer.children:
+            continue
+        for above in containers_of(layer.path):
+            inside.setdefault(above, Counter())[equivalents.kind(layer)] += 1
+    return inside
+
+
+def _is_plain(layer: Layer) -> bool:
+    return not layer.parameters and not layer.children
+
+
+def _is_own_class(layer: Layer) -> bool:
+    return layer.type.lower() != layer.kind
+
+
+def _is_fixed(pair: LayerPair) -> bool:
+    return pair.reason == "given" or ROOT in (pair.reference.path, pair.candidate.path)
+
+
+def _paths(diff: Diff) -> tuple[str, str]:
+    reference, candidate = diff.pair.reference, diff.pair.candidate
+    return (reference.layer if reference else "", candidate.layer if candidate else "")
+
+
+def _order(diff: Diff) -> int:
+    return diff.pair.anchor.order

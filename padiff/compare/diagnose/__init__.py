@@ -1,0 +1,1 @@
+"""Why two runs part: the likely cause of the first diff, in words."""

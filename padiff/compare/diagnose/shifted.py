@@ -1,0 +1,80 @@
+"""Batches that are another step's: one run is numbered differently, or left a batch out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from padiff.compare.judge.drift import COARSENESS, allowed, coarse
+from padiff.compare.measure.sketches import measure_pair
+from padiff.errors import PadiffError
+from padiff.records import Diff, Pair, Record, Run
+
+# How many recorded steps before and after one are looked at.
+_NEARBY = 4
+
+
+def shift_cause(diff: Diff, runs: tuple[Run, Run]) -> str:
+    """Why an input differs, if it is the reference's input of a neighbouring step; else empty."""
+    pair = diff.pair
+    if pair.stage != "input" or pair.reference is None or pair.candidate is None or diff.problem:
+        return ""
+    reference = runs[0]
+    others = sorted((n for n in reference.numbers() if n != pair.step), key=lambda n: abs(n - pair.step))
+    for number in others[: 2 * _NEARBY]:
+        if _is_batch_of(pair, pair.candidate, reference, number):
+            away = number - pair.step
+            if _goes_on(pair, runs, away):
+                return _shifted(pair.step, number)
+            return (
+                f"the candidate's batch is the reference's of step {number}: the batches come in another order, or the "
+                "runs number their steps differently (start_step)"
+            )
+    return ""
+
+
+def _goes_on(pair: Pair, runs: tuple[Run, Run], away: int) -> bool:
+    """Whether the candidate's next step has the batch of the reference's step that is as far away."""
+    assert pair.candidate is not None
+    numbers = {*runs[0].numbers()}
+    step = next((n for n in runs[1].numbers() if n > pair.step and n + away in numbers), None)
+    if step is None:
+        return False
+    found = _record_of(pair.candidate, runs[1], step)
+    return found is not None and _is_batch_of(pair, found, runs[0], step + away)
+
+
+def _is_batch_of(pair: Pair, batch: Record, reference: Run, number: int) -> bool:
+    """Whether a batch of the candidate is what the reference's step of that number has in the pair's place."""
+    assert pair.reference is not None
+    other = _record_of(pair.reference, reference, number)
+    return other is not None and _same(measure_pair(replace(pair, step=number, reference=other, candidate=batch)))
+
+
+def _record_of(record: Record, run: Run, number: int) -> Record | None:
+    """The record of another step in a record's place."""
+    try:
+        for step in run.steps(number):
+            for other in step.records:
+                if (other.site, other.shape, other.call) == (record.site, record.shape, record.call):
+                    return other
+    except PadiffError:  # a step that can't be read explains nothing; it is reported when it is compared
+        pass
+    return None
+
+
+def _same(diff: Diff) -> bool:
+    figures = diff.figures
+    if figures is None or diff.problem or not figures.reference_l2:
+        return False
+    dtype = coarse(diff.pair.anchor.dtype)
+    return figures.rel_l2 <= (allowed(dtype, "input") if dtype in COARSENESS else 0.0)
+
+
+def _shifted(step: int, number: int) -> str:
+    away = abs(number - step)
+    count = "one step" if away == 1 else f"{away} steps"
+    when, how = ("later", "left a batch out") if number > step else ("earlier", "used a batch twice")
+    return (
+        f"the candidate's batches are the reference's of {count} {when} (here that of step {number}): the runs number "
+        f"their steps differently (start_step), or the candidate {how}"
+    )

@@ -1,0 +1,1 @@
+"""When a diff passes: the policies, and what they know of rounding."""

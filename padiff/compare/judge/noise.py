@@ -1,0 +1,430 @@
+"""The default policy: rounding noise by dtype and stage, and the drift of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from padiff.compare.judge import drift
+from padiff.compare.judge.drift import (
+    GROWN_AT_MOST,
+    GROWTH,
+    RUNNING,
+    SURE,
+    UNRELATED,
+    Drift,
+    allowed,
+    inherited,
+    key_of,
+)
+from padiff.compare.judge.policy import judged_together
+from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
+from padiff.compare.measure.sketches import elements
+from padiff.errors import UsageError
+from padiff.model import equivalents
+from padiff.pair.parameters import is_fused
+from padiff.records import LOOP, STAGES, Diff, Figures, Record
+
+# How much of the relative error that a step starts with (weights, inputs) may be found again at each stage.
+_GAIN = {
+    "input": 0.0,
+    "weight": 0.0,
+    "forward": 100.0,
+    "loss": 100.0,
+    "backward": 300.0,
+    "grad": 300.0,
+    "update": 300.0,
+}
+# Where rounding moves a value across the kink of a ReLU, or to another maximum of a pool, a whole element of the
+# gradient changes. The share of such elements goes with the error of forward, their L2 error with its root.
+_KINKS = {"backward": 4.0, "grad": 4.0}
+# However much is inherited, an error beyond this share is told. Where layers were seen to amplify what a step starts
+# from, the share grows with that, up to tensors that have nothing in common but their size; of gradients, which go with
+# a loss that may be ten times as small on one side, not even that.
+_AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
+_APART = {"forward": 3.0, "loss": 3.0, "backward": 30.0, "grad": 30.0, "update": 3.0}
+# How much larger than it may be by itself an output's error may be for that of the outputs before it, which layers hand
+# on and amplify; in all, in a step.
+_DEEP = 20.0
+# How much larger than in the steps before the amplification may be.
+_MORE_GAIN = 4.0
+# Weights may drift by this much of their norm with every step, up to the end of the ramp.
+_DRIFT_PER_STEP, _DRIFT_STEPS = 1e-3, 100
+# A gradient whose bulk agrees may be off by this share in its few other elements, an update of a small tensor further.
+_FEW_AT_MOST, _FEW_OF_UPDATES = 0.5, 1.0
+# A parameter's gradient is made of what goes into its layer and of what comes back to it: its relative error is at most
+# so many times theirs together. Measured: 2.7 times at most, where it is above 3 %, over 138 clean trainings.
+_MADE_OF = 4.0
+# Layers of which that is true; an attention or a recurrent layer computes more in between.
+_SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
+# An update may be off by so many times what its own gradient is off: an adaptive optimizer divides by the gradient.
+_OF_GRADIENT = 5.0
+# An element's gradient that differs by this share of itself is another one.
+_ANOTHER = 0.1
+# Where a weight's updates between two compared steps are not known, they are off by this share of the later one's.
+_OFF = 1e-2
+
+
+# The steepest slope of an activation: GELU's and Swish's is 1.13, that of a ReLU 1.
+_STEEPEST = 1.2
+#: What is judged where a few elements are left out.
+_BULK = "rel_l2 of the bulk"
+
+
+@dataclass(frozen=True)
+class NoisePolicy:
+    """The default: relative L2 error against the rounding noise of dtype and stage, and the drift of the run.
+
+    * Each stage has a limit by the coarsest floating dtype seen so far in the step.
+    * An output may be off by five times what the outputs before it are off: deep networks add rounding up.
+    * A step that starts from slightly different weights or inputs (rounding noise of the steps before) may differ
+      accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
+    * Limits of gradients and updates grow with the root of the error of the outputs: kinks (ReLU, max pooling).
+    * Where not all weights that train are recorded, a step after the first may start from anything: only what is far
+      off is told there.
+    * Weights may drift by the share of their updates that the update's own limit allows.
+    * A gradient is judged against the largest gradient of its layer: that of a convolution's bias before a BatchNorm,
+      or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer makes from such a
+      gradient can't be judged, and passes unless it is of another size.
+    * Diffs that grow from one compared step to the next by less than five times are rounding that training amplifies.
+    * A BatchNorm's running variance: torch feeds it the unbiased, paddle the biased estimate, ``n / (n - 1)`` apart.
+
+    Args:
+        factor: all limits are multiplied by it.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise UsageError(f"factor has to be a number above 0, got {self.factor!r}")
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        return None
+
+    @property
+    def in_context(self) -> bool:
+        return True
+
+    @property
+    def settings_count(self) -> bool:
+        return True
+
+    def describe(self) -> str:
+        times = "" if self.factor == 1.0 else f" times {self.factor:g}"
+        return f"rounding noise by dtype, stage and drift (relative L2){times}"
+
+    def judge(self, diffs: Sequence[Diff], before: Drift = drift.NONE) -> list[Diff]:
+        context = _Context(diffs, self.factor, before)
+        return judged_together([context.judge(diff) for diff in diffs])
+
+
+class _Context:
+    """What has to be known of a whole step before one of its diffs can be judged."""
+
+    def __init__(self, diffs: Sequence[Diff], factor: float, before: Drift) -> None:
+        self._factor = factor
+        self._before = before
+        self._dtypes = self._coarsest(diffs)
+        self._scales = Scales.of(diffs)
+        self._grad_scale = self._scales.layers
+        self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
+        #: Figures of the weights that passed, as they are judged.
+        self._explained: dict[drift.Key, Figures] = {}
+        self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
+        self._samples = _samples(diffs)
+        self._deviations = _deviations(diffs)
+        grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
+        level = level_of(diffs)
+        self._steered = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or _hides_noise(d)}
+        self._grads = {key_of(d): d for d in grads}
+        #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
+        self._stepped = 0.0
+        self._weights = math.fsum(
+            d.figures.reference_l2**2 for d in diffs if d.pair.stage == "weight" and d.figures and d.compared
+        )
+        self._gain = _MORE_GAIN * before.gain
+        unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
+        unseen *= min(1.0, self._gain / _GAIN["forward"])
+        # What noise steered (a bias before a normalisation) shows in outputs, and cancels out before the loss.
+        self._inherited = {
+            "forward": inherited(diffs, unseen),
+            "later": inherited([d for d in diffs if key_of(d) not in self._steered], unseen),
+        }
+        if before.step >= 0 and not before.known:
+            self._inherited = dict.fromkeys(self._inherited, drift.MOST)
+        self._forward_error = self._largest_forward(diffs)
+        #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
+        self._handed_on = 0.0
+        #: The same of activation gradients, from the first one on that is off in a few elements only.
+        self._handed_back = 0.0
+        #: Of the last output that passed: its shape, and its error (L2).
+        self._last: tuple[tuple[int, ...], float] = ((), 0.0)
+        self._kinks = self._largest_kink(diffs)
+        self._came_back = _largest(diffs, "backward")
+        self._went_in = max(_largest(diffs, "forward").values(), default=0.0)
+        self._grad_errors = {
+            key_of(d): d.figures.rel_l2 for d in grads if d.figures is not None and d.figures.l2 <= self._grad_limit(d)
+        }
+
+    @staticmethod
+    def _coarsest(diffs: Sequence[Diff]) -> dict[str, str]:
+        """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
+        coarsest, seen = {}, 0
+        for stage in STAGES:
+            for diff in diffs:
+                for record in (diff.pair.reference, diff.pair.candidate):
+                    dtype = drift.coarse(record.dtype) if record is not None else ""
+                    if record is not None and record.stage == stage and dtype in drift.COARSENESS:
+                        seen = max(seen, drift.COARSENESS.index(dtype))
+            coarsest[stage] = drift.COARSENESS[seen]
+        return coarsest
+
+    def _largest_forward(self, diffs: Sequence[Diff]) -> float:
+        """Largest relative L2 error of an output, as far as it is allowed."""
+        errors = (d.figures.rel_l2 for d in diffs if d.pair.stage == "forward" and d.figures and d.compared)
+        limit = _DEEP * (self._allowed("forward") + max(_GAIN["forward"], self._gain) * self._inherited["later"])
+        return max((error for error in errors if error <= limit), default=0.0)
+
+    def _largest_kink(self, diffs: Sequence[Diff]) -> float:
+        """Largest relative L2 error of an activation gradient that is off in a few elements only."""
+        limit = self._relative("backward")
+        errors = (
+            d.figures.rel_l2
+            for d in diffs
+            if d.pair.stage == "backward" and d.figures is not None and d.figures.bulk_l2 is not None
+            if d.figures.bulk_l2
+            <= limit * d.figures.reference_l2
+            < d.figures.l2
+            <= _FEW_AT_MOST * d.figures.reference_l2
+        )
+        return max(errors, default=0.0)
+
+    def _allowed(self, stage: str) -> float:
+        return allowed(self._dtypes[stage], stage)
+
+    def _grad_limit(self, diff: Diff) -> float:
+        assert diff.figures is not None
+        scale = self._grad_scale.get(diff.pair.anchor.layer, 0.0) * math.sqrt(diff.figures.size)
+        # The few elements of an activation gradient that are off are in every gradient that is made of it.
+        relative = self._relative("grad") + 2 * self._factor * self._kinks
+        if self._is_made_of(diff):
+            made_of = _MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
+            relative = min(relative, self._factor * (self._allowed("grad") + made_of))
+        return relative * max(diff.figures.reference_l2, scale)
+
+    def _is_made_of(self, diff: Diff) -> bool:
+        """Whether what a gradient is made of is known: what came back to its layer, and what went through the model."""
+        anchor = diff.pair.anchor
+        simple = equivalents.group_of_kinds(anchor.layer_type.lower()) in _SIMPLE
+        return simple and self._went_in > 0 and anchor.layer in self._came_back
+
+    def _steered_limit(self, figures: Figures) -> float:
+        # Of any direction, but not larger than the reference's updates are.
+        return UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
+
+    def _relative(self, stage: str) -> float:
+        own = self._allowed(stage)
+        inherited = self._inherited["forward" if stage == "forward" else "later"]
+        if self._stepped and stage != "update":
+            inherited = min(inherited + math.sqrt(self._stepped / (self._weights or math.inf)), drift.MOST)
+        gain = max(_GAIN[stage], self._gain) if stage in _APART else 0.0
+        more = gain * inherited + _KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
+        # Weights that are a hundredth apart are as far as drift goes.
+        further = max(1.0, 0.01 * self._gain / _AT_MOST["forward"])
+        at_most = min(_AT_MOST.get(stage, own) * further, _APART.get(stage, own))
+        return self._factor * max(own, min(own + more, at_most))
+
+    def judge(self, diff: Diff) -> Diff:
+        if diff.problem or diff.figures is None:
+            return diff
+        figures, stage = diff.figures, diff.pair.stage
+        anchor = diff.pair.anchor
+        if _exact(diff):
+            return replace(diff, passed=figures.max_abs == 0, limit=0.0, judged=("max_abs", figures.max_abs))
+        relative, explained = self._relative(stage), False
+        if stage == "forward":
+            deeper = min(_DEEP * relative, self._factor * _AT_MOST["forward"], GROWTH * self._handed_on)
+            relative = max(relative, deeper)
+        if stage == "backward":
+            # What a kink made of a few elements, the layers before spread over all of theirs.
+            relative = max(relative, min(GROWTH * self._handed_back, self._factor * _AT_MOST["backward"]))
+        limit = relative * figures.reference_l2
+        if stage == "forward" and _is_activation(anchor) and anchor.shape == self._last[0]:
+            # Where it lets little through, that little is off by as much as what went in.
+            limit = max(limit, self._factor * _STEEPEST * self._last[1])
+        if anchor.layer == LOOP:
+            # A scalar that should go to zero (a loss) has no scale of its own there.
+            relative = self._factor * 1e-6 if stage == "update" else self._relative(stage)
+            limit = relative * max(figures.reference_l2, 1e-2 if stage == "loss" else 0.0)
+        elif stage == "weight":
+            limit, explained = self._weight_limit(diff)
+        elif stage == "grad":
+            limit, explained = self._grad_limit(diff), self._is_made_of(diff)
+        elif stage == "update":
+            steered, explained = key_of(diff) in self._steered, key_of(diff) in self._grads
+            # What a gradient was allowed to be off by, its update may be, too.
+            relative = self._factor * self._allowed(stage) if explained else self._relative(stage)
+            relative += _OF_GRADIENT * self._factor * self._grad_errors.get(key_of(diff), 0.0)
+            limit = self._steered_limit(figures) if steered else relative * figures.reference_l2
+            weight = self._explained.get(key_of(diff))
+            limit += self._factor * self._before.remembered(key_of(diff), diff.pair.step, weight)
+        if not explained and (anchor.layer != LOOP or stage == "loss"):
+            grown = min(GROWTH * self._before.stages.get(stage, 0.0), GROWN_AT_MOST)
+            limit = max(limit, grown * figures.reference_l2)
+        judged = self._verdict(diff, limit)
+        if stage == "weight" and judged.passed:
+            self._explained[key_of(diff)] = figures
+        if judged.passed and diff.compared:
+            self._hand_on(judged, figures)
+        if stage == "update" and anchor.layer != LOOP and diff.compared and math.isfinite(figures.l2):
+            self._stepped += figures.l2**2
+        if not judged.passed and stage in ("update", "weight"):
+            return self._without_noise(judged, limit)
+        return judged
+
+    def _hand_on(self, diff: Diff, figures: Figures) -> None:
+        """Remember how far off a passed output, or a gradient of one, is: the next one is made of it."""
+        stage, what = diff.pair.stage, diff.judged[0]
+        if stage == "forward" and what == "rel_l2":
+            self._handed_on = max(self._handed_on, figures.rel_l2)
+            self._last = diff.pair.anchor.shape, figures.l2
+        elif stage == "backward" and (what == _BULK or self._handed_back) and math.isfinite(figures.rel_l2):
+            self._handed_back = max(self._handed_back, figures.rel_l2)
+
+    def _without_noise(self, diff: Diff, limit: float) -> Diff:
+        """A diff that passes if it is all in elements whose gradients are rounding, or are themselves another.
+
+        A bias of query, key and value in one: the attention does not depend on the key's. And where rounding turns the
+        sign of an element's gradient over, an adaptive optimizer makes a full-size update of either.
+        """
+        gradient, figures = self._grads.get(key_of(diff)), diff.figures
+        steps = diff.pair.step if diff.pair.stage == "weight" else 1
+        if gradient is None or not steps or gradient.figures is None or figures is None:
+            return diff
+        if gradient.figures.size != figures.size:
+            return diff
+        gradients, sides = elements(gradient.pair), elements(diff.pair)
+        if gradients is None or sides is None:
+            return diff  # which elements are noise, a sketch does not tell
+        largest = np.maximum(*(np.abs(side) for side in gradients))
+        scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
+        noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
+        if diff.pair.stage == "update" and key_of(diff) in self._grad_errors:
+            noise |= np.abs(gradients[1] - gradients[0]) > _ANOTHER * largest
+        noise &= largest > 0  # a gradient of zero on both sides is no rounding
+        error = sides[1] - sides[0]
+        count = int(noise.sum())
+        most = UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
+        rest = float(np.linalg.norm(error[~noise]))
+        if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
+            return diff
+        size = figures.reference_l2 or 1.0
+        return replace(
+            diff, passed=True, limit=limit / size, judged=("rel_l2 where gradients are no noise", rest / size)
+        )
+
+    def _weight_limit(self, diff: Diff) -> tuple[float, bool]:
+        """The limit, and whether the step before explains all of it."""
+        figures = diff.figures
+        assert figures is not None
+        number = diff.pair.step
+        limit = self._relative("weight") * figures.reference_l2
+        if not number:
+            return limit, False
+        update = self._updates.get(key_of(diff))
+        update_figures = update.figures if update is not None else None
+        size = update_figures.reference_l2 if update_figures is not None else 0.0
+        drifted, explained = self._before.weight_error(key_of(diff), number, size, figures.size)
+        gap = number - self._before.step
+        steered = key_of(diff) in self._steered and update_figures is not None
+        if explained and gap == 1:
+            # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
+            return limit + 2 * self._factor * drifted, True
+        if explained:
+            each = self._steered_limit(update_figures) if steered and update_figures is not None else 0.0
+            return limit + self._factor * (drifted + (gap - 1) * each), True
+        ramp = min(number, _DRIFT_STEPS) * _DRIFT_PER_STEP * self._allowed("forward") / allowed("float32", "forward")
+        limit += self._factor * min(ramp, 0.1) * figures.reference_l2
+        if update_figures is not None:
+            # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
+            each = self._steered_limit(update_figures) if steered else 0.0
+            size = max(update_figures.reference_l2, update_figures.candidate_l2)
+            limit += self._factor * number * max(each, _OFF * size)
+        limit = max(limit, self._factor * drifted)
+        slot = equivalents.slot(diff.pair.anchor.slot)
+        if slot in RUNNING:
+            # A mean near zero is made of values that are not: its error goes with theirs.
+            deviation = self._deviations.get(diff.pair.anchor.layer, 0.0) if slot == "running_mean" else 0.0
+            limit += self._relative("forward") * max(figures.reference_l2, deviation)
+        if slot == "running_var":
+            samples = self._samples.get(diff.pair.anchor.layer, 0)
+            if samples > 1:
+                limit += 1.05 / (samples - 1) * figures.reference_l2
+        return limit, False
+
+    @staticmethod
+    def _verdict(diff: Diff, limit: float) -> Diff:
+        figures = diff.figures
+        assert figures is not None
+        scale = figures.reference_l2
+        bulk = figures.bulk_l2
+        # An estimate is told only where chance does not explain it.
+        limit *= 1 + SURE * figures.spread
+        few = _FEW_OF_UPDATES if diff.pair.stage == "update" else _FEW_AT_MOST
+        if bulk is not None and bulk <= limit < figures.l2 <= few * scale:
+            return replace(diff, passed=True, limit=limit / scale, judged=(_BULK, bulk / scale))
+        if scale > 0:
+            return replace(diff, passed=figures.l2 <= limit, limit=limit / scale, judged=("rel_l2", figures.rel_l2))
+        return replace(diff, passed=figures.l2 <= limit, limit=limit, judged=("l2", figures.l2))
+
+
+def _exact(diff: Diff) -> bool:
+    """Whether both sides are integers or booleans (token ids, masks, counters)."""
+    floating = ("float", "bfloat", "complex")
+    sides = (diff.pair.reference, diff.pair.candidate)
+    return all(side is not None and not side.dtype.startswith(floating) for side in sides)
+
+
+def _is_activation(record: Record) -> bool:
+    return equivalents.is_activation(record.layer_type.lower())
+
+
+def _largest(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
+    """Largest relative L2 error of what a layer gave out, or of what came back to it, by layer."""
+    errors: dict[str, float] = {}
+    for diff in diffs:
+        if diff.pair.stage == stage and diff.compared and diff.figures and math.isfinite(diff.figures.rel_l2):
+            layer = diff.pair.anchor.layer
+            errors[layer] = max(errors.get(layer, 0.0), diff.figures.rel_l2)
+    return errors
+
+
+def _hides_noise(diff: Diff) -> bool:
+    """Whether the key's bias, whose gradient is rounding, lies in one sketch with those of query and value."""
+    sketched = diff.figures is not None and diff.figures.basis != "tensors"
+    return sketched and is_fused(diff.pair.anchor.slot) and len(diff.pair.anchor.shape) == 1
+
+
+def _deviations(diffs: Sequence[Diff]) -> dict[str, float]:
+    """L2 norm of the running standard deviations of a layer's channels."""
+    return {
+        diff.pair.anchor.layer: math.sqrt(diff.figures.mean_reference * diff.figures.size)
+        for diff in diffs
+        if diff.pair.stage == "weight" and equivalents.slot(diff.pair.anchor.slot) == "running_var"
+        if diff.compared and diff.figures is not None
+    }
+
+
+def _samples(diffs: Sequence[Diff]) -> dict[str, int]:
+    """How many values each channel of a layer's output has: what a BatchNorm takes its statistics over."""
+    counts: dict[str, int] = {}
+    for diff in diffs:
+        record = diff.pair.reference
+        if diff.pair.stage == "forward" and record is not None and len(record.shape) > 1 and record.shape[1]:
+            counts.setdefault(record.layer, math.prod(record.shape) // record.shape[1])
+    return counts

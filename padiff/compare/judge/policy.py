@@ -1,0 +1,175 @@
+"""When a diff passes: what a policy is, and the fixed one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from padiff.compare.judge.drift import NONE, Drift
+from padiff.compare.judge.zero import Scales, is_rounding, level_of, noted
+from padiff.errors import UsageError
+from padiff.model import equivalents
+from padiff.records import LOOP, PARAMETER_STAGES, Diff, Figures
+
+COMPARE_MODES = ("mean", "strict")
+
+
+class Policy(Protocol):
+    """Judges the measured diffs of one step."""
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        """``(atol, rtol)`` that `measure` has to count elements by, if any."""
+
+    @property
+    def in_context(self) -> bool:
+        """Whether it judges a stage by others: all that is recorded is then measured, whatever is asked for."""
+
+    @property
+    def settings_count(self) -> bool:
+        """Whether a hyper-parameter that differs between layers that ran is a diff even where every tensor passes."""
+
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
+        """The same diffs in the same order, judged.
+
+        ``before`` says how far the runs had drifted apart in the step that was compared before this one.
+        """
+
+    def describe(self) -> str:
+        """The policy in words."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """One tolerance for everything, as the seeds have it.
+
+    Args:
+        atol, rtol: absolute and relative tolerance.
+        mode: ``mean``: ``mean(|c - r|) <= atol + rtol * mean(|r|)``, the mean of the error, so that a permuted
+            tensor does not pass; ``strict``: ``|c - r| <= atol + rtol * |r|`` for every element.
+
+    A gradient that is rounding noise around a true value of zero (`padiff.compare.judge.zero`) passes, and is listed.
+
+    Raises:
+        UsageError: an unknown mode, a negative or non-finite tolerance.
+    """
+
+    atol: float = 1e-4
+    rtol: float = 1e-7
+    mode: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.mode not in COMPARE_MODES:
+            raise UsageError(f"compare_mode is one of {', '.join(COMPARE_MODES)}, got {self.mode!r}")
+        for name, value in (("atol", self.atol), ("rtol", self.rtol)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value < math.inf):
+                raise UsageError(f"{name} has to be a number of at least 0, got {value!r}")
+            object.__setattr__(self, name, float(value))  # not numpy's, whose answers are no plain booleans
+
+    @property
+    def elementwise(self) -> tuple[float, float] | None:
+        return (self.atol, self.rtol)
+
+    @property
+    def in_context(self) -> bool:
+        return False
+
+    @property
+    def settings_count(self) -> bool:
+        return False  # who gives a tolerance says what counts as equal
+
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
+        scales, level = Scales.of(diffs), level_of(diffs)
+        judged = [self._judge(diff) for diff in diffs]
+        return judged_together(
+            [noted(diff) if not diff.passed and is_rounding(diff, scales, level) else diff for diff in judged]
+        )
+
+    def passes(self, figures: Figures) -> bool:
+        """Whether two tensors, measured with `elementwise`, are within the tolerance."""
+        if self.mode == "mean":
+            return figures.mean_abs <= self.atol + self.rtol * figures.mean_reference
+        return figures.beyond == 0
+
+    def _judge(self, diff: Diff) -> Diff:
+        if diff.problem or diff.figures is None:
+            return diff
+        figures = diff.figures
+        passed = self.passes(figures)
+        if self.mode == "mean":
+            limit = self.atol + self.rtol * figures.mean_reference
+            return replace(diff, passed=passed, limit=limit, judged=("mean_abs", figures.mean_abs))
+        limit = self.atol + self.rtol * abs(figures.values[0])
+        if figures.beyond and figures.max_abs <= limit:
+            # The largest error is within its own element's limit; smaller ones, at smaller elements, are not.
+            return replace(diff, passed=False, limit=0.0, judged=("elements beyond", float(figures.beyond)))
+        return replace(diff, passed=passed, limit=limit, judged=("max_abs", figures.max_abs))
+
+    def describe(self) -> str:
+        return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
+
+
+def judged_together(diffs: Sequence[Diff]) -> list[Diff]:
+    """What can be said of a step's diffs, judged one by one, only with a look at the others."""
+    return _missing_fail(_overflows_pass(diffs))
+
+
+def _overflows_pass(diffs: Sequence[Diff]) -> list[Diff]:
+    """Where a gradient has overflowed on both sides, what becomes of it in the layers before is no diff.
+
+    A scaler skips such a step. A ReLU's backward keeps NaN back in one framework, as it chooses, and lets it pass in
+    the other, where it multiplies.
+    """
+    judged, overflowed = [], False
+    for diff in diffs:
+        figures = diff.figures
+        if diff.pair.stage in ("backward", "grad", "update") and figures is not None:
+            if overflowed and figures.nonfinite:
+                diff = replace(diff, passed=True, problem=f"{diff.problem}; gradients had overflowed on both")
+            overflowed = overflowed or figures.overflowed > 0
+        judged.append(diff)
+    return judged
+
+
+def _missing_fail(diffs: list[Diff]) -> list[Diff]:
+    """A parameter, gradient or update that only one of two paired layers has is a diff, not a gap.
+
+    Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all
+    (a dump of weights only) is a gap.
+    """
+    recorded = {
+        (side, diff.pair.stage)
+        for diff in diffs
+        for side, record in (("reference", diff.pair.reference), ("candidate", diff.pair.candidate))
+        if record is not None
+    }
+    paired = {record.layer for d in diffs if d.compared for record in (d.pair.reference,) if record is not None}
+    paired_candidates = {
+        record.layer for d in diffs if d.compared for record in (d.pair.candidate,) if record is not None
+    }
+    judged = []
+    for diff in diffs:
+        record, side = diff.pair.anchor, "candidate" if diff.pair.candidate is None else "reference"
+        known = paired if side == "candidate" else paired_candidates
+        if (
+            not diff.pair.complete
+            and not diff.pair.optional
+            and record.stage in PARAMETER_STAGES
+            and record.layer in known
+            and record.layer != LOOP
+            and record.slot not in equivalents.ONE_SIDED
+            and (side, record.stage) in recorded
+            and not _nothing(diff)
+        ):
+            diff = replace(diff, passed=False)
+        judged.append(diff)
+    return judged
+
+
+def _nothing(diff: Diff) -> bool:
+    """Whether a lone gradient or update is all zeros: what one framework has for none where the other has nothing."""
+    figures = diff.figures
+    zero = figures is not None and figures.reference_l2 == figures.candidate_l2 == 0 and figures.size > 0
+    return zero and diff.pair.stage in ("grad", "update")

@@ -1,0 +1,96 @@
+"""Gradients whose true value is zero: what is computed of them is rounding noise, another on either side.
+
+A convolution's bias before a BatchNorm has such a gradient, and an attention's key bias. No tolerance relative to
+their own size can be met there, by two implementations that are equally right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from padiff.compare.judge.drift import COARSENESS, allowed, coarse
+from padiff.model import equivalents
+from padiff.records import LOOP, Diff
+
+#: What a fixed tolerance calls the figure by which it let such a gradient pass.
+NOISE = "rel_l2 of rounding noise around zero"
+
+# Noise differs by at least these shares of itself from one side to the other: where it is known what the gradient is a
+# sum of, and where only the layer's other gradients say how large it could be.
+_DIFFERENT, _CLEARLY = 0.02, 0.1
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How large the gradients of a step's parameters are.
+
+    Attributes:
+        layers: largest root mean square of the reference's gradients, by layer.
+        outputs: norm of the gradients of a layer's outputs, all calls, where they were recorded: a bias's gradient is
+            their sum.
+    """
+
+    layers: Mapping[str, float]
+    outputs: Mapping[str, float]
+
+    @classmethod
+    def of(cls, diffs: Sequence[Diff]) -> Scales:
+        """Those of a step, from its measured diffs."""
+        squares: dict[str, float] = {}
+        for diff in diffs:
+            if diff.pair.stage == "backward" and diff.figures is not None and diff.compared:
+                layer = diff.pair.anchor.layer
+                squares[layer] = squares.get(layer, 0.0) + diff.figures.reference_l2**2
+        return cls(largest_rms(diffs, "grad"), {layer: math.sqrt(square) for layer, square in squares.items()})
+
+
+def is_rounding(diff: Diff, scales: Scales, level: float) -> bool:
+    """Whether a gradient is nothing but rounding: tiny beside what it is made of, and another on either side.
+
+    A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves ``level`` of the root of the sum of
+    their squares. Where these are not known, or for another parameter, the layer's largest gradient says how large it
+    could be. That is a guess (it goes with the layer's inputs), so noise then has to differ clearly.
+    """
+    figures, anchor = diff.figures, diff.pair.anchor
+    if figures is None or not diff.pair.complete or diff.pair.stage != "grad" or not figures.size or figures.nonfinite:
+        return False
+    own = max(figures.reference_l2, figures.candidate_l2)
+    outputs = scales.outputs.get(anchor.layer, 0.0)
+    if outputs and len(anchor.shape) == 1 and equivalents.slot(anchor.slot.partition("[")[0]).endswith("bias"):
+        return own <= level * outputs and figures.l2 > _DIFFERENT * own
+    layer = scales.layers.get(anchor.layer, 0.0) * math.sqrt(figures.size)
+    return own <= level * layer and figures.l2 > _CLEARLY * own
+
+
+def noted(diff: Diff) -> Diff:
+    """A gradient that passes as rounding noise around zero, and says so."""
+    figures = diff.figures
+    assert figures is not None
+    # Two unrelated tensors differ by at most the sum of their sizes, whatever share of either that is.
+    most = (figures.reference_l2 + figures.candidate_l2) / (figures.reference_l2 or 1.0)
+    value = figures.l2 / (figures.reference_l2 or 1.0)
+    return replace(diff, passed=True, limit=max(most, value), judged=(NOISE, value))
+
+
+def level_of(diffs: Sequence[Diff]) -> float:
+    """What rounding leaves of a sum, relative to what it is a sum of, in the coarsest dtype that led to a gradient."""
+    seen = 0
+    for diff in diffs:
+        for record in (diff.pair.reference, diff.pair.candidate):
+            dtype = coarse(record.dtype) if record is not None else ""
+            if record is not None and record.stage not in ("loss", "update") and dtype in COARSENESS:
+                seen = max(seen, COARSENESS.index(dtype))
+    return allowed(COARSENESS[seen], "forward")
+
+
+def largest_rms(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
+    """Largest root mean square of the reference's gradients or updates, by layer."""
+    scales: dict[str, float] = {}
+    for diff in diffs:
+        layer = diff.pair.anchor.layer
+        if diff.pair.stage == stage and layer != LOOP and diff.figures and diff.figures.size and diff.compared:
+            rms = diff.figures.reference_l2 / math.sqrt(diff.figures.size)
+            scales[layer] = max(scales.get(layer, 0.0), rms)
+    return scales

@@ -1,0 +1,207 @@
+"""Layer maps: which layer answers to which, as given by a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from padiff.errors import UsageError
+from padiff.frameworks import framework_of
+from padiff.model.selection import Node
+from padiff.model.tree import walk
+
+#: One side of a pair: a path or a layer, several of them for the parts of one, or `None`.
+Side = Any
+
+
+_EXPECTED = "expected 'pairs:' with a list of '- {reference: PATH, candidate: PATH}', as `padiff map` writes it"
+
+
+class LayerMap:
+    """Pairs of layers that answer to each other, the reference's (base's) first.
+
+    Layers are given by path or, where both models are at hand, as objects; of objects it does not matter which side
+    comes first. A list on one side names the layers that are the parts of the other, in their order:
+    ``("attn.qkv", ["attn.q", "attn.k", "attn.v"])``. A pair whose one side is `None` says that the layer answers to
+    nothing, so that no partner is sought.
+
+    Example:
+        ``LayerMap({"encoder.attn": "enc.attention"})``, or ``layer_map.map = {layer.attn: module.attn}``.
+    """
+
+    def __init__(self, pairs: Mapping[Any, Any] | Iterable[Any] = ()) -> None:
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        self.pairs: tuple[tuple[Any, Any], ...] = tuple(_pair(item) for item in items)
+
+    def named(self) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The pairs with either side as a tuple: of one, of several parts, or empty."""
+        return [(_several(first), _several(second)) for first, second in self.pairs]
+
+    @property
+    def map(self) -> dict[Any, Any]:
+        """The pairs as a dictionary."""
+        return dict(self.pairs)
+
+    @map.setter
+    def map(self, pairs: Mapping[Any, Any]) -> None:
+        self.pairs = LayerMap(pairs).pairs
+
+    def ignore(self, layer: Any) -> None:
+        """Say that a layer answers to nothing; what is below it is still compared."""
+        self.pairs += ((layer, None),)
+
+    def ignore_recursivly(self, layer: Any) -> None:
+        """Say that a layer and all below it answer to nothing. (The name is spelt as people's code has it.)"""
+        self.pairs += tuple((node.layer, None) for node in walk(layer, framework_of(layer)))
+
+    def ignore_class(self, layer: Any, layer_class: type) -> None:
+        """Say that all layers of a class, in a layer and below it, answer to nothing."""
+        found = walk(layer, framework_of(layer))
+        self.pairs += tuple((node.layer, None) for node in found if isinstance(node.layer, layer_class))
+
+    @classmethod
+    def resolve(cls, value: Any, base: Sequence[Node], raw: Sequence[Node]) -> LayerMap:
+        """The map of two live models with every object replaced by its path, base first.
+
+        Raises:
+            UsageError: a layer is in neither model, or both layers of a pair are in one.
+        """
+        pairs = []
+        for pair in cls.of(value):
+            first, second = (_sides(side, base, raw) for side in pair)
+            if first[0] == second[0] is not None:
+                raise UsageError(f"layer map: {first[1]} and {second[1]} are both layers of the {first[0]} model")
+            turned = first[0] == "raw" or second[0] == "base"
+            pairs.append((second[1], first[1]) if turned else (first[1], second[1]))
+        return cls(pairs)
+
+    @classmethod
+    def of(cls, value: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> LayerMap:
+        """A layer map from what a call may give: a map, a mapping, pairs, or the path of a YAML file.
+
+        Raises:
+            UsageError: the value, or an item of it, can't be read as pairs of paths.
+        """
+        if value is None:
+            return cls()
+        if isinstance(value, LayerMap):
+            return value
+        if isinstance(value, (str, Path)):
+            return cls.read(value)
+        items = value.items() if isinstance(value, Mapping) else value
+        if not isinstance(items, Iterable):
+            raise UsageError(f"layer map: expected pairs of layer paths, a mapping or a YAML file, got {value!r}")
+        return cls(items)
+
+    @classmethod
+    def read(cls, path: str | Path) -> LayerMap:
+        """Read what ``padiff map`` writes: YAML with ``pairs``, each with ``reference`` and ``candidate``.
+
+        Raises:
+            UsageError: the file is missing or of another form.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            content, lines = yaml.safe_load(text), _lines(text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read the layer map {path}: {error}") from error
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}, line {mark.line + 1}, column {mark.column + 1}," if mark is not None else str(path)
+            what = getattr(error, "problem", None) or str(error)
+            raise UsageError(f"the layer map {where} is no YAML: {what}; {_EXPECTED}") from error
+        if isinstance(content, Mapping) and "pairs" in content:
+            content = content["pairs"] or ()
+        if not isinstance(content, (list, tuple, Mapping)):
+            raise UsageError(f"the layer map {path} holds {type(content).__name__}; {_EXPECTED}")
+        items = list(content.items() if isinstance(content, Mapping) else content)
+        for item, line in zip(items, lines):
+            try:
+                _pair(item)
+            except UsageError as error:
+                raise UsageError(f"{path}, line {line}: {error}; {_EXPECTED}") from None
+        return cls(items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LayerMap) and self.pairs == other.pairs
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        return f"LayerMap({list(self.pairs)!r})"
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+def _lines(text: str) -> list[int]:
+    """The line of each pair of a YAML file, counted from 1."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        inner = [value for key, value in node.value if getattr(key, "value", None) == "pairs"]
+        node = inner[0] if inner else node
+    if isinstance(node, yaml.MappingNode):
+        return [key.start_mark.line + 1 for key, _ in node.value]
+    return [item.start_mark.line + 1 for item in node.value] if isinstance(node, yaml.SequenceNode) else []
+
+
+def _several(side: Any) -> tuple[Any, ...]:
+    if side is None:
+        return ()
+    return side if isinstance(side, tuple) else (side,)
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, Mapping) and {"reference", "candidate"} <= set(item):
+        item = (item["reference"], item["candidate"])
+    plain = (bool, int, float, bytes, dict)
+    sides = [_side_of(side) for side in item] if isinstance(item, (list, tuple)) and len(item) == 2 else []
+    several = [isinstance(side, tuple) for side in sides]
+    if (
+        not sides
+        or any(isinstance(part, plain) for side in sides for part in _several(side))
+        or all(several)
+        or any(isinstance(side, tuple) and len(side) < 2 for side in sides)
+        or (any(several) and None in sides)
+        or sides[0] is sides[1] is None
+    ):
+        raise UsageError(
+            f"layer map: expected a pair of layer paths (reference, candidate), got {item!r}; "
+            "`padiff map REFERENCE CANDIDATE` writes a map to start from"
+        )
+    return sides[0], sides[1]
+
+
+def _side_of(side: Any) -> Any:
+    """A list of the parts of one layer as a tuple; a list of one is that one."""
+    if not isinstance(side, (list, tuple)) or not side:
+        return side
+    return tuple(side) if len(side) > 1 else side[0]
+
+
+def _sides(side: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, Any]:
+    """Which model a side of a pair is of (`None` where a path can't tell), and its path or paths."""
+    if not isinstance(side, tuple):
+        return _side(side, base, raw)
+    found = [_side(layer, base, raw) for layer in side]
+    models = {model for model, _ in found if model is not None}
+    if len(models) > 1:
+        raise UsageError(f"layer map: {', '.join(str(path) for _, path in found)} are layers of both models")
+    return next(iter(models), None), tuple(path for _, path in found)
+
+
+def _side(layer: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, str | None]:
+    """Which model a layer is of (`None` where a path can't tell), and its path."""
+    if layer is None or isinstance(layer, str):
+        return None, layer
+    for side, nodes in (("base", base), ("raw", raw)):
+        for node in nodes:
+            if node.layer is layer:
+                return side, node.path
+    raise UsageError(f"layer map: {type(layer).__name__} is a layer of neither model; give layers of these very models")

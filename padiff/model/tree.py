@@ -1,0 +1,88 @@
+"""The layer tree of a live model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from padiff.frameworks.base import Framework
+from padiff.model import equivalents
+from padiff.model.selection import Node, find_paths
+from padiff.records import ROOT, Layer, Parameter
+
+
+def walk(model: Any, framework: Framework) -> list[Node]:
+    """The model's layers, depth first in order of definition; a shared layer once, with all of its paths."""
+    found: dict[int, Node] = {}
+    for path, layer in _walk(model, "", framework, ()):
+        known = found.get(id(layer))
+        found[id(layer)] = Node(known.path, layer, (*known.aliases, path)) if known else Node(path, layer)
+    return list(found.values())
+
+
+def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    if id(layer) in above:  # a layer that holds itself
+        return
+    yield prefix or ROOT, layer
+    for name, child in framework.children(layer):
+        yield from _walk(child, f"{prefix}.{name}" if prefix else name, framework, (*above, id(layer)))
+
+
+def owning(
+    nodes: Collection[Node], framework: Framework, chosen: frozenset[str], layer_map: Iterable[Any]
+) -> frozenset[str]:
+    """Paths of the layers whose parameters are recorded: the chosen ones, and the projections of mapped attentions.
+
+    A layer map leaves out what is below its layers; but what one framework packs into the attention's own parameters
+    stands in layers below it in the other.
+    """
+    found = set(chosen)
+    for item in layer_map:
+        for path in find_paths(list(nodes), item, "layer_map"):
+            layer = next(node.layer for node in nodes if node.path == path)
+            if path in chosen and equivalents.common_kind(framework.kind(layer)) in equivalents.COMPOSITE:
+                found.update(node.path for node in nodes if path == ROOT or node.path.startswith(f"{path}."))
+    return frozenset(found)
+
+
+def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
+    """A tensor's shape; 0 for a length that it has not one of (jagged), and one such where it has no shape (nested)."""
+    try:
+        return tuple(length if isinstance(length, int) else 0 for length in framework.shape(tensor))
+    except Exception:  # of a kind of its own: that it is there is known all the same
+        return (0,)
+
+
+def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:
+    """The tree as values, for the run folder."""
+    first_seen: dict[int, str] = {}
+    layers = []
+    for node in nodes:
+        parameters = []
+        for slot, tensor, role in framework.parameters(node.layer):
+            site = f"{node.path}/{slot}"
+            tied_to = first_seen.setdefault(id(tensor), site)
+            parameters.append(
+                Parameter(
+                    slot=slot,
+                    shape=shape_of(framework, tensor),
+                    dtype=framework.dtype(tensor),
+                    role=role,
+                    layout=framework.layout(node.layer, slot),
+                    trainable=role == "parameter" and framework.trainable(tensor),
+                    tied_to="" if tied_to == site else tied_to,
+                )
+            )
+        layers.append(
+            Layer(
+                path=node.path,
+                type=type(node.layer).__name__,
+                kind=framework.kind(node.layer),
+                parameters=tuple(parameters),
+                settings=framework.settings(node.layer),
+                aliases=node.aliases,
+                children=sum(1 for _ in framework.children(node.layer)),
+                recorded=node.path in recorded,
+            )
+        )
+    return tuple(layers)

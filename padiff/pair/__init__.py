@@ -1,0 +1,1 @@
+"""Pairs: which record of a step answers to which, and in which layout."""

@@ -1,0 +1,266 @@
+"""Pairing the records of parameters, by rows where one side holds several in one tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from padiff.align.alignment import Alignment, ParameterPair, Part, SplitPair
+from padiff.align.matching.units import bare, homes_of
+from padiff.records import PARAMETER_STAGES, Layer, Record, TensorSource
+
+#: Records by layer and stage.
+Index = dict[tuple[str, str], list[Record]]
+#: Two records, one of which may be missing, and the view of the candidate's.
+Found = list[tuple["Record | None", "Record | None", str]]
+_Key = tuple[str, str, str, int]
+
+_FUSED = "[query, key, value]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A tensor source: some rows of another's parameter."""
+
+    whole: TensorSource
+    part: Part
+
+    @property
+    def sketched(self) -> bool:
+        return getattr(self.whole, "sketched", False)
+
+    def read(self) -> np.ndarray:
+        return self.part.take(self.whole.read())
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A tensor source: several added up."""
+
+    terms: tuple[TensorSource, ...]
+
+    @property
+    def sketched(self) -> bool:
+        return any(getattr(term, "sketched", False) for term in self.terms)
+
+    def read(self) -> np.ndarray:
+        arrays = [term.read() for term in self.terms]
+        return np.asarray(np.sum(arrays, axis=0, dtype=arrays[0].dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A tensor source: some features of another's output."""
+
+    whole: TensorSource
+    axis: int
+    part: Part
+
+    @property
+    def sketched(self) -> bool:
+        return getattr(self.whole, "sketched", False)
+
+    def read(self) -> np.ndarray:
+        array = self.whole.read()
+        return np.take(array, self.part.rows(array.shape[self.axis]), axis=self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """A tensor source: another's values in another shape."""
+
+    whole: TensorSource
+    shape: tuple[int, ...]
+
+    @property
+    def sketched(self) -> bool:
+        return getattr(self.whole, "sketched", False)
+
+    def read(self) -> np.ndarray:
+        return self.whole.read().reshape(self.shape)
+
+
+class _Side:
+    """One side's records of parameters; one that is tied to another is found as that one."""
+
+    def __init__(self, index: Index, layers: Iterable[Layer]) -> None:
+        self._records: dict[_Key, Record] = {
+            (r.layer, r.stage, r.slot, r.call): r
+            for (_, stage), records in index.items()
+            if stage in PARAMETER_STAGES
+            for r in records
+        }
+        self._homes = homes_of(layers)
+        self.calls = {key[3] for key in self._records}
+        self.used: set[int] = set()
+
+    def find(self, part: Part, stage: str, call: int) -> Record | None:
+        layer, slot = self._homes.get((part.layer, part.slot), (part.layer, part.slot))
+        return self._records.get((layer, stage, slot, call))
+
+    def taken_out(self, index: Index) -> None:
+        for key in list(index):
+            index[key] = [record for record in index[key] if id(record) not in self.used]
+
+
+def pair_parameters(left: Index, right: Index, alignment: Alignment) -> Found:
+    """Take the records of parameters that answer to each other out of two indexes, paired."""
+    sides = _Side(left, alignment.layers(0)), _Side(right, alignment.layers(1))
+    pairs: Found = []
+    for parameters in alignment.parameters:
+        for stage in PARAMETER_STAGES:
+            for call in sorted(sides[0].calls | sides[1].calls):
+                pairs += _pair(parameters, sides, stage, call)
+    for side, index in zip(sides, (left, right)):
+        side.taken_out(index)
+    return pairs
+
+
+def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, call: int) -> Found:
+    both = parameters.reference, parameters.candidate
+    records: list[list[Record]] = []
+    for side, parts in zip(sides, both):
+        there = [record for part in parts if (record := side.find(part, stage, call)) is not None]
+        if len(there) < len(parts):
+            return []
+        records.append(there)
+    known = [all(id(r) in side.used for r in found) for side, found in zip(sides, records)]
+    if all(known) and all(part.whole for parts in both for part in parts):
+        return []  # tied on both sides: compared where they were first seen
+    for side, found in zip(sides, records):
+        side.used.update(id(record) for record in found)
+    together = _together(both, records)
+    if together is not None:
+        return [] if all(known) else [together]
+    if len(both[0]) == len(both[1]) == 1:
+        return [_one(both[0][0], both[1][0], records[0][0], records[1][0])]
+    if stage == "grad":
+        # What is added up has one gradient, which each of them gets.
+        return [(a, b, "") for a in _cut(both[0], records[0], both[1]) for b in _cut(both[1], records[1], both[0])]
+    added = [_added(_cut(both[k], records[k], both[1 - k])) for k in (0, 1)]
+    return [(added[0], added[1], "")]
+
+
+def _together(
+    both: tuple[Sequence[Part], Sequence[Part]], records: Sequence[Sequence[Record]]
+) -> tuple[Record, Record, str] | None:
+    """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
+    parts = [parts[0] for parts in both]
+    if not all(part.label for part in parts) or parts[0].groups != parts[1].groups:
+        return None
+    whole = [record[0] for record in records]
+    if not all(getattr(record.source, "sketched", False) for record in whole):
+        return None
+    a, b = (replace(record, slot=record.slot + _FUSED) for record in whole)
+    return a, b, "transpose" if _turned(parts[0]) != _turned(parts[1]) else ""
+
+
+def is_fused(slot: str) -> bool:
+    """Whether a slot is that of query, key and value in one, which are otherwise compared one by one."""
+    return slot.endswith(_FUSED)
+
+
+def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record, str]:
+    if bare(ours.size) != bare(theirs.size) and math.prod(ours.size) == math.prod(theirs.size):
+        # A convolution over patches and the linear layer that it is, a picture and its places.
+        return _as(ours, a, ours.size), _as(theirs, b, ours.size), ""
+    if ours.whole and theirs.whole:
+        return a, b, "transpose" if _turned(ours) != _turned(theirs) else ""
+    return _cut([ours], [a], [theirs])[0], _cut([theirs], [b], [ours])[0], ""
+
+
+def _as(part: Part, record: Record, shape: tuple[int, ...]) -> Record:
+    """A parameter in the shape of its partner."""
+    return replace(record, shape=shape, source=_Flat(_Rows(record.source, part), shape))
+
+
+def _turned(part: Part) -> bool:
+    return part.layout == "in_out"
+
+
+def _cut(parts: Sequence[Part], records: Sequence[Record], others: Sequence[Part]) -> list[Record]:
+    """Records of rows, named by the layer on the other side that they answer to."""
+    cut = []
+    for part, record in zip(parts, records):
+        slot = record.slot if part.whole else f"{record.slot}[{part.label or _short(others[0])}]"
+        cut.append(replace(record, slot=slot, shape=part.size, source=_Rows(record.source, part)))
+    return cut
+
+
+def _short(part: Part) -> str:
+    name = part.layer.rpartition(".")[2]
+    return f"{name}.{part.slot}[{part.rows_text}]" if not part.whole else name
+
+
+def _added(records: Sequence[Record]) -> Record:
+    if len(records) == 1:
+        return records[0]
+    source = _Sum(tuple(record.source for record in records))
+    return replace(records[0], slot=" + ".join(record.slot for record in records), source=source)
+
+
+def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], left: Index, right: Index) -> Found:
+    """Compare a fused layer's output, and its gradient, with those of the layers that are its parts."""
+    turned = len(split.candidate) == 1
+    whole, several = (split.candidate[0], split.reference) if turned else (split.reference[0], split.candidate)
+    index, others = (right, left) if turned else (left, right)
+    pieces = _pieces(whole, several, parameters, turned)
+    if len(pieces) < len(several):
+        return []
+    pairs: Found = []
+    for stage in ("forward", "backward"):
+        kept = []
+        for record in index.get((whole.path, stage), []):
+            parts = [_same_call(others.get((layer.path, stage), []), record) for layer in several]
+            axis = _feature_axis(record, parts, [pieces[layer.path] for layer in several])
+            if axis is None:
+                kept.append(record)
+                continue
+            for layer, other in zip(several, parts):
+                assert other is not None
+                part = pieces[layer.path]
+                shape = (*record.shape[:axis], part.size[0], *record.shape[axis + 1 :])
+                slot = f"{record.slot}[{layer.path.rpartition('.')[2]}]"
+                piece = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, part))
+                pairs.append((other, piece, "") if turned else (piece, other, ""))
+                others[layer.path, stage] = [r for r in others[layer.path, stage] if r is not other]
+        if (whole.path, stage) in index:
+            index[whole.path, stage] = kept
+    return pairs
+
+
+def _pieces(
+    whole: Layer, several: Sequence[Layer], parameters: Sequence[ParameterPair], turned: bool
+) -> Mapping[str, Part]:
+    """For each of the several layers, its part of the whole's weight."""
+    pieces: dict[str, Part] = {}
+    paths = {layer.path for layer in several}
+    for pair in parameters:
+        if len(pair.reference) == len(pair.candidate) == 1:
+            one, other = (pair.candidate[0], pair.reference[0]) if turned else (pair.reference[0], pair.candidate[0])
+            if one.layer == whole.path and not one.whole and other.layer in paths:
+                pieces.setdefault(other.layer, one)
+    return pieces
+
+
+def _same_call(records: Sequence[Record], record: Record) -> Record | None:
+    return next((r for r in records if (r.slot, r.call) == (record.slot, record.call)), None)
+
+
+def _feature_axis(record: Record, parts: Sequence[Record | None], pieces: Sequence[Part]) -> int | None:
+    """The axis along which the parts' outputs lie beside each other in the whole's."""
+    rows = sum(piece.size[0] for piece in pieces)
+    for axis in dict.fromkeys((len(record.shape) - 1, 1)):
+        if (
+            0 <= axis < len(record.shape)
+            and record.shape[axis] == rows
+            and all(
+                part is not None and part.shape == (*record.shape[:axis], piece.size[0], *record.shape[axis + 1 :])
+                for part, piece in zip(parts, pieces)
+            )
+        ):
+            return axis
+    return None

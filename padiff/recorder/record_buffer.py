@@ -1,0 +1,270 @@
+"""Copies of tensors, written down as records in the order in which they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from padiff.frameworks.base import Framework
+from padiff.model.selection import Node
+from padiff.recorder.detail import FULL, NOTHING, SKETCH
+from padiff.recorder.left_out import Left, LeftOut
+from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
+from padiff.sketches.samples import Empty, Samples
+from padiff.sketches.sketch import Cut, cut_of
+
+#: ``levels(path, stage)``: how much is kept of a layer's tensors.
+LevelOf = Callable[[str, str], str]
+
+
+def everything(path: str, stage: str) -> str:
+    """Full tensors everywhere."""
+    return FULL
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor source: one array less another, worked out when read (on the writer's thread)."""
+
+    after: np.ndarray
+    before: np.ndarray
+
+    def read(self) -> np.ndarray:
+        return difference(self.after, self.before)
+
+
+def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """One array less another; in float32 at least."""
+    if after.dtype.itemsize < 4 and after.dtype.kind not in "iub":
+        # 16-bit weights: the difference of two neighbours would be rounded away.
+        return np.asarray(after.astype(np.float32) - before.astype(np.float32))
+    return np.asarray(after - before)
+
+
+@dataclass(slots=True)
+class Whole:
+    """A copy of a tensor.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        values: its own.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: np.ndarray
+    _source: TensorSource | None = None
+
+    level = FULL
+
+    @property
+    def source(self) -> TensorSource:
+        """Where a record finds the values."""
+        if self._source is None:
+            self._source = InMemory(self.values)
+        return self._source
+
+    @property
+    def zero(self) -> bool:
+        """Whether all values are zero."""
+        return not bool((self.values != 0).any())
+
+    def less(self, before: Taken) -> TensorSource:
+        """Where a record finds the values less those of another tensor of this shape."""
+        assert isinstance(before, Whole)
+        return Difference(self.values, before.values)
+
+    def add(self, other: Taken) -> None:
+        """Add the values of another tensor of this shape."""
+        assert isinstance(other, Whole)
+        self.values = self.values + other.values
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A sample of a tensor.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        samples, number: where the sample is.
+        turned: whether it is of the transposed matrix.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    samples: Samples
+    number: int
+    turned: bool = False
+    _source: TensorSource | None = None
+
+    level = SKETCH
+
+    @property
+    def source(self) -> TensorSource:
+        """Where a record finds the sketch."""
+        if self._source is None:
+            self._source = self._sketched(self.number)
+        return self._source
+
+    @property
+    def zero(self) -> bool:
+        """Whether all of the sample is zero."""
+        return self.samples.zero(self.number)
+
+    def less(self, before: Taken) -> TensorSource:
+        """Where a record finds the sketch of the values less those of another tensor of this shape."""
+        assert isinstance(before, Sampled)
+        return self._sketched(self.samples.difference(self.number, before.number))
+
+    def add(self, other: Taken) -> None:
+        """Add the sample of another tensor of this shape."""
+        assert isinstance(other, Sampled)
+        self.samples.add_to(self.number, other.number)
+
+    def _sketched(self, number: int) -> Sketched:
+        # Real and imaginary parts are numbers of their own.
+        size = math.prod(self.shape) * (2 if self.dtype.startswith("complex") else 1)
+        return Sketched((self.samples, number), size, self.turned)
+
+
+#: What was copied of a tensor.
+Taken = Whole | Sampled
+
+
+class _Note(NamedTuple):
+    """A record to be, without its place in the order."""
+
+    node: Node | None
+    stage: str
+    slot: str
+    source: TensorSource
+    dtype: str
+    shape: tuple[int, ...]
+    call: int
+    training: bool
+
+
+class Notes:
+    """The records of a step so far, each with whether the model was in training mode.
+
+    Attributes:
+        copying: whether a tensor is being copied just now: what that calls is not the model's.
+        left_out: what could not be copied.
+    """
+
+    def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
+        self._framework = framework
+        self._empty = empty
+        self._samples = Samples(bring=framework.fetch) if samples is None else samples
+        self._notes: list[_Note] = []
+        self.copying = False
+        self.left_out = LeftOut()
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._notes.clear()
+
+    def copy(self, tensor: Any) -> np.ndarray:
+        """The tensor's values as they are now."""
+        self.copying = True
+        try:
+            return self._framework.to_numpy(tensor, self._empty)
+        finally:
+            self.copying = False
+
+    def take(self, tensor: Any, level: str, turned: bool = False) -> Taken | Left:
+        """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
+        framework, samples = self._framework, self._samples
+        self.copying = True
+        try:
+            dtype = framework.dtype(tensor)
+            if level == FULL:
+                array = framework.to_numpy(tensor, self._empty)
+                return Whole(dtype, array.shape, array)
+            live = framework.live(tensor)
+            if live is not None:
+                return self.take_cut(dtype, live.shape, cut_of(live, turned), turned)
+            values = framework.sample(tensor, turned)
+            number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
+            return Sampled(dtype, framework.shape(tensor), samples, number, turned)
+        except Exception as error:
+            # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
+            return Left.because(error)
+        finally:
+            self.copying = False
+
+    def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, turned: bool) -> Sampled:
+        """A sample from where a tensor's memory is."""
+        return Sampled(dtype, shape, self._samples, self._samples.add(cut), turned)
+
+    def tensor(self, node: Node, stage: str, slot: str, tensor: Any, level: str, call: int, training: bool) -> None:
+        """Copy a tensor and write it down."""
+        if level != NOTHING:
+            self.write(node, stage, slot, self.take(tensor, level), call, training)
+
+    def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
+        """Write down what was copied, or that it was not."""
+        if isinstance(taken, Left):
+            self.left_out.add(node.path, taken.reason, training)
+        else:
+            self.put(node, stage, slot, taken.source, taken.dtype, taken.shape, call, training)
+
+    def put(
+        self,
+        node: Node,
+        stage: str,
+        slot: str,
+        source: TensorSource,
+        dtype: str,
+        shape: tuple[int, ...],
+        call: int,
+        training: bool = True,
+    ) -> None:
+        """Write down values that are copied already."""
+        self._notes.append(_Note(node, stage, slot, source, dtype, tuple(shape), call, training))
+
+    def scalar(self, stage: str, slot: str, value: float, call: int, dtype: str = "float64") -> None:
+        """Write down a number that belongs to the whole step."""
+        source = InMemory(np.asarray(value, dtype=np.float64))
+        self._notes.append(_Note(None, stage, slot, source, dtype, (), call, True))
+
+    def count(self, path: str, stage: str) -> int:
+        """How many records there are of a layer at a stage."""
+        return sum(n.stage == stage and (n.node.path if n.node else LOOP) == path for n in self._notes)
+
+    def fetch(self) -> None:
+        """Begin to bring over the samples that are still on another device: all of them at once."""
+        self._samples.fetch()
+
+    def records(self, training_only: bool, recomputed: frozenset[str]) -> tuple[Record, ...]:
+        """The records, in the order in which they came.
+
+        Args:
+            training_only: leave out those of calls in evaluation mode.
+            recomputed: layers whose forward ran again inside of a backward.
+        """
+        kept = [note for note in self._notes if note.training] if training_only else self._notes
+        return tuple(
+            Record(LOOP, n.stage, n.slot, n.source, n.dtype, n.shape, n.call, order)
+            if n.node is None
+            else Record(
+                n.node.path,
+                n.stage,
+                n.slot,
+                n.source,
+                n.dtype,
+                n.shape,
+                n.call,
+                order,
+                type(n.node.layer).__name__,
+                n.stage == "forward" and n.node.path in recomputed,
+            )
+            for order, n in enumerate(kept)
+        )

@@ -1,0 +1,192 @@
+"""Samples of a step's tensors: copied while the training runs, and made sketches of together when it has gone on.
+
+Those of one length lie side by side in memory, so that a few calls of numpy sketch all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from padiff.sketches.sketch import BUCKETS, FIGURES, Cut, Kind, arithmetic, padded, rows_of
+
+#: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
+Empty = Callable[[tuple[int, ...], Any], np.ndarray]
+
+# Elements that are worked on at a time: what the processor's second cache holds.
+_AT_ONCE = 1 << 17
+# Rows that a group of unknown size begins with.
+_FEW = 4
+
+
+class _Group:
+    """Samples of one kind, one in each row of a few pieces of memory.
+
+    Args:
+        expected: how many there will be, as far as that is known.
+    """
+
+    __slots__ = ("_empty", "_expected", "_waiting", "kind", "numbers", "pieces", "width")
+
+    def __init__(self, kind: Kind, empty: Empty, expected: int = 0) -> None:
+        self.kind, self.width = kind, padded(kind[0])
+        self._empty, self._expected = empty, expected
+        self._waiting: list[np.ndarray] = []
+        self.pieces: list[np.ndarray] = []
+        #: Of the samples, in the order of the rows.
+        self.numbers: list[int] = []
+
+    def row(self, number: int) -> np.ndarray:
+        """Memory for one more sample."""
+        if not self._waiting:
+            length, dtype = self.kind
+            wanted = max(self._expected - len(self.numbers), len(self.numbers), _FEW)
+            piece = self._empty((max(1, min(wanted, _AT_ONCE // max(self.width, 1))), self.width), dtype)
+            piece[:, length:] = 0
+            self.pieces.append(piece)
+            self._waiting = list(piece[::-1, :length])
+        self.numbers.append(number)
+        return self._waiting.pop()
+
+    def sketch(self, out: np.ndarray, memory: np.ndarray) -> None:
+        """Write what is stored of each sample into its row of the table."""
+        if not self.width:
+            return  # of tensors without elements there is nothing to say: their rows stay zero
+        start = 0
+        for piece in self.pieces:
+            numbers = self.numbers[start : start + len(piece)]
+            work = memory[: len(numbers) * self.width * piece.itemsize].view(piece.dtype).reshape(-1, self.width)
+            out[numbers] = rows_of(piece[: len(numbers)], self.kind[0], work)
+            start += len(numbers)
+
+
+class Samples:
+    """The samples of one step, known by numbers.
+
+    Args:
+        empty: where memory comes from.
+        done: given that memory when it is no longer needed. Default: it is let go.
+        bring: begins to bring over tensors from another device, and returns what waits for them
+            (`padiff.frameworks.base.Framework.fetch`).
+        counts: how many samples there were of each kind in the step before; when this step is done, in this one.
+    """
+
+    def __init__(
+        self,
+        empty: Empty = np.empty,
+        done: Callable[[list[np.ndarray]], None] | None = None,
+        bring: Callable[[Sequence[Any]], Callable[[], list[np.ndarray]]] | None = None,
+        counts: dict[Kind, int] | None = None,
+    ) -> None:
+        self._empty, self._done, self._bring = empty, done, bring
+        self._counts = {} if counts is None else counts
+        self._groups: dict[Kind, _Group] = {}
+        #: By number: the sample; `None` where it is still on a device, or a difference that is still to be taken.
+        self._rows: list[np.ndarray | None] = []
+        self._differences: list[tuple[int, int, int]] = []
+        self._elsewhere: dict[int, Any] = {}
+        self._fetched: Callable[[], list[np.ndarray]] | None = None
+        self._table: np.ndarray | None = None
+
+    # -- while the training runs ---------------------------------------------------------------------------
+
+    def add(self, cut: Cut) -> int:
+        """Copy a sample; returns its number."""
+        number = len(self._rows)
+        row = self._new(cut.kind, number)
+        cut.copy_to(row)
+        self._rows.append(row)
+        return number
+
+    def add_elsewhere(self, taken: Any) -> int:
+        """Note a sample that is on another device, until `fetch`."""
+        number = len(self._rows)
+        self._elsewhere[number] = taken
+        self._rows.append(None)
+        return number
+
+    def difference(self, after: int, before: int) -> int:
+        """A sample less another of the same length; in float32 at least, as all samples are."""
+        number = len(self._rows)
+        self._differences.append((number, after, before))
+        self._rows.append(None)
+        return number
+
+    def add_to(self, number: int, other: int) -> None:
+        """Add another sample to one."""
+        if number in self._elsewhere:
+            self._elsewhere[number] = self._elsewhere[number] + self._elsewhere[other]
+        else:
+            with np.errstate(all="ignore"):
+                self._rows[number] += self._rows[other]  # type: ignore[operator]
+
+    def zero(self, number: int) -> bool:
+        """Whether all of a sample is zero."""
+        values: Any = self._elsewhere.get(number, self._rows[number])
+        return not bool((values != 0).any())
+
+    def equal(self, number: int, other: int) -> bool:
+        """Whether two samples of the same length, both still on a device or neither, are the same."""
+        samples: list[Any] = [self._elsewhere.get(k, self._rows[k]) for k in (number, other)]
+        one, another = samples
+        return bool(((one == another) | ((one != one) & (another != another))).all())
+
+    def fetch(self) -> None:
+        """Begin to bring over what is on another device, all of it at once."""
+        if self._elsewhere:
+            assert self._bring is not None
+            self._fetched = self._bring(list(self._elsewhere.values()))
+
+    def _new(self, kind: Kind, number: int) -> np.ndarray:
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _Group(kind, self._empty, self._counts.get(kind, 0))
+        return group.row(number)
+
+    # -- when it has gone on -------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> np.ndarray:
+        """The sketches as they are stored: a row for each number."""
+        if self._table is None or len(self._table) < len(self._rows):
+            self._settle()
+            self._table = np.zeros((len(self._rows), len(FIGURES) + BUCKETS))
+            # Taken from the system once, not for each group: that would cost more than the arithmetic.
+            groups = self._groups.values()
+            memory = np.empty(max((p.nbytes for group in groups for p in group.pieces), default=0), np.uint8)
+            for group in groups:
+                group.sketch(self._table, memory)
+        return self._table
+
+    def close(self) -> None:
+        """Make the sketches, if they are not made, and let the samples go."""
+        if not self._groups and not self._elsewhere:
+            return
+        self.table  # noqa: B018
+        groups, self._groups = self._groups, {}
+        self._rows = [None] * len(self._rows)
+        self._counts.clear()
+        self._counts.update({kind: len(group.numbers) for kind, group in groups.items()})
+        if self._done is not None:
+            self._done([piece for group in groups.values() for piece in group.pieces])
+
+    def _settle(self) -> None:
+        """Have every sample in its row."""
+        if self._elsewhere:
+            if self._fetched is None:
+                self.fetch()
+            assert self._fetched is not None
+            for number, array in zip(self._elsewhere, self._fetched()):
+                row = self._rows[number] = self._new((array.size, arithmetic(array.dtype)), number)
+                row[:] = array
+            self._elsewhere.clear()
+            self._fetched = None
+        for number, after, before in self._differences:
+            one, other = self._rows[after], self._rows[before]
+            assert one is not None and other is not None
+            row = self._rows[number] = self._new((len(one), one.dtype.type), number)
+            with np.errstate(all="ignore"):  # of infinities
+                np.subtract(one, other, out=row)
+        self._differences.clear()

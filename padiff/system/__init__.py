@@ -1,0 +1,1 @@
+"""The process around a training: environment variables, parent processes, other installed distributions."""

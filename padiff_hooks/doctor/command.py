@@ -1,0 +1,169 @@
+"""``padiff doctor SCRIPT|RUN``: whether recording leaves a training alone, whether a run folder is whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from padiff.dump import open_run
+from padiff.errors import UsageError
+from padiff_hooks.doctor.run_folder import Health, check_run
+from padiff_hooks.doctor.script import Findings, examine
+from padiff_hooks.outputs import check_out, write_out
+
+WELL, ILL, MISUSE = 0, 1, 2
+
+# Damaged places that are listed.
+_LISTED = 20
+
+
+def add_doctor(commands: Any) -> None:
+    """Add the command to the parser's."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="does recording change a training script, is a run folder whole; exit code 0 well, 1 ill, 2 misuse",
+        description="SCRIPT: run a training script with and without recording; are losses, gradients and parameters "
+        "the same to the bit, and what does recording cost? RUN: read everything that a run folder holds.",
+    )
+    doctor.add_argument("path", metavar="SCRIPT|RUN", help="a Python script that records, or a run folder")
+    doctor.add_argument("--steps", type=int, default=20, metavar="N", help="end the script after N steps (%(default)s)")
+    doctor.add_argument("--json", metavar="OUT", help="write what was found as JSON; - for standard output")
+    doctor.add_argument("args", nargs="*", metavar="ARGS", help="the script's own arguments, behind --")
+    doctor.set_defaults(run=run_doctor)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our own arguments, and those of the script behind ``--``; `None` where there are none.
+
+    By hand: argparse takes what is behind ``--`` only if no option of ours stands between it and the script.
+    """
+    own = list(arguments)
+    if own[:1] != ["doctor"] or "--" not in own:
+        return own, None
+    place = own.index("--")
+    return own[:place], own[place + 1 :]
+
+
+def run_doctor(args: argparse.Namespace, console: Console) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        PadiffError: the path is neither, or the script cannot be examined.
+    """
+    path = Path(args.path)
+    if args.steps < 1:
+        raise UsageError(f"--steps has to be at least 1, got {args.steps}")
+    check_out(args.json)
+    if path.is_dir():
+        if args.args:
+            raise UsageError(f"{path} is a run folder, which takes no arguments: {' '.join(args.args)}")
+        health = check_run(open_run(path), path)
+        _tell_health(health, console)
+        content, code = _health_to_json(health), ILL if health.damaged else WELL
+    elif path.is_file():
+        with console.status(Text()) as status:
+            findings = examine(path, args.args, args.steps, lambda text: status.update(Text(text)))
+        _tell_findings(findings, console)
+        content = _findings_to_json(findings)
+        code = {"same": WELL, "changed": ILL}.get(findings.verdict, MISUSE)
+    else:
+        raise UsageError(f"there is neither a script nor a run folder {path}")
+    if args.json:
+        write_out(args.json, json.dumps(content, indent=1))
+    return code
+
+
+def _tell_findings(findings: Findings, console: Console) -> None:
+    plain, times = findings.plain, findings.seconds
+    table = Table(box=None)
+    for name in ("", "a step takes", "ratio", "peak memory"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name, key, notes in (
+        ("without recording", "plain", plain),
+        ("recording, a step that is not due", "not_due", None),
+        ("recording, a step that is due", "due", findings.recording),
+    ):
+        if times[key] is not None or notes is not None:
+            table.add_row(
+                name, _milliseconds(times[key]), _ratio(times, key), _megabytes(notes.peak) if notes is not None else ""
+            )
+    console.print(table)
+    recorded = findings.recording.due
+    console.print(
+        f"{plain.length} steps, {recorded} of them recorded, {findings.recording.recorded / 1e6:.1f} MB; what the "
+        "script itself writes went where it always does, once for each run of it"
+    )
+    for remark in findings.remarks:
+        console.print(f"mind: {remark}")
+    style = {"same": "bold green", "changed": "bold red"}.get(findings.verdict, "bold yellow")
+    console.print(findings.sentence, style=style)
+
+
+def _tell_health(health: Health, console: Console) -> None:
+    sketches = f", {health.sketches} sketches" if health.sketches else ""
+    console.print(f"{health.steps} steps read whole: {health.tensors} tensors{sketches}; {health.bytes / 1e6:.1f} MB")
+    for caution in health.cautions:
+        console.print(f"environment: {caution}")
+    for remark in health.remarks:
+        console.print(f"mind: {remark}")
+    for place in health.damaged[:_LISTED]:
+        console.print(f"damaged: {place}")
+    if len(health.damaged) > _LISTED:
+        console.print(f"... and {len(health.damaged) - _LISTED} more places")
+    if health.damaged:
+        count = len(health.damaged)
+        console.print(f"This run is damaged in {count} place{'s' if count > 1 else ''}.", style="bold red")
+    else:
+        console.print("This run is whole.", style="bold green")
+
+
+def _findings_to_json(findings: Findings) -> dict[str, Any]:
+    first = findings.first
+    return {
+        "schema_version": 1,
+        "verdict": findings.verdict,
+        "sentence": findings.sentence,
+        "first": None
+        if first is None
+        else {"step": first.step, "what": first.what, "name": first.name, "values": first.values},
+        "steps": findings.plain.length,
+        "recorded_steps": findings.recording.due,
+        "compared": {what: findings.plain.count(what) for what in ("losses", "gradients", "parameters")},
+        "seconds": dict(findings.seconds),
+        "peak_memory": {"plain": findings.plain.peak, "recording": findings.recording.peak},
+        "recorded_bytes": findings.recording.recorded,
+        "remarks": list(findings.remarks),
+    }
+
+
+def _health_to_json(health: Health) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "verdict": "damaged" if health.damaged else "whole",
+        "damaged": list(health.damaged),
+        "remarks": list(health.remarks),
+        "cautions": list(health.cautions),
+        "steps": health.steps,
+        "tensors": health.tensors,
+        "sketches": health.sketches,
+        "bytes": health.bytes,
+    }
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
+
+def _ratio(times: Any, key: str) -> str:
+    return f"{times[key] / times['plain']:.2f}" if times[key] is not None and times["plain"] else ""
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size else ""
