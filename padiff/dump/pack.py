@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, shape_of
 from padiff.errors import RunFolderError, TensorFileError
-from padiff.records import STAGES, InMemory, Record, Sketched, Step, TensorSource
+from padiff.records import STAGES, Record, Sketched, Step, TensorSource
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 PACK_FILE = "step.safetensors"
@@ -48,20 +48,19 @@ class PackWriter:
     def write(self, folder: Path, step: Step) -> None:
         """Write one rank's step into its folder."""
         tensors: dict[str, np.ndarray] = {}
-        known: dict[int, tuple[str, str]] = {}
+        known: dict[Hashable, tuple[str, str]] = {}
         rows: list[np.ndarray] = []
         places: list[tuple[str, Any]] = []
-        kept: dict[int, int] = {}
+        kept: dict[Hashable, int] = {}
         for record in step.records:
             if isinstance(record.source, Sketched):
-                row = kept.setdefault(id(record.source), len(rows))
+                row = kept.setdefault(record.source.identity, len(rows))
                 if row == len(rows):
                     rows.append(record.source.row)
                 places.append(("turned" if record.source.turned else "sketch", row))
                 continue
             # Records that share an array (a layer's output that is its parent's too) share a tensor.
-            key = id(record.source.array) if isinstance(record.source, InMemory) else None
-            place = known.get(key) if key is not None else None
+            place = known.get(record.source.identity)
             if place is None:
                 array = record.value
                 shared = self._unchanged.share(record, array, self._run)
@@ -71,8 +70,7 @@ class PackWriter:
                 array = _plain(array)
                 place = (str(len(tensors)), NAMES[array.dtype.name])
                 tensors[place[0]] = array
-                if key is not None:
-                    known[key] = place
+                known[record.source.identity] = place
             places.append(("tensor", place))
         if self._compression:
             tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
@@ -101,7 +99,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedTensor:
+class PackedTensor(TensorSource):
     """A tensor source: one tensor of a step's file, read when asked.
 
     Attributes:
@@ -119,7 +117,13 @@ class PackedTensor:
     stored: np.dtype[Any]
     compression: str = ""
 
-    filed: ClassVar[bool] = True
+    @property
+    def refetchable(self) -> bool:
+        return True
+
+    @property
+    def identity(self) -> Hashable:
+        return self.file.path, self.place.start
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

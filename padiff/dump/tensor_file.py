@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
 
 import numpy as np
 
 from padiff.dump.format import fits_stored, from_stored
 from padiff.dump.npy import SMALL, read_plain
 from padiff.errors import TensorFileError
+from padiff.records import TensorSource
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFile:
+class TensorFile(TensorSource):
     """A tensor source: one ``.npy`` file, read when asked."""
 
     folder: Path
@@ -24,7 +25,13 @@ class TensorFile:
     shape: tuple[int, ...]
     site: str
 
-    filed: ClassVar[bool] = True
+    @property
+    def refetchable(self) -> bool:
+        return True
+
+    @property
+    def identity(self) -> Hashable:
+        return self.folder, self.file
 
     def read(self) -> np.ndarray:
         """The tensor, memory-mapped where it is not small.

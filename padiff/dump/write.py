@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from padiff.dump.prepare import identity_for, prepare
 from padiff.dump.storage import Storage
 from padiff.dump.trouble import explain
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
-from padiff.records import LOOP, InMemory, Record, RunInfo, Step, make_sketches
+from padiff.records import LOOP, Record, RunInfo, Step, make_sketches
 
 #: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays bounded: to what is
 #: recorded, what waits and what is written.
@@ -326,7 +326,7 @@ def write_dump(
         unchanged: what was written before, to link to.
         final: what the folder will be called when the step is whole.
     """
-    files: dict[int, str] = {}
+    files: dict[Hashable, str] = {}
     entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
     for sub in {sub for _, sub in places.values()}:
         (folder / sub).mkdir(exist_ok=True)
@@ -344,16 +344,14 @@ def write_dump(
                 continue
             json_file, sub = place
             # Records that share an array (a layer's output that is its parent's too) share a file.
-            key = id(record.source.array) if isinstance(record.source, InMemory) else None
-            name = files.get(key) if key is not None else None
+            name = files.get(record.source.identity)
             if name is None or not name.startswith(f"{sub}/"):
                 name = f"{sub}/{_file_name(record)}"
                 try:
                     under_way.append(pool.submit(write, record, name))
                 except RuntimeError:  # the interpreter is ending, and starts no threads any more
                     write(record, name)
-                if key is not None:
-                    files[key] = name
+                files[record.source.identity] = name
             entries[json_file][record.layer].append(record_to_json(record, name))
         for writing in under_way:
             writing.result()

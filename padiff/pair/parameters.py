@@ -21,47 +21,35 @@ _Key = tuple[str, str, str, int]
 _FUSED = "[query, key, value]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A tensor source: some rows of another's parameter."""
+class _Made(TensorSource):
+    """A tensor source: what is made of others."""
 
+    __slots__ = ()
     whole: TensorSource
-    part: Part
 
     @property
     def sketched(self) -> bool:
-        return getattr(self.whole, "sketched", False)
+        return self.whole.sketched
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(_Made):
+    """Some rows of another's parameter."""
+
+    whole: TensorSource
+    part: Part
 
     def read(self) -> np.ndarray:
         return self.part.take(self.whole.read())
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
-    """A tensor source: several added up."""
-
-    terms: tuple[TensorSource, ...]
-
-    @property
-    def sketched(self) -> bool:
-        return any(getattr(term, "sketched", False) for term in self.terms)
-
-    def read(self) -> np.ndarray:
-        arrays = [term.read() for term in self.terms]
-        return np.asarray(np.sum(arrays, axis=0, dtype=arrays[0].dtype))
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A tensor source: some features of another's output."""
+class _Columns(_Made):
+    """Some features of another's output."""
 
     whole: TensorSource
     axis: int
     part: Part
-
-    @property
-    def sketched(self) -> bool:
-        return getattr(self.whole, "sketched", False)
 
     def read(self) -> np.ndarray:
         array = self.whole.read()
@@ -69,18 +57,29 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flat:
-    """A tensor source: another's values in another shape."""
+class _Flat(_Made):
+    """Another's values in another shape."""
 
     whole: TensorSource
     shape: tuple[int, ...]
 
-    @property
-    def sketched(self) -> bool:
-        return getattr(self.whole, "sketched", False)
-
     def read(self) -> np.ndarray:
         return self.whole.read().reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum(TensorSource):
+    """Several added up."""
+
+    terms: tuple[TensorSource, ...]
+
+    @property
+    def sketched(self) -> bool:
+        return any(term.sketched for term in self.terms)
+
+    def read(self) -> np.ndarray:
+        arrays = [term.read() for term in self.terms]
+        return np.asarray(np.sum(arrays, axis=0, dtype=arrays[0].dtype))
 
 
 class _Side:
@@ -152,7 +151,7 @@ def _together(
     if not all(part.label for part in parts) or parts[0].groups != parts[1].groups:
         return None
     whole = [record[0] for record in records]
-    if not all(getattr(record.source, "sketched", False) for record in whole):
+    if not all(record.source.sketched for record in whole):
         return None
     a, b = (replace(record, slot=record.slot + _FUSED) for record in whole)
     return a, b, "transpose" if _turned(parts[0]) != _turned(parts[1]) else ""

@@ -101,21 +101,17 @@ def _same_tensors(pairs: Found) -> Found:
     sites: dict[tuple[str, str, int], str] = {}
     for a, b, view in pairs:
         if view and a is not None and b is not None and a.stage == "forward":
-            views[_tensor(a), _tensor(b)] = view
+            views[a.source.identity, b.source.identity] = view
     found: Found = []
     for a, b, view in pairs:
         if a is not None and b is not None and a.stage in ("forward", "backward") and a.shape == b.shape and not view:
             site = a.layer, a.slot, a.call
-            view = views.get((_tensor(a), _tensor(b)), "") if a.stage == "forward" else sites.get(site, "")
+            same = a.source.identity, b.source.identity
+            view = views.get(same, "") if a.stage == "forward" else sites.get(site, "")
             if view and a.stage == "forward":
                 sites[site] = view
         found.append((a, b, view))
     return found
-
-
-def _tensor(record: Record) -> object:
-    """What tells a recorded tensor: it is kept once, however many layers gave it out."""
-    return getattr(record.source, "file", None) or id(getattr(record.source, "array", record.source))
 
 
 def _viewed(pairs: Found) -> Found:

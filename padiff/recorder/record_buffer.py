@@ -27,7 +27,7 @@ def everything(path: str, stage: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(TensorSource):
     """A tensor source: one array less another, worked out when read (on the writer's thread)."""
 
     after: np.ndarray

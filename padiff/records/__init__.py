@@ -11,18 +11,14 @@ from padiff.records.recorded import (
     PARAMETER_STAGES,
     ROOT,
     STAGES,
-    InMemory,
     Layer,
     Parameter,
     Record,
     Run,
     RunInfo,
-    Sketched,
     Step,
-    TensorSource,
     inner_path,
     is_functional,
-    make_sketches,
 )
 from padiff.records.report import (
     AMPLIFIED,
@@ -47,6 +43,7 @@ from padiff.records.run_text import (
     step_text,
     steps_text,
 )
+from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 
 __all__ = [
     "AMPLIFIED",

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -14,6 +14,8 @@ import numpy as np
 
 from padiff.records.compared import Diff, Figures, Pair
 from padiff.records.recorded import Record, Run, Step
+from padiff.records.sources import TensorSource
+from padiff.sketches.sketch import Sketch
 
 # Of figures, what is a number; `bulk_l2` and a diff's `limit` and `floor` are NaN where there is none.
 _FLOATS = (
@@ -69,7 +71,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Reread:
+class Reread(TensorSource):
     """A tensor source that looks for its record in the run again."""
 
     steps: Steps
@@ -78,20 +80,27 @@ class Reread:
     order: int
 
     @property
-    def _source(self) -> Any:
+    def _source(self) -> TensorSource:
         return self.steps.record(self.number, self.rank, self.order).source
 
     def read(self) -> np.ndarray:
-        values: np.ndarray = self._source.read()
-        return values
+        return self._source.read()
+
+    @property
+    def sketch(self) -> Sketch | None:
+        return self._source.sketch
 
     @property
     def sketched(self) -> bool:
-        return bool(getattr(self._source, "sketched", False))
+        return self._source.sketched
 
     @property
-    def sketch(self) -> Any:
-        return getattr(self._source, "sketch", None)
+    def refetchable(self) -> bool:
+        return True
+
+    @property
+    def identity(self) -> Hashable:
+        return self._source.identity
 
 
 class _Names(dict[Any, int]):
@@ -286,7 +295,7 @@ def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int)
 def _fits(diff: Diff) -> bool:
     """Whether a row says all of a diff."""
     sides = (diff.pair.reference, diff.pair.candidate)
-    if not all(side is None or getattr(side.source, "filed", False) for side in sides):
+    if not all(side is None or side.source.refetchable for side in sides):
         return False  # a part of a tensor, or several in one: it is in no file
     index, shape = (diff.figures.index if diff.figures is not None else ()), diff.pair.anchor.shape
     return not index or (len(index) == len(shape) and all(i < n for i, n in zip(index, shape)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.errors import SketchOnlyError
-from padiff.sketches.samples import Samples
+from padiff.records.sources import TensorSource
 from padiff.sketches.sketch import Sketch
 
 #: Where in a step, in causal order.
@@ -30,81 +29,6 @@ def inner_path(path: str, above: str) -> str:
     if path == above:
         return ""
     return path if above == ROOT else path[len(above) + 1 :]
-
-
-class TensorSource(Protocol):
-    """Something that gives a tensor's values when asked: an array in memory, or a file.
-
-    One of which a sketch is all that was kept, or a part of such a one, has an attribute ``sketched`` that is true. One
-    that is in a file as it is, so that its step can be read again to have it, has an attribute ``filed`` that is true.
-    """
-
-    def read(self) -> np.ndarray: ...
-
-
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """A tensor source whose values are in memory already."""
-
-    array: np.ndarray
-
-    def read(self) -> np.ndarray:
-        return self.array
-
-
-class Sketched:
-    """A tensor source of which a sketch is all that is kept.
-
-    Args:
-        row: the sketch, as `padiff.sketches.sketch.Sketch.row` gives it; or the step's samples, and the number of its
-            own.
-        size: how many numbers the tensor has; a complex one is two.
-        turned: whether the sketch is of the transposed matrix.
-    """
-
-    __slots__ = ("_row", "size", "turned")
-
-    def __init__(self, row: np.ndarray | tuple[Samples, int], size: int, turned: bool = False) -> None:
-        self.size, self.turned = size, turned
-        self._row = row
-
-    @property
-    def sketched(self) -> bool:
-        return True
-
-    @property
-    def filed(self) -> bool:
-        return not isinstance(self._row, tuple)
-
-    @property
-    def row(self) -> np.ndarray:
-        """The sketch as it is stored."""
-        if isinstance(self._row, tuple):
-            samples, number = self._row
-            return np.asarray(samples.table[number])
-        return self._row
-
-    @property
-    def sketch(self) -> Sketch:
-        return Sketch.of_row(self.row, self.size, self.turned)
-
-    @property
-    def samples(self) -> Samples | None:
-        """What the sketch is made from, with the others of its step; `None` if it was read from a file."""
-        return self._row[0] if isinstance(self._row, tuple) else None
-
-    def read(self) -> np.ndarray:
-        raise SketchOnlyError(
-            "of this tensor a sketch was recorded, not its values: record it with detail='full' to look at them"
-        )
-
-
-def make_sketches(sources: Iterable[TensorSource]) -> None:
-    """Make what is still to be made of sketches, and let the samples go."""
-    samples = {id(s.samples): s.samples for s in sources if isinstance(s, Sketched)}
-    for some in samples.values():
-        if some is not None:
-            some.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +77,7 @@ class Record:
     @property
     def sketch(self) -> Sketch | None:
         """The sketch, where that is all that was recorded."""
-        sketch: Sketch | None = getattr(self.source, "sketch", None)
-        return sketch
+        return self.source.sketch
 
 
 def is_functional(slot: str) -> bool:

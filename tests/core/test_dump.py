@@ -13,7 +13,7 @@ import pytest
 from padiff.dump import FolderRun, RunWriter, open_run
 from padiff.dump.files import aside, write_json
 from padiff.errors import RunFolderError, UsageError, WriterError
-from padiff.records import LOOP, ROOT, Record, Step
+from padiff.records import LOOP, ROOT, Record, Step, TensorSource
 
 from .making import info, linear, norm, plain, record, root, step, toy_folder, toy_info, toy_steps, write_run
 
@@ -145,7 +145,7 @@ def test_names_that_no_file_system_takes_are_written(tmp_path):
 # -- whole or absent ---------------------------------------------------------------------------------------------
 
 
-class Gate:
+class Gate(TensorSource):
     """A tensor source that waits until it is opened, and then gives values or raises."""
 
     def __init__(self, error: Exception | None = None) -> None:

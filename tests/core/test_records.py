@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from padiff.records import Coverage, Diff, Figures, Pair, Report
+from padiff.records import Coverage, Diff, Figures, Pair, Report, TensorSource
 
 from .making import pair, record
 
@@ -17,7 +17,7 @@ def test_a_site_names_the_call_from_the_second_on():
 
 
 def test_a_records_values_are_read_from_its_source_each_time():
-    class Counting:
+    class Counting(TensorSource):
         reads = 0
 
         def read(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from core.making import info, linear, memory_run, pair, planted, record, root, s
 import padiff
 from padiff.compare.measure.arrays import measure
 from padiff.compare.measure.sketches import is_sketched, measure_pair
-from padiff.records import InMemory, Record
+from padiff.records import InMemory, Record, TensorSource
 from padiff.report import to_json, verdict
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD
 
@@ -217,7 +217,7 @@ def test_one_side_that_has_it_once():
 
 
 def test_a_part_of_a_sketch_is_not_measured():
-    class Part:
+    class Part(TensorSource):
         sketched = True
 
         def read(self):

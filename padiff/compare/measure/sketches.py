@@ -31,7 +31,7 @@ def is_sketched(pair: Pair) -> bool:
 
 def kept_as_sketch(record: Record) -> bool:
     """Whether a sketch is all that was kept of a tensor."""
-    return bool(getattr(record.source, "sketched", False))
+    return record.source.sketched
 
 
 def measure_sketched(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:

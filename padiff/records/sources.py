@@ -1,0 +1,122 @@
+"""Tensor sources: where a recorded tensor's values are, and what was kept of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.errors import SketchOnlyError
+from padiff.sketches.samples import Samples
+from padiff.sketches.sketch import Sketch
+
+
+class TensorSource(ABC):
+    """Something that gives a tensor's values when asked: an array in memory, a file, or a part of another source."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self) -> np.ndarray:
+        """The values.
+
+        Raises:
+            SketchOnlyError: a sketch is all that was kept.
+        """
+
+    @property
+    def sketch(self) -> Sketch | None:
+        """The sketch, where that is all that was kept."""
+        return None
+
+    @property
+    def sketched(self) -> bool:
+        """Whether a sketch is all that was kept: of this tensor, or of one that it is a part of."""
+        return False
+
+    @property
+    def refetchable(self) -> bool:
+        """Whether reading its step from a folder again gives this tensor again, as it is."""
+        return False
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for two sources of one tensor of one step: it is kept once, however many layers gave it out."""
+        return id(self)
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory(TensorSource):
+    """A tensor source whose values are in memory already."""
+
+    array: np.ndarray
+
+    @property
+    def identity(self) -> Hashable:
+        return id(self.array)
+
+    def read(self) -> np.ndarray:
+        return self.array
+
+
+class Sketched(TensorSource):
+    """A tensor source of which a sketch is all that is kept.
+
+    Args:
+        row: the sketch, as `padiff.sketches.sketch.Sketch.row` gives it; or the step's samples, and the number of its
+            own.
+        size: how many numbers the tensor has; a complex one is two.
+        turned: whether the sketch is of the transposed matrix.
+    """
+
+    __slots__ = ("_row", "size", "turned")
+
+    def __init__(self, row: np.ndarray | tuple[Samples, int], size: int, turned: bool = False) -> None:
+        self.size, self.turned = size, turned
+        self._row = row
+
+    @property
+    def sketched(self) -> bool:
+        return True
+
+    @property
+    def refetchable(self) -> bool:
+        return not isinstance(self._row, tuple)
+
+    @property
+    def identity(self) -> Hashable:
+        if isinstance(self._row, tuple):
+            return id(self._row[0]), self._row[1]
+        return self._row.ctypes.data
+
+    @property
+    def row(self) -> np.ndarray:
+        """The sketch as it is stored."""
+        if isinstance(self._row, tuple):
+            samples, number = self._row
+            return np.asarray(samples.table[number])
+        return self._row
+
+    @property
+    def sketch(self) -> Sketch:
+        return Sketch.of_row(self.row, self.size, self.turned)
+
+    @property
+    def samples(self) -> Samples | None:
+        """What the sketch is made from, with the others of its step; `None` if it was read from a file."""
+        return self._row[0] if isinstance(self._row, tuple) else None
+
+    def read(self) -> np.ndarray:
+        raise SketchOnlyError(
+            "of this tensor a sketch was recorded, not its values: record it with detail='full' to look at them"
+        )
+
+
+def make_sketches(sources: Iterable[TensorSource]) -> None:
+    """Make what is still to be made of sketches, and let the samples go."""
+    samples = {id(s.samples): s.samples for s in sources if isinstance(s, Sketched)}
+    for some in samples.values():
+        if some is not None:
+            some.close()

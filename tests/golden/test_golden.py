@@ -1,0 +1,59 @@
+"""Limits, verdicts, first diffs and messages of the pairs of runs that tests compare: as they were, to the bit.
+
+What changes on purpose changes the file, too: ``PYTHONPATH=tests:. python -m golden.collect FOLDER`` writes it anew, from
+the pairs in a folder (``tar -xf tests/golden/pairs.tar.xz -C FOLDER``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tarfile
+
+import pytest
+
+from .lines import PAIRS, lines_of, read_expected
+
+#: Other processors add up in another order: numpy's sums of float32 are then some 1e-7 off.
+_OTHER_PROCESSOR = 1e-5
+
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+
+EXPECTED = read_expected()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(PAIRS) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def _as_expected(line: str, expected: str) -> bool:
+    if line == expected:
+        return True
+    if _NUMBER.sub("", line) != _NUMBER.sub("", expected):
+        return False
+    numbers = zip(map(float, _NUMBER.findall(line)), map(float, _NUMBER.findall(expected)))
+    return all(math.isclose(a, b, rel_tol=_OTHER_PROCESSOR) for a, b in numbers)
+
+
+def test_all_outcomes_are_among_the_pairs():
+    outcomes = {line for lines in EXPECTED.values() for line in lines if line.startswith("outcome")}
+    assert outcomes == {"outcome match", "outcome differ", "outcome cannot tell"}
+    assert len(EXPECTED) > 300
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_pair_is_told_as_it_was(pairs, name):
+    lines = lines_of(pairs / name)
+    changed = [(a, b) for a, b in zip(EXPECTED[name], lines) if not _as_expected(b, a)]
+    assert not changed
+    assert len(lines) == len(EXPECTED[name])
+
+
+def test_another_limit_is_seen():
+    assert _as_expected("1 True 3.0000000000000001e-05 x", "1 True 3.00000000001e-05 x")
+    assert not _as_expected("1 True 3.1e-05 x", "1 True 3.0e-05 x")
+    assert not _as_expected("1 False 3.0e-05 x", "1 True 3.0e-05 x")
