@@ -91,7 +91,7 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
     if pair.transform:
         out["view"] = pair.transform
     if diff.problem:
-        out["problem"] = diff.problem
+        out["problem"] = str(diff.problem)
     if figures is not None:
         out["l2"] = {"reference": number(figures.reference_l2), "candidate": number(figures.candidate_l2)}
         if pair.complete:
@@ -104,8 +104,15 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
         if figures.basis != "tensors":
             out["basis"] = figures.basis
             out["spread"] = figures.spread
-    if diff.judged[0]:
-        out["judged"] = {"figure": diff.judged[0], "value": number(diff.judged[1]), "limit": number(diff.limit)}
+    judged = diff.judgement
+    if judged is not None:
+        out["judged"] = {
+            "figure": str(judged.figure),
+            "value": number(judged.value),
+            "limit": number(judged.limit),
+            "rule": judged.rule.name.lower(),
+            "allowed_because": str(judged.rule),
+        }
     return out
 
 
@@ -164,7 +171,7 @@ def to_junit(report: Report) -> str:
         if not diff.passed:
             ElementTree.SubElement(case, "failure", message=figures_text(diff))
         elif not diff.counts:
-            ElementTree.SubElement(case, "skipped", message=diff.problem)
+            ElementTree.SubElement(case, "skipped", message=str(diff.problem or ""))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 

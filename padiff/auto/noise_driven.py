@@ -55,6 +55,7 @@ class Steered:
             return diff if diff.passed else noted(diff)
         # What the tolerance allows comes on top: it limits a mean of absolute values, 1.25 times less than its root.
         shifted = diff.pair.stage == "forward" and key[0] in self._apart
-        if shifted and not diff.passed and rms <= self._apart[key[0]] + 1.25 * (diff.limit or 0.0):
+        allowed = diff.judgement.limit if diff.judgement is not None else 0.0
+        if shifted and not diff.passed and rms <= self._apart[key[0]] + 1.25 * allowed:
             return noted(diff)
         return diff

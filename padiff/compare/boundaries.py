@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.units import containers_of
 from padiff.model import equivalents
-from padiff.records import ROOT, Diff, Layer
+from padiff.records import ROOT, Diff, Kind, Layer
 
 # An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
 # normalisation, by less.
@@ -32,7 +32,7 @@ def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = Tr
     """
     built = _Built(alignment)
     forward = [d for d in diffs if d.pair.stage == "forward" and d.compared]
-    doubtful = {_paths(d) for d in forward if not d.passed and d.problem.startswith("shapes differ")}
+    doubtful = {_paths(d) for d in forward if not d.passed and d.problem is not None and d.problem.kind is Kind.SHAPES}
     if values:
         doubtful |= {(p.reference.path, p.candidate.path) for p in alignment.pairs if built.differently(p)}
     fixed = {(p.reference.path, p.candidate.path) for p in alignment.pairs if _is_fixed(p)}

@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterable, Sequence
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.units import homes_of
 from padiff.compare.diagnose.causes import setting_notes
-from padiff.compare.judge.zero import NOISE
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.pair import layouts as views
-from padiff.pair.processes import OWN_SAMPLES, ranks_told
-from padiff.records import AMPLIFIED, PARAMETER_STAGES, Coverage, Diff, Layer, RunInfo, is_functional
+from padiff.pair.processes import ranks_told
+from padiff.records import AMPLIFIED, PARAMETER_STAGES, Coverage, Diff, Figure, Kind, Layer, RunInfo, is_functional
 
 
 class Tally:
@@ -52,11 +51,12 @@ class Tally:
                 assert pair.reference is not None and pair.candidate is not None
                 self._compared[0].add(pair.reference.layer)
                 self._compared[1].add(pair.candidate.layer)
-                if diff.judged[0] == NOISE:
+                judged = diff.judgement
+                if judged is not None and judged.figure is Figure.AROUND_ZERO:
                     self._zeros.setdefault(anchor.site)
                 # Whatever comes after a diff may follow from it.
                 if self._amplified is None and not self._differ and pair.stage == "forward":
-                    far = diff.judged[0] == "rel_l2" and diff.judged[1] > AMPLIFIED
+                    far = judged is not None and judged.figure is Figure.REL_L2 and judged.value > AMPLIFIED
                     self._amplified = pair.step if far else None
                 if diff.figures is not None and diff.figures.basis != "tensors":
                     counts["sketched"] += 1
@@ -65,7 +65,7 @@ class Tally:
                 self._unmeasured.add(anchor.site)
             elif diff.counts:
                 counts["missing"] += 1
-            elif diff.problem != OWN_SAMPLES:
+            elif diff.problem is None or diff.problem.kind is not Kind.OWN_SAMPLES:
                 side = pair.reference is None
                 if anchor.layer not in self._alone[side]:
                     self._sites[side].add(anchor.site)

@@ -19,7 +19,7 @@ from padiff.compare.measure.sketches import kept_as_sketch, measure_pair
 from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.pair.ranks import rank_steps, step_pairs
-from padiff.records import Diff, Figures, Pair, Record, Run, Step
+from padiff.records import Diff, Figures, Pair, Problem, Record, Run, Step
 from padiff.system.follow import follow
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PER_CORE = 4
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 # What was measured of a pair: its place among the pairs of its step, and its diff without the pair.
-_Row = tuple[int, "Figures | None", bool, str]
+_Row = tuple[int, "Figures | None", bool, "Problem | None"]
 # How many pairs the step has, and those that were measured.
 _Measured = tuple[int, list[_Row]]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.records import LOOP, PARAMETER_STAGES, Diff, InMemory, Pair, Record, RunInfo, Step
+from padiff.records import LOOP, PARAMETER_STAGES, Diff, InMemory, Kind, Pair, Problem, Record, RunInfo, Step
 
-#: Why the rest is not compared.
-OWN_SAMPLES = "each process saw samples of its own"
+# Why the rest is not compared.
+_OWN_SAMPLES = Problem(Kind.OWN_SAMPLES, "each process saw samples of its own")
 
 
 def ranks_told(infos: tuple[RunInfo, RunInfo]) -> str:
@@ -57,4 +57,4 @@ def rest(steps: Sequence[Step], common: Step, reference: bool) -> list[Diff]:
         if not (record.layer == LOOP and record.stage == "loss" and record.site in known)
     ]
     sides = ((record, None) if reference else (None, record) for record in alone)
-    return [Diff(Pair(common.number, ours, theirs, optional=True), problem=OWN_SAMPLES) for ours, theirs in sides]
+    return [Diff(Pair(common.number, ours, theirs, optional=True), problem=_OWN_SAMPLES) for ours, theirs in sides]

@@ -6,6 +6,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 from padiff.records.both import SIDES, Both
 from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.folded import FoldedDiffs
+from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.recorded import (
     LOOP,
     PARAMETER_STAGES,
@@ -46,6 +47,11 @@ from padiff.records.run_text import (
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 
 __all__ = [
+    "Rule",
+    "Problem",
+    "Kind",
+    "Judgement",
+    "Figure",
     "AMPLIFIED",
     "Both",
     "CANNOT_TELL",

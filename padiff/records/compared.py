@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from padiff.records.judgement import Judgement, Problem
 from padiff.records.recorded import Record
 
 
@@ -99,20 +100,16 @@ class Diff:
         pair: what was compared.
         figures: how far apart; `None` where nothing could be measured (see ``problem``).
         passed: whether the tolerance policy accepts it.
-        limit: what the judged figure was allowed to be.
-        judged: which figure was judged, and its value: ``("rel_l2", 3e-7)``.
-        problem: why the values could not be compared or are wrong whatever the tolerance
-            (``missing on the candidate``, ``shapes differ: ...``), else empty.
-        floor: rounding noise of the site, where a policy knows it.
+        judgement: which figure was judged, its limit, and the rule that allowed it; `None` before it is judged, and
+            where there is nothing to judge.
+        problem: why the values could not be compared or are wrong whatever the tolerance, else `None`.
     """
 
     pair: Pair
     figures: Figures | None = None
     passed: bool = True
-    limit: float | None = None
-    judged: tuple[str, float] = ("", 0.0)
-    problem: str = ""
-    floor: float | None = None
+    judgement: Judgement | None = None
+    problem: Problem | None = None
 
     @property
     def compared(self) -> bool:
@@ -127,12 +124,9 @@ class Diff:
     @property
     def excess(self) -> float:
         """Judged figure as a multiple of its limit; infinite where a problem or a limit of 0 stands."""
-        name, figure = self.judged
-        if not name:
-            return 0.0 if self.passed else float("inf")
-        if not self.limit:
-            return 0.0 if figure == 0 else float("inf")
-        return figure / self.limit
+        if self.judgement is not None:
+            return self.judgement.excess
+        return 0.0 if self.passed else float("inf")
 
     def __str__(self) -> str:
         return f"step {self.pair.step}  {self.pair.anchor.site}: {figures_text(self)}"
@@ -145,7 +139,7 @@ def figures_text(diff: Diff) -> str:
     """What was measured against what was allowed, in words."""
     figures = diff.figures
     if diff.problem and (figures is None or not diff.compared):
-        return diff.problem
+        return str(diff.problem)
     if figures is None:
         return "not measured"
     text = f"{diff.problem}; " if diff.problem else ""
@@ -156,12 +150,12 @@ def figures_text(diff: Diff) -> str:
     else:
         sure = f" +- {figures.spread:.0%}" if figures.spread else ""
         text += f"relative L2 {figures.rel_l2:.3g}{sure} (from sketches)"
-    name, value = diff.judged
-    if name and diff.limit is not None and not diff.problem:
-        if diff.limit > 0:
-            text += f", {diff.excess:.3g} times the {name} allowed ({diff.limit:.2g})"
+    judged = diff.judgement
+    if judged is not None and not diff.problem:
+        if judged.limit > 0:
+            text += f", {judged.excess:.3g} times the {judged.figure} allowed ({judged.limit:.2g})"
         else:
-            text += f", where {name} has to be 0 (got {value:.3g})"
+            text += f", where {judged.figure} has to be 0 (got {judged.value:.3g})"
     if figures.max_abs and figures.basis == "tensors":
         at = f" at {list(figures.index)}" if figures.index else ""
         text += f"; worst {figures.values[0]:.7g} against {figures.values[1]:.7g}{at}"

@@ -13,11 +13,12 @@ from typing import Any, overload
 import numpy as np
 
 from padiff.records.compared import Diff, Figures, Pair
+from padiff.records.judgement import Judgement
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.sources import TensorSource
 from padiff.sketches.sketch import Sketch
 
-# Of figures, what is a number; `bulk_l2` and a diff's `limit` and `floor` are NaN where there is none.
+# Of figures, what is a number; `bulk_l2` and a judgement's `value` and `limit` are NaN where there is none.
 _FLOATS = (
     "max_abs",
     "max_rel",
@@ -34,7 +35,8 @@ _ROW = np.dtype(
     [
         ("place", np.uint32),
         ("problem", np.uint32),
-        ("judged", np.uint32),
+        ("figure", np.uint32),
+        ("rule", np.uint32),
         ("basis", np.uint32),
         ("passed", np.bool_),
         ("index", np.int64),
@@ -44,7 +46,6 @@ _ROW = np.dtype(
         ("theirs", np.float64),
         ("value", np.float64),
         ("limit", np.float64),
-        ("floor", np.float64),
     ]
 )
 _NO_INDEX = -1
@@ -166,7 +167,7 @@ class FoldedDiffs(_MadeAnew):
         self._blocks: list[_Block] = []
         self._starts = array("q")
         self._count = 0
-        self._places, self._texts = _Names(), _Names()
+        self._places, self._things = _Names(), _Names()
 
     def add(self, diffs: Sequence[Diff], numbers: tuple[int, int], rank: int) -> None:
         """Add the diffs of one rank of one step."""
@@ -202,17 +203,18 @@ class FoldedDiffs(_MadeAnew):
     def _row(self, diff: Diff) -> tuple[Any, ...]:
         pair, figures = diff.pair, diff.figures
         sides = tuple(_place(record) for record in (pair.reference, pair.candidate))
-        texts = self._texts
+        things, judged = self._things, diff.judgement
         about = (
             self._places[(*sides, pair.transform, pair.scales, pair.optional)],
-            texts[diff.problem],
-            texts[diff.judged[0]],
-            texts[figures.basis if figures is not None else _NO_FIGURES],
+            things[diff.problem],
+            things[judged.figure if judged is not None else None],
+            things[judged.rule if judged is not None else None],
+            things[figures.basis if figures is not None else _NO_FIGURES],
             diff.passed,
         )
-        judged = (diff.judged[1], _or_nan(diff.limit), _or_nan(diff.floor))
+        judgement = (judged.value, judged.limit) if judged is not None else (math.nan, math.nan)
         if figures is None:
-            return (*about, _NO_INDEX, *(0,) * len(_COUNTS), *(math.nan,) * (len(_FLOATS) + 2), *judged)
+            return (*about, _NO_INDEX, *(0,) * len(_COUNTS), *(math.nan,) * (len(_FLOATS) + 2), *judgement)
         counts = (figures.size, figures.beyond, figures.nonfinite, figures.overflowed)
         floats = (
             figures.max_abs,
@@ -225,20 +227,20 @@ class FoldedDiffs(_MadeAnew):
             _or_nan(figures.bulk_l2),
             figures.spread,
         )
-        return (*about, _flat(figures.index, pair.anchor.shape), *counts, *floats, *figures.values, *judged)
+        return (*about, _flat(figures.index, pair.anchor.shape), *counts, *floats, *figures.values, *judgement)
 
     def _diff(self, block: _Block, k: int, row: tuple[Any, ...]) -> Diff:
         if k in block.whole:
             return block.whole[k]
-        place, problem, judged, basis, passed, flat, size, beyond, nonfinite, overflowed, *floats = row
+        place, problem, figure, rule, basis, passed, flat, size, beyond, nonfinite, overflowed, *floats = row
         ours, theirs, transform, scales, optional = self._places.known[place]
         reference = _record(ours, self._steps[0], block.numbers[0], block.rank)
         candidate = _record(theirs, self._steps[1], block.numbers[1], block.rank)
         pair = Pair(block.step, reference, candidate, transform, scales, optional)
-        texts = self._texts.known
+        things = self._things.known
         figures = None
-        *measured, bulk, spread, value, other, figure, limit, floor = floats
-        if texts[basis] != _NO_FIGURES:
+        *measured, bulk, spread, one, other, value, limit = floats
+        if things[basis] != _NO_FIGURES:
             max_abs, max_rel, mean_abs, mean_reference, l2, reference_l2, candidate_l2 = measured
             index = () if flat == _NO_INDEX else _index(flat, pair.anchor.shape)
             figures = Figures(
@@ -251,15 +253,16 @@ class FoldedDiffs(_MadeAnew):
                 candidate_l2,
                 size,
                 index,
-                (value, other),
+                (one, other),
                 beyond,
                 nonfinite,
                 overflowed,
                 _or_none(bulk),
-                texts[basis],
+                things[basis],
                 spread,
             )
-        return Diff(pair, figures, passed, _or_none(limit), (texts[judged], figure), texts[problem], _or_none(floor))
+        judged = None if things[figure] is None else Judgement(things[figure], value, limit, things[rule])
+        return Diff(pair, figures, passed, judged, things[problem])
 
 
 class _Chosen(_MadeAnew):

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from padiff.records.compared import Coverage, Diff, FirstDiff
+from padiff.records.judgement import Figure
 from padiff.records.recorded import LOOP, STAGES
 from padiff.sketches.sketch import ELEMENTS, SPREAD
 
@@ -78,7 +79,7 @@ class Report:
             if diff.figures is None or not diff.compared:
                 continue
             error = diff.figures.rel_l2
-            noise = diff.passed and diff.limit is not None and diff.limit > 1
+            noise = diff.passed and diff.judgement is not None and diff.judgement.limit > 1
             if largest[noise] < error < math.inf:
                 worst[noise], largest[noise] = diff, error
         return worst[0] or worst[1]
@@ -341,6 +342,7 @@ def stage_table(report: Report) -> list[dict[str, Any]]:
         if excess > worst.get(stage, -1.0):
             worst[stage] = excess
             row["worst"] = figures.rel_l2
-            row["limit"] = diff.limit if diff.judged[0] == "rel_l2" else None
+            judged = diff.judgement
+            row["limit"] = judged.limit if judged is not None and judged.figure is Figure.REL_L2 else None
             row["where"] = f"{diff.pair.anchor.site}, step {diff.pair.step}"
     return [rows[stage] for stage in STAGES if stage in rows]

@@ -82,7 +82,7 @@ def measured_here(monkeypatch) -> list[int]:
 
 def told(report):
     """All that a report says of its pairs."""
-    return [(d.pair.step, d.pair.anchor.site, d.figures, d.passed, d.judged, d.limit, d.problem) for d in report.diffs]
+    return [(d.pair.step, d.pair.anchor.site, d.figures, d.passed, d.judgement, d.problem) for d in report.diffs]
 
 
 def children() -> set[int]:

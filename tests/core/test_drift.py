@@ -11,7 +11,7 @@ import pytest
 from padiff.compare.judge.drift import Drift, Update, doubted, drift, inherited
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.measure.arrays import measure
-from padiff.records import Coverage, Diff, Figures, FirstDiff, Pair
+from padiff.records import Coverage, Diff, Figure, Figures, FirstDiff, Judgement, Pair, Rule
 
 from .test_tolerance import near, two
 
@@ -193,9 +193,11 @@ def test_a_first_diff_after_rounding_has_grown_large_may_be_more_of_that():
 
 def test_growth_does_not_forget_what_an_estimate_was_allowed_beyond_its_limit():
     """An estimate's limit is wider by chance's share: that it then is above 3 is no reason to leave it out."""
-    diff = replace(sampled("grad", 2.5, 1.0, 5), judged=("rel_l2", 2.5), limit=3.0 * (1 + 3 * 0.09))
+    diff = replace(
+        sampled("grad", 2.5, 1.0, 5), judgement=Judgement(Figure.REL_L2, 2.5, 3.0 * (1 + 3 * 0.09), Rule.GROWN)
+    )
     assert drift([diff]).stages == {"grad": 2.5}
-    assert drift([replace(diff, limit=math.inf)]).stages == {}
+    assert drift([replace(diff, judgement=replace(diff.judgement, limit=math.inf))]).stages == {}
 
 
 def signs(flipped: bool, elsewhere: bool = False) -> list[Diff]:

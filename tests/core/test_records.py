@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from padiff.records import Coverage, Diff, Figures, Pair, Report, TensorSource
+from padiff.records import Coverage, Diff, Figure, Figures, Judgement, Kind, Pair, Problem, Report, Rule, TensorSource
 
 from .making import pair, record
 
@@ -52,10 +52,10 @@ def test_the_relative_error_against_zeros_is_none_or_infinite():
 @pytest.mark.parametrize(
     ("diff", "excess"),
     [
-        ({"limit": 2.0, "judged": ("l2", 3.0)}, 1.5),
-        ({"limit": 0.0, "judged": ("l2", 3.0)}, math.inf),
-        ({"limit": 0.0, "judged": ("l2", 0.0)}, 0.0),
-        ({"passed": False, "problem": "shapes differ"}, math.inf),
+        ({"judgement": Judgement(Figure.L2, 3.0, 2.0, Rule.ROUNDING)}, 1.5),
+        ({"judgement": Judgement(Figure.L2, 3.0, 0.0, Rule.ROUNDING)}, math.inf),
+        ({"judgement": Judgement(Figure.L2, 0.0, 0.0, Rule.ROUNDING)}, 0.0),
+        ({"passed": False, "problem": Problem(Kind.SHAPES, "shapes differ")}, math.inf),
         ({}, 0.0),
     ],
 )
@@ -72,6 +72,6 @@ def test_coverage_counts_both_sides():
 
 def test_the_worst_diff_passes_over_what_has_no_finite_error():
     diffs = [Diff(pair([1], [1]), Figures(l2=x, reference_l2=r)) for x, r in ((1, 2), (3, 0), (3, 4))]
-    diffs.append(Diff(pair([1], [1]), problem="shapes differ"))
+    diffs.append(Diff(pair([1], [1]), problem=Problem(Kind.SHAPES, "shapes differ")))
     assert Report(tuple(diffs), Coverage()).worst is diffs[2]
     assert Report((), Coverage()).worst is None

@@ -79,6 +79,7 @@ def test_json_of_one_diff_has_its_sites_figures_and_limit(bad):
     assert (diff["stage"], diff["reference"], diff["candidate"]) == ("grad", "fc2/grad/weight", "head/grad/weight")
     assert diff["rel_l2"] == pytest.approx(rel) and diff["judged"]["value"] == pytest.approx(rel)
     assert diff["judged"]["figure"] == "rel_l2" and diff["judged"]["limit"] < rel
+    assert diff["judged"]["rule"] == "rounding" and diff["judged"]["allowed_because"].startswith("rounding noise of")
     assert diff["l2"]["reference"] == pytest.approx(np.linalg.norm(ours))
 
 

@@ -7,7 +7,7 @@ import pytest
 from padiff import NoisePolicy, Tolerance, check_report, compare_runs
 from padiff.compare.measure.arrays import measure
 from padiff.errors import UsageError
-from padiff.records import LOOP, Diff, Pair
+from padiff.records import LOOP, Diff, Figure, Pair, Rule
 
 from .making import pair, planted, record, toy_run
 
@@ -44,8 +44,9 @@ def test_mean_mode_judges_the_mean_of_the_error_so_a_permuted_tensor_fails():
     assert np.mean(values) == np.mean(values[::-1])
     [diff] = judged(Tolerance(), pair(values, values[::-1].copy()))
     assert not diff.passed
-    assert diff.judged == ("mean_abs", 2.0)  # (3 + 1 + 1 + 3) / 4
-    assert diff.limit == pytest.approx(1e-4 + 1e-7 * 2.5)
+    found = diff.judgement
+    assert (found.figure, found.value, found.rule) == (Figure.MEAN_ABS, 2.0, Rule.TOLERANCE)  # (3 + 1 + 1 + 3) / 4
+    assert found.limit == pytest.approx(1e-4 + 1e-7 * 2.5)
 
 
 def test_mean_modes_limit_is_atol_and_rtol_of_the_mean_reference():
@@ -313,7 +314,7 @@ def test_a_parameter_missing_on_one_side_of_paired_layers_fails():
     for policy in (NoisePolicy(), Tolerance()):
         weight, bias = judged(policy, two("weight", "weight", r, r), lone)
         assert weight.passed and not bias.passed
-        assert bias.problem == "missing on the candidate"
+        assert str(bias.problem) == "missing on the candidate"
 
 
 @pytest.mark.parametrize("policy", [NoisePolicy(), Tolerance()])
@@ -371,7 +372,7 @@ def test_what_becomes_of_gradients_that_overflowed_on_both_sides_is_no_diff(poli
     assert stages_judged(policy, ("backward", BOTH), (later, ONE)) == [False, True]
     assert stages_judged(policy, ("backward", ONE), (later, ONE)) == [False, False]
     diff = judged(policy, two("backward", "output.0", *LIKE, layer="a"), two(later, "w", *ONE, layer="b"))[1]
-    assert diff.problem == "1 of 3 values are NaN or infinite on one side only; gradients had overflowed on both"
+    assert str(diff.problem) == "1 of 3 values are NaN or infinite on one side only; gradients had overflowed on both"
 
 
 @pytest.mark.parametrize("policy", [NoisePolicy(), Tolerance()], ids=["noise", "fixed"])

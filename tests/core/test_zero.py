@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from padiff import NoisePolicy, Tolerance, compare_runs
-from padiff.compare.judge.zero import NOISE
 from padiff.compare.measure.arrays import measure
-from padiff.records import Diff, Pair
+from padiff.records import Diff, Figure, Pair
 from padiff.report import coverage_lines, to_json, verdict
 
 from .making import info, linear, memory_run, record, root, step
@@ -47,7 +46,7 @@ def bias(policy: Tolerance, r: np.ndarray, c: np.ndarray, matrix=MATRIX, output=
 def test_noise_around_zero_passes_and_says_what_it_is(policy, output):
     diff = bias(policy, noise(1e-7), noise(1e-7), output=output)
     assert diff.passed
-    assert diff.judged[0] == NOISE
+    assert diff.judgement.figure is Figure.AROUND_ZERO
     assert diff.excess <= 1
 
 
@@ -55,7 +54,7 @@ def test_the_same_gradient_on_both_sides_passes_as_any_other():
     values = noise(1e-7)
     diff = bias(MEAN, values, values)
     assert diff.passed
-    assert diff.judged[0] == "mean_abs"
+    assert diff.judgement.figure is Figure.MEAN_ABS
 
 
 @pytest.mark.parametrize("output", [None, OUTPUT], ids=["gradients alone", "with those of the outputs"])

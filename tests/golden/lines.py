@@ -61,9 +61,13 @@ def _diff(diff: Diff) -> str:
     pair, figures = diff.pair, diff.figures
     sides = [record.site if record is not None else None for record in (pair.reference, pair.candidate)]
     numbers = None if figures is None else [getattr(figures, name) for name in _FIGURES]
+    judged, limit, rule = ("", 0.0), None, ""
+    if diff.judgement is not None:
+        found = diff.judgement
+        judged, limit, rule = (str(found.figure), found.value), found.limit, found.rule.name
     return (
-        f"diff {pair.step} {sides[0]} {sides[1]} [{pair.transform}] {diff.passed} {diff.limit!r} {diff.judged!r} "
-        f"[{diff.problem}] {numbers!r}"
+        f"diff {pair.step} {sides[0]} {sides[1]} [{pair.transform}] {diff.passed} {limit!r} {judged!r} {rule} "
+        f"[{diff.problem or ''}] {numbers!r}"
     )
 
 

@@ -1,7 +1,7 @@
 """Limits, verdicts, first diffs and messages of the pairs of runs that tests compare: as they were, to the bit.
 
-What changes on purpose changes the file, too: ``PYTHONPATH=tests:. python -m golden.collect FOLDER`` writes it anew, from
-the pairs in a folder (``tar -xf tests/golden/pairs.tar.xz -C FOLDER``).
+What changes on purpose changes the file, too: ``PYTHONPATH=tests:. python -m golden.collect FOLDER`` writes it anew,
+from the pairs in a folder (``tar -xf tests/golden/pairs.tar.xz -C FOLDER``).
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def test_a_choice_that_cannot_be_meant_is_refused(flags, message, bad, capsys):
 def test_what_a_choice_allows_is_decided_with_a_look_at_the_rest(bad):
     """Gradients that are wrong are wrong whether or not outputs are shown."""
     whole, part = compare_runs(*bad), compare_runs(*bad, stages=["update"], steps=Steps("0"), layers=["fc1"])
-    limits = {d.pair.anchor.site: d.limit for d in whole if d.pair.step == 0}
-    assert len(part.diffs) == 2 and {d.pair.anchor.site: d.limit for d in part} == {
+    limits = {d.pair.anchor.site: d.judgement.limit for d in whole if d.pair.step == 0}
+    assert len(part.diffs) == 2 and {d.pair.anchor.site: d.judgement.limit for d in part} == {
         site: limits[site] for site in ("fc1/update/weight", "fc1/update/bias")
     }
 

@@ -15,7 +15,7 @@ from padiff.compare.measure.sketches import is_sketched, projections
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
 from padiff.pair import layouts as views
-from padiff.records import LOOP, Diff, FirstDiff, Pair, Run, RunInfo, figures_text, is_functional
+from padiff.records import LOOP, Diff, FirstDiff, Kind, Pair, Run, RunInfo, figures_text, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
 _CONSTANT = 1e-3
@@ -106,9 +106,10 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[R
         return _missing(diff, step)
     layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
     by_settings = _by_settings(pair, layers)
-    if by_settings and (not diff.problem or "shapes differ" in diff.problem):
+    shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
+    if by_settings and (not diff.problem or shapes):
         return by_settings
-    if "shapes differ" in diff.problem:
+    if shapes:
         return "the layers have other sizes, or the tensor another layout"
     if diff.problem:
         return "an overflow, a division by zero or a log of zero on one side"

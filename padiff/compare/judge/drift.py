@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from padiff.compare.measure.arrays import few
 from padiff.model import equivalents
-from padiff.records import LOOP, STAGES, Coverage, Diff, Figures, FirstDiff
+from padiff.records import LOOP, STAGES, Coverage, Diff, Figure, Figures, FirstDiff
 from padiff.sketches.sketch import ELEMENTS
 
 # Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
@@ -45,6 +45,8 @@ SURE = 3.0
 #: A BatchNorm's statistics of the training so far. What training computes does not come from them.
 RUNNING = frozenset({"running_mean", "running_var"})
 
+#: Figures that are relative L2 errors.
+RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
 #: Relative error of all weights together beyond which runs do not drift any more: they are apart.
 MOST = 1e-2
 
@@ -158,14 +160,14 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         figures, stage, key = diff.figures, diff.pair.stage, key_of(diff)
         if figures is None or not diff.compared or not math.isfinite(figures.l2):
             continue
-        name, figure = diff.judged
+        judged = diff.judgement
         # Without what an estimate was allowed beyond its limit.
-        limited = diff.limit is not None and diff.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
+        limited = judged is not None and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
         ordinary = equivalents.slot(diff.pair.anchor.slot) not in RUNNING and stage != "input"
-        if diff.passed and name.startswith("rel_l2") and limited and ordinary:
-            stages[stage] = max(stages.get(stage, 0.0), figure)
-        if stage == "forward" and diff.passed and name == "rel_l2":
-            outputs = max(outputs, figure)
+        if judged is not None and diff.passed and judged.figure in RELATIVE and limited and ordinary:
+            stages[stage] = max(stages.get(stage, 0.0), judged.value)
+        if judged is not None and stage == "forward" and diff.passed and judged.figure is Figure.REL_L2:
+            outputs = max(outputs, judged.value)
             rounding = max(rounding, _ROUNDING.get(coarse(diff.pair.anchor.dtype), 0.0))
         if stage == "weight":
             weights[key] = max(weights.get(key, 0.0), figures.l2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,13 +21,13 @@ from padiff.compare.judge.drift import (
     inherited,
     key_of,
 )
-from padiff.compare.judge.policy import judged_together
+from padiff.compare.judge.policy import judged, judged_together
 from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
 from padiff.compare.measure.sketches import elements
 from padiff.errors import UsageError
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
-from padiff.records import LOOP, STAGES, Diff, Figures, Record
+from padiff.records import LOOP, STAGES, Diff, Figure, Figures, Record, Rule
 
 # How much of the relative error that a step starts with (weights, inputs) may be found again at each stage.
 _GAIN = {
@@ -70,8 +71,21 @@ _OFF = 1e-2
 
 # The steepest slope of an activation: GELU's and Swish's is 1.13, that of a ReLU 1.
 _STEEPEST = 1.2
-#: What is judged where a few elements are left out.
-_BULK = "rel_l2 of the bulk"
+
+
+class _Limit(NamedTuple):
+    """How large an error may be, and which rule allows it."""
+
+    value: float
+    rule: Rule
+
+    def times(self, scale: float) -> _Limit:
+        """The same share, of so much."""
+        return _Limit(self.value * scale, self.rule)
+
+
+def _value(limit: _Limit) -> float:
+    return limit.value
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,9 @@ class _Context:
         self._came_back = _largest(diffs, "backward")
         self._went_in = max(_largest(diffs, "forward").values(), default=0.0)
         self._grad_errors = {
-            key_of(d): d.figures.rel_l2 for d in grads if d.figures is not None and d.figures.l2 <= self._grad_limit(d)
+            key_of(d): d.figures.rel_l2
+            for d in grads
+            if d.figures is not None and d.figures.l2 <= self._grad_limit(d).value
         }
 
     @staticmethod
@@ -192,7 +208,7 @@ class _Context:
 
     def _largest_kink(self, diffs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an activation gradient that is off in a few elements only."""
-        limit = self._relative("backward")
+        limit = self._relative("backward").value
         errors = (
             d.figures.rel_l2
             for d in diffs
@@ -207,15 +223,19 @@ class _Context:
     def _allowed(self, stage: str) -> float:
         return allowed(self._dtypes[stage], stage)
 
-    def _grad_limit(self, diff: Diff) -> float:
+    def _grad_limit(self, diff: Diff) -> _Limit:
         assert diff.figures is not None
+        reference = diff.figures.reference_l2
         scale = self._grad_scale.get(diff.pair.anchor.layer, 0.0) * math.sqrt(diff.figures.size)
         # The few elements of an activation gradient that are off are in every gradient that is made of it.
-        relative = self._relative("grad") + 2 * self._factor * self._kinks
+        limit = self._relative("grad")
+        if self._kinks:
+            limit = _Limit(limit.value + 2 * self._factor * self._kinks, Rule.HANDED_BACK)
         if self._is_made_of(diff):
             made_of = _MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
-            relative = min(relative, self._factor * (self._allowed("grad") + made_of))
-        return relative * max(diff.figures.reference_l2, scale)
+            most = self._factor * (self._allowed("grad") + made_of)
+            limit = min(limit, _Limit(most, Rule.MADE_OF), key=_value)
+        return _Limit(limit.value * max(reference, scale), Rule.LAYER if scale > reference else limit.rule)
 
     def _is_made_of(self, diff: Diff) -> bool:
         """Whether what a gradient is made of is known: what came back to its layer, and what went through the model."""
@@ -227,7 +247,7 @@ class _Context:
         # Of any direction, but not larger than the reference's updates are.
         return UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
 
-    def _relative(self, stage: str) -> float:
+    def _relative(self, stage: str) -> _Limit:
         own = self._allowed(stage)
         inherited = self._inherited["forward" if stage == "forward" else "later"]
         if self._stepped and stage != "update":
@@ -237,63 +257,81 @@ class _Context:
         # Weights that are a hundredth apart are as far as drift goes.
         further = max(1.0, 0.01 * self._gain / _AT_MOST["forward"])
         at_most = min(_AT_MOST.get(stage, own) * further, _APART.get(stage, own))
-        return self._factor * max(own, min(own + more, at_most))
+        larger = min(own + more, at_most)
+        return _Limit(self._factor * max(own, larger), Rule.INHERITED if larger > own else Rule.ROUNDING)
 
     def judge(self, diff: Diff) -> Diff:
-        if diff.problem or diff.figures is None:
+        figures, stage, anchor = diff.figures, diff.pair.stage, diff.pair.anchor
+        if diff.problem or figures is None:
             return diff
-        figures, stage = diff.figures, diff.pair.stage
-        anchor = diff.pair.anchor
         if _exact(diff):
-            return replace(diff, passed=figures.max_abs == 0, limit=0.0, judged=("max_abs", figures.max_abs))
-        relative, explained = self._relative(stage), False
-        if stage == "forward":
-            deeper = min(_DEEP * relative, self._factor * _AT_MOST["forward"], GROWTH * self._handed_on)
-            relative = max(relative, deeper)
-        if stage == "backward":
-            # What a kink made of a few elements, the layers before spread over all of theirs.
-            relative = max(relative, min(GROWTH * self._handed_back, self._factor * _AT_MOST["backward"]))
-        limit = relative * figures.reference_l2
-        if stage == "forward" and _is_activation(anchor) and anchor.shape == self._last[0]:
-            # Where it lets little through, that little is off by as much as what went in.
-            limit = max(limit, self._factor * _STEEPEST * self._last[1])
-        if anchor.layer == LOOP:
-            # A scalar that should go to zero (a loss) has no scale of its own there.
-            relative = self._factor * 1e-6 if stage == "update" else self._relative(stage)
-            limit = relative * max(figures.reference_l2, 1e-2 if stage == "loss" else 0.0)
-        elif stage == "weight":
-            limit, explained = self._weight_limit(diff)
-        elif stage == "grad":
-            limit, explained = self._grad_limit(diff), self._is_made_of(diff)
-        elif stage == "update":
-            steered, explained = key_of(diff) in self._steered, key_of(diff) in self._grads
-            # What a gradient was allowed to be off by, its update may be, too.
-            relative = self._factor * self._allowed(stage) if explained else self._relative(stage)
-            relative += _OF_GRADIENT * self._factor * self._grad_errors.get(key_of(diff), 0.0)
-            limit = self._steered_limit(figures) if steered else relative * figures.reference_l2
-            weight = self._explained.get(key_of(diff))
-            limit += self._factor * self._before.remembered(key_of(diff), diff.pair.step, weight)
+            return judged(diff, figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
+        limit, explained = self._limit(diff, figures)
         if not explained and (anchor.layer != LOOP or stage == "loss"):
             grown = min(GROWTH * self._before.stages.get(stage, 0.0), GROWN_AT_MOST)
-            limit = max(limit, grown * figures.reference_l2)
-        judged = self._verdict(diff, limit)
-        if stage == "weight" and judged.passed:
+            limit = max(limit, _Limit(grown * figures.reference_l2, Rule.GROWN), key=_value)
+        found = self._verdict(diff, limit)
+        if stage == "weight" and found.passed:
             self._explained[key_of(diff)] = figures
-        if judged.passed and diff.compared:
-            self._hand_on(judged, figures)
+        if found.passed and diff.compared:
+            self._hand_on(found, figures)
         if stage == "update" and anchor.layer != LOOP and diff.compared and math.isfinite(figures.l2):
             self._stepped += figures.l2**2
-        if not judged.passed and stage in ("update", "weight"):
-            return self._without_noise(judged, limit)
-        return judged
+        if not found.passed and stage in ("update", "weight"):
+            return self._without_noise(found, limit.value)
+        return found
+
+    def _limit(self, diff: Diff, figures: Figures) -> tuple[_Limit, bool]:
+        """What the error's L2 norm may be, and whether all that can explain it is known: then growth is no excuse."""
+        stage, reference = diff.pair.stage, figures.reference_l2
+        if diff.pair.anchor.layer == LOOP:
+            if stage == "update":
+                return _Limit(self._factor * 1e-6 * reference, Rule.SCALAR), False
+            # A scalar that should go to zero (a loss) has no scale of its own there.
+            return self._relative(stage).times(max(reference, 1e-2 if stage == "loss" else 0.0)), False
+        if stage == "weight":
+            return self._weight_limit(diff)
+        if stage == "grad":
+            return self._grad_limit(diff), self._is_made_of(diff)
+        if stage == "update":
+            return self._update_limit(diff, figures), key_of(diff) in self._grads
+        relative = self._relative(stage)
+        if stage == "forward":
+            deeper = min(_DEEP * relative.value, self._factor * _AT_MOST["forward"], GROWTH * self._handed_on)
+            relative = max(relative, _Limit(deeper, Rule.HANDED_ON), key=_value)
+        if stage == "backward":
+            # What a kink made of a few elements, the layers before spread over all of theirs.
+            spread = min(GROWTH * self._handed_back, self._factor * _AT_MOST["backward"])
+            relative = max(relative, _Limit(spread, Rule.HANDED_BACK), key=_value)
+        limit = relative.times(reference)
+        if stage == "forward" and _is_activation(diff.pair.anchor) and diff.pair.anchor.shape == self._last[0]:
+            # Where it lets little through, that little is off by as much as what went in.
+            limit = max(limit, _Limit(self._factor * _STEEPEST * self._last[1], Rule.ACTIVATION), key=_value)
+        return limit, False
+
+    def _update_limit(self, diff: Diff, figures: Figures) -> _Limit:
+        key = key_of(diff)
+        # What a gradient was allowed to be off by, its update may be, too.
+        relative = self._relative("update")
+        if key in self._grads:
+            relative = _Limit(self._factor * self._allowed("update"), Rule.ROUNDING)
+        of_gradient = _OF_GRADIENT * self._factor * self._grad_errors.get(key, 0.0)
+        limit = _Limit((relative.value + of_gradient) * figures.reference_l2, relative.rule)
+        if key in self._steered:
+            limit = _Limit(self._steered_limit(figures), Rule.NOISE_DRIVEN)
+        remembered = self._factor * self._before.remembered(key, diff.pair.step, self._explained.get(key))
+        if limit.rule is not Rule.NOISE_DRIVEN and of_gradient * figures.reference_l2 + remembered > limit.value / 2:
+            limit = _Limit(limit.value, Rule.OF_GRADIENT)
+        return _Limit(limit.value + remembered, limit.rule)
 
     def _hand_on(self, diff: Diff, figures: Figures) -> None:
         """Remember how far off a passed output, or a gradient of one, is: the next one is made of it."""
-        stage, what = diff.pair.stage, diff.judged[0]
-        if stage == "forward" and what == "rel_l2":
+        assert diff.judgement is not None
+        stage, what = diff.pair.stage, diff.judgement.figure
+        if stage == "forward" and what is Figure.REL_L2:
             self._handed_on = max(self._handed_on, figures.rel_l2)
             self._last = diff.pair.anchor.shape, figures.l2
-        elif stage == "backward" and (what == _BULK or self._handed_back) and math.isfinite(figures.rel_l2):
+        elif stage == "backward" and (what is Figure.BULK or self._handed_back) and math.isfinite(figures.rel_l2):
             self._handed_back = max(self._handed_back, figures.rel_l2)
 
     def _without_noise(self, diff: Diff, limit: float) -> Diff:
@@ -324,18 +362,17 @@ class _Context:
         if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
             return diff
         size = figures.reference_l2 or 1.0
-        return replace(
-            diff, passed=True, limit=limit / size, judged=("rel_l2 where gradients are no noise", rest / size)
-        )
+        return judged(diff, True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
 
-    def _weight_limit(self, diff: Diff) -> tuple[float, bool]:
+    def _weight_limit(self, diff: Diff) -> tuple[_Limit, bool]:
         """The limit, and whether the step before explains all of it."""
         figures = diff.figures
         assert figures is not None
         number = diff.pair.step
-        limit = self._relative("weight") * figures.reference_l2
+        own = self._relative("weight").times(figures.reference_l2)
         if not number:
-            return limit, False
+            return own, False
+        limit = own.value
         update = self._updates.get(key_of(diff))
         update_figures = update.figures if update is not None else None
         size = update_figures.reference_l2 if update_figures is not None else 0.0
@@ -344,10 +381,10 @@ class _Context:
         steered = key_of(diff) in self._steered and update_figures is not None
         if explained and gap == 1:
             # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
-            return limit + 2 * self._factor * drifted, True
+            return _Limit(limit + 2 * self._factor * drifted, Rule.UPDATES if drifted else own.rule), True
         if explained:
             each = self._steered_limit(update_figures) if steered and update_figures is not None else 0.0
-            return limit + self._factor * (drifted + (gap - 1) * each), True
+            return _Limit(limit + self._factor * (drifted + (gap - 1) * each), Rule.UPDATES), True
         ramp = min(number, _DRIFT_STEPS) * _DRIFT_PER_STEP * self._allowed("forward") / allowed("float32", "forward")
         limit += self._factor * min(ramp, 0.1) * figures.reference_l2
         if update_figures is not None:
@@ -360,27 +397,27 @@ class _Context:
         if slot in RUNNING:
             # A mean near zero is made of values that are not: its error goes with theirs.
             deviation = self._deviations.get(diff.pair.anchor.layer, 0.0) if slot == "running_mean" else 0.0
-            limit += self._relative("forward") * max(figures.reference_l2, deviation)
+            limit += self._relative("forward").value * max(figures.reference_l2, deviation)
         if slot == "running_var":
             samples = self._samples.get(diff.pair.anchor.layer, 0)
             if samples > 1:
                 limit += 1.05 / (samples - 1) * figures.reference_l2
-        return limit, False
+        return _Limit(limit, Rule.STATISTICS if slot in RUNNING else Rule.DRIFT), False
 
     @staticmethod
-    def _verdict(diff: Diff, limit: float) -> Diff:
+    def _verdict(diff: Diff, limit: _Limit) -> Diff:
         figures = diff.figures
         assert figures is not None
         scale = figures.reference_l2
         bulk = figures.bulk_l2
         # An estimate is told only where chance does not explain it.
-        limit *= 1 + SURE * figures.spread
+        most, rule = limit.value * (1 + SURE * figures.spread), limit.rule
         few = _FEW_OF_UPDATES if diff.pair.stage == "update" else _FEW_AT_MOST
-        if bulk is not None and bulk <= limit < figures.l2 <= few * scale:
-            return replace(diff, passed=True, limit=limit / scale, judged=(_BULK, bulk / scale))
+        if bulk is not None and bulk <= most < figures.l2 <= few * scale:
+            return judged(diff, True, Figure.BULK, bulk / scale, most / scale, rule)
         if scale > 0:
-            return replace(diff, passed=figures.l2 <= limit, limit=limit / scale, judged=("rel_l2", figures.rel_l2))
-        return replace(diff, passed=figures.l2 <= limit, limit=limit, judged=("l2", figures.l2))
+            return judged(diff, figures.l2 <= most, Figure.REL_L2, figures.rel_l2, most / scale, rule)
+        return judged(diff, figures.l2 <= most, Figure.L2, figures.l2, most, rule)
 
 
 def _exact(diff: Diff) -> bool:

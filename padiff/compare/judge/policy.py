@@ -11,7 +11,7 @@ from padiff.compare.judge.drift import NONE, Drift
 from padiff.compare.judge.zero import Scales, is_rounding, level_of, noted
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import LOOP, PARAMETER_STAGES, Diff, Figures
+from padiff.records import LOOP, PARAMETER_STAGES, Diff, Figure, Figures, Judgement, Kind, Problem, Rule
 
 COMPARE_MODES = ("mean", "strict")
 
@@ -82,9 +82,9 @@ class Tolerance:
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         scales, level = Scales.of(diffs), level_of(diffs)
-        judged = [self._judge(diff) for diff in diffs]
+        alone = [self._judge(diff) for diff in diffs]
         return judged_together(
-            [noted(diff) if not diff.passed and is_rounding(diff, scales, level) else diff for diff in judged]
+            [noted(diff) if not diff.passed and is_rounding(diff, scales, level) else diff for diff in alone]
         )
 
     def passes(self, figures: Figures) -> bool:
@@ -100,15 +100,20 @@ class Tolerance:
         passed = self.passes(figures)
         if self.mode == "mean":
             limit = self.atol + self.rtol * figures.mean_reference
-            return replace(diff, passed=passed, limit=limit, judged=("mean_abs", figures.mean_abs))
+            return judged(diff, passed, Figure.MEAN_ABS, figures.mean_abs, limit)
         limit = self.atol + self.rtol * abs(figures.values[0])
         if figures.beyond and figures.max_abs <= limit:
             # The largest error is within its own element's limit; smaller ones, at smaller elements, are not.
-            return replace(diff, passed=False, limit=0.0, judged=("elements beyond", float(figures.beyond)))
-        return replace(diff, passed=passed, limit=limit, judged=("max_abs", figures.max_abs))
+            return judged(diff, False, Figure.BEYOND, float(figures.beyond), 0.0)
+        return judged(diff, passed, Figure.MAX_ABS, figures.max_abs, limit)
 
     def describe(self) -> str:
         return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
+
+
+def judged(diff: Diff, passed: bool, figure: Figure, value: float, limit: float, rule: Rule = Rule.TOLERANCE) -> Diff:
+    """The diff, with what was judged."""
+    return replace(diff, passed=passed, judgement=Judgement(figure, value, limit, rule))
 
 
 def judged_together(diffs: Sequence[Diff]) -> list[Diff]:
@@ -122,15 +127,16 @@ def _overflows_pass(diffs: Sequence[Diff]) -> list[Diff]:
     A scaler skips such a step. A ReLU's backward keeps NaN back in one framework, as it chooses, and lets it pass in
     the other, where it multiplies.
     """
-    judged, overflowed = [], False
+    found, overflowed = [], False
     for diff in diffs:
         figures = diff.figures
         if diff.pair.stage in ("backward", "grad", "update") and figures is not None:
             if overflowed and figures.nonfinite:
-                diff = replace(diff, passed=True, problem=f"{diff.problem}; gradients had overflowed on both")
+                problem = Problem(Kind.NONFINITE, f"{diff.problem}; gradients had overflowed on both")
+                diff = replace(diff, passed=True, problem=problem)
             overflowed = overflowed or figures.overflowed > 0
-        judged.append(diff)
-    return judged
+        found.append(diff)
+    return found
 
 
 def _missing_fail(diffs: list[Diff]) -> list[Diff]:
@@ -149,7 +155,7 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
     paired_candidates = {
         record.layer for d in diffs if d.compared for record in (d.pair.candidate,) if record is not None
     }
-    judged = []
+    found = []
     for diff in diffs:
         record, side = diff.pair.anchor, "candidate" if diff.pair.candidate is None else "reference"
         known = paired if side == "candidate" else paired_candidates
@@ -164,8 +170,8 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
             and not _nothing(diff)
         ):
             diff = replace(diff, passed=False)
-        judged.append(diff)
-    return judged
+        found.append(diff)
+    return found
 
 
 def _nothing(diff: Diff) -> bool:

@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 
 from padiff.compare.judge.drift import COARSENESS, allowed, coarse
 from padiff.model import equivalents
-from padiff.records import LOOP, Diff
-
-#: What a fixed tolerance calls the figure by which it let such a gradient pass.
-NOISE = "rel_l2 of rounding noise around zero"
+from padiff.records import LOOP, Diff, Figure, Judgement, Rule
 
 # Noise differs by at least these shares of itself from one side to the other: where it is known what the gradient is a
 # sum of, and where only the layer's other gradients say how large it could be.
@@ -71,7 +68,9 @@ def noted(diff: Diff) -> Diff:
     # Two unrelated tensors differ by at most the sum of their sizes, whatever share of either that is.
     most = (figures.reference_l2 + figures.candidate_l2) / (figures.reference_l2 or 1.0)
     value = figures.l2 / (figures.reference_l2 or 1.0)
-    return replace(diff, passed=True, limit=max(most, value), judged=(NOISE, value))
+    return replace(
+        diff, passed=True, judgement=Judgement(Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
+    )
 
 
 def level_of(diffs: Sequence[Diff]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from padiff.model import equivalents
 from padiff.pair import layouts as views
-from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair
+from padiff.records import PARAMETER_STAGES, Diff, Figures, Kind, Pair, Problem
 
 # Elements that are held in float64 at a time, and in float32: few enough to stay in a core's own cache.
 _CHUNK = 1 << 16
@@ -47,18 +47,19 @@ def measure(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
     """
     if pair.reference is None or pair.candidate is None:
         side = "reference" if pair.reference is None else "candidate"
-        return Diff(pair, figures=_lone(pair), passed=True, problem=f"missing on the {side}")
+        return Diff(pair, figures=_lone(pair), passed=True, problem=Problem(Kind.MISSING, f"missing on the {side}"))
     reference, candidate = _loaded(pair)
     if reference.shape != candidate.shape:
         shapes = f"shapes differ: {reference.shape} against {candidate.shape}"
-        return Diff(pair, passed=False, problem=shapes)
+        return Diff(pair, passed=False, problem=Problem(Kind.SHAPES, shapes))
     figures = figures_of(reference, candidate, elementwise, pair.scales)
     few = _BULK_FROM.get(pair.reference.dtype, _BULK_ELSE) * figures.reference_l2
     if pair.stage in ("backward", "update") and figures.size >= _MANY and figures.l2 > few:
         figures = replace(figures, bulk_l2=_bulk_l2(reference, candidate, pair.scales, pair.stage == "backward"))
-    problem = ""
+    problem = None
     if figures.nonfinite:
-        problem = f"{figures.nonfinite} of {figures.size} values are NaN or infinite on one side only"
+        text = f"{figures.nonfinite} of {figures.size} values are NaN or infinite on one side only"
+        problem = Problem(Kind.NONFINITE, text)
     return Diff(pair, figures=figures, passed=not problem, problem=problem)
 
 

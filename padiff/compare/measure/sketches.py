@@ -11,7 +11,7 @@ from padiff.compare.measure.arrays import figures_of, loaded, measure
 from padiff.errors import SketchOnlyError
 from padiff.model import equivalents
 from padiff.pair import layouts as views
-from padiff.records import PARAMETER_STAGES, Diff, Figures, Pair, Record
+from padiff.records import PARAMETER_STAGES, Diff, Figures, Kind, Pair, Problem, Record
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD, Sketch, sketch_of
 
 # Moments of two samples of one tensor that lie at other places: so much of the norm may be chance. Outputs of
@@ -45,22 +45,23 @@ def measure_sketched(pair: Pair, elementwise: tuple[float, float] | None = None)
         return _lone(pair)
     shapes = _shape(pair.reference.shape, "", ()), _shape(pair.candidate.shape, pair.transform, pair.reference.shape)
     if pair.transform == views.BROADCAST:
-        return Diff(pair, problem="one side has for every sample what the other has once, and a sketch is of the whole")
+        what = "one side has for every sample what the other has once, and a sketch is of the whole"
+        return Diff(pair, problem=Problem(Kind.UNMEASURABLE, what))
     if not _fits(*shapes, pair.stage):
-        return Diff(pair, passed=False, problem=f"shapes differ: {shapes[0]} against {shapes[1]}")
+        return Diff(pair, passed=False, problem=Problem(Kind.SHAPES, f"shapes differ: {shapes[0]} against {shapes[1]}"))
     try:
         reference, candidate, aligned = _sketches(pair)
     except SketchOnlyError:
-        return Diff(pair, problem="a part of what was kept as a sketch only")
+        return Diff(pair, problem=Problem(Kind.UNMEASURABLE, "a part of what was kept as a sketch only"))
     figures = _estimated(reference, candidate, pair, elementwise) if aligned else _bounded(reference, candidate, pair)
     share = abs(reference.nonfinite - candidate.nonfinite)
     both = min(reference.nonfinite, candidate.nonfinite)
     # Samples of other places have another share by chance, where both sides have such values.
     by_chance = not aligned and reference.size > ELEMENTS and both > 0
-    count, problem = 0, ""
+    count, problem = 0, None
     if share > (_CHANCE if by_chance else 0.0):
         count = max(1, round(share * figures.size))
-        problem = f"{count} of {figures.size} values are NaN or infinite on one side only"
+        problem = Problem(Kind.NONFINITE, f"{count} of {figures.size} values are NaN or infinite on one side only")
     figures = replace(figures, nonfinite=count, overflowed=math.ceil(both * figures.size))
     return Diff(pair, figures=figures, passed=not problem, problem=problem)
 
@@ -121,7 +122,7 @@ def _shape(shape: tuple[int, ...], view: str, reference: tuple[int, ...]) -> tup
 def _lone(pair: Pair) -> Diff:
     side = "reference" if pair.reference is None else "candidate"
     sketch = pair.anchor.sketch
-    problem = f"missing on the {side}"
+    problem = Problem(Kind.MISSING, f"missing on the {side}")
     if sketch is None:
         return Diff(pair, problem=problem)
     norm = sketch.l2 / pair.scales[0 if pair.reference is not None else 1]
