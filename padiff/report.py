@@ -88,8 +88,8 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
         "candidate": pair.candidate.site if pair.candidate else None,
         "passed": diff.passed,
     }
-    if pair.transform:
-        out["view"] = pair.transform
+    if pair.layout:
+        out["view"] = str(pair.layout)
     if diff.problem:
         out["problem"] = str(diff.problem)
     if figures is not None:

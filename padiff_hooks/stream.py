@@ -234,9 +234,9 @@ def scalars_of(report: Report) -> dict[str, Scalars]:
                 continue
             if anchor.layer == LOOP:
                 if anchor.stage == "loss":
-                    losses[side].append(figures.values[index])
+                    losses[side].append(tuple(figures.values)[index])
                 else:
-                    loop[side].append((anchor.slot, figures.values[index]))
+                    loop[side].append((anchor.slot, tuple(figures.values)[index]))
             else:
                 norm = (figures.reference_l2, figures.candidate_l2)[index]
                 norms[side][f"{anchor.stage}_l2/{anchor.layer}"] += norm**2

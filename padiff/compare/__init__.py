@@ -2,7 +2,6 @@
 
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy, Tolerance
-from padiff.compare.measure.arrays import measure
 from padiff.compare.runs import RunComparison, compare_runs
 
-__all__ = ["NoisePolicy", "Policy", "RunComparison", "Tolerance", "compare_runs", "measure"]
+__all__ = ["NoisePolicy", "Policy", "RunComparison", "Tolerance", "compare_runs"]

@@ -9,7 +9,6 @@ from padiff.align import Alignment, LayerPair
 from padiff.align.matching.units import homes_of
 from padiff.compare.diagnose.causes import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
-from padiff.pair import layouts as views
 from padiff.pair.processes import ranks_told
 from padiff.records import AMPLIFIED, PARAMETER_STAGES, Coverage, Diff, Figure, Kind, Layer, RunInfo, is_functional
 
@@ -38,8 +37,8 @@ class Tally:
         for diff in diffs:
             pair, compared = diff.pair, diff.compared
             anchor = pair.anchor
-            if pair.transform and pair.complete and pair.stage not in PARAMETER_STAGES:
-                self._views.setdefault(anchor.layer, f"{anchor.layer} ({views.told(pair.transform)})")
+            if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES:
+                self._views.setdefault(anchor.layer, f"{anchor.layer} ({pair.layout.describe()})")
             # Functional calls that only one side makes are ways of writing, not gaps.
             if not compared and _optional(anchor.slot):
                 continue

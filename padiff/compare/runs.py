@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from padiff.compare.judge.drift import NONE, doubted, drift
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import Unrecorded, excused, with_unrecorded
-from padiff.compare.measure.sketches import measure_pair
+from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import SingleDump, open_run
 from padiff.environment import differences
@@ -385,9 +385,9 @@ def _recorded_alike(numbers: tuple[Sequence[int], Sequence[int]]) -> str:
     )
 
 
-def _key(pair: Pair) -> tuple[int, int, str, tuple[float, float]]:
+def _key(pair: Pair) -> Hashable:
     """What is measured of a pair depends on nothing else."""
-    return id(pair.reference), id(pair.candidate), pair.transform, pair.scales
+    return id(pair.reference), id(pair.candidate), pair.layout, pair.scales
 
 
 def _matching(patterns: Collection[str], infos: tuple[RunInfo, RunInfo]) -> tuple[set[str], set[str]]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from padiff.align import Alignment
-from padiff.compare.measure.sketches import kept_as_sketch, measure_pair
+from padiff.compare.measure.pairs import measure_pair
 from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.pair.ranks import rank_steps, step_pairs
@@ -206,4 +206,4 @@ def _seconds(elements: Sequence[int]) -> float:
 
 def _elements(record: Record) -> int:
     """How many elements are read to measure a record."""
-    return 0 if kept_as_sketch(record) else math.prod(record.shape)
+    return 0 if record.source.sketched else math.prod(record.shape)

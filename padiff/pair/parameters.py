@@ -10,12 +10,12 @@ import numpy as np
 
 from padiff.align.alignment import Alignment, ParameterPair, Part, SplitPair
 from padiff.align.matching.units import bare, homes_of
-from padiff.records import PARAMETER_STAGES, Layer, Record, TensorSource
+from padiff.records import PARAMETER_STAGES, SAME, TRANSPOSED, Layer, Layout, Record, TensorSource
 
 #: Records by layer and stage.
 Index = dict[tuple[str, str], list[Record]]
 #: Two records, one of which may be missing, and the view of the candidate's.
-Found = list[tuple["Record | None", "Record | None", str]]
+Found = list[tuple["Record | None", "Record | None", Layout]]
 _Key = tuple[str, str, str, int]
 
 _FUSED = "[query, key, value]"
@@ -138,14 +138,14 @@ def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, cal
         return [_one(both[0][0], both[1][0], records[0][0], records[1][0])]
     if stage == "grad":
         # What is added up has one gradient, which each of them gets.
-        return [(a, b, "") for a in _cut(both[0], records[0], both[1]) for b in _cut(both[1], records[1], both[0])]
+        return [(a, b, SAME) for a in _cut(both[0], records[0], both[1]) for b in _cut(both[1], records[1], both[0])]
     added = [_added(_cut(both[k], records[k], both[1 - k])) for k in (0, 1)]
-    return [(added[0], added[1], "")]
+    return [(added[0], added[1], SAME)]
 
 
 def _together(
     both: tuple[Sequence[Part], Sequence[Part]], records: Sequence[Sequence[Record]]
-) -> tuple[Record, Record, str] | None:
+) -> tuple[Record, Record, Layout] | None:
     """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
     parts = [parts[0] for parts in both]
     if not all(part.label for part in parts) or parts[0].groups != parts[1].groups:
@@ -154,7 +154,7 @@ def _together(
     if not all(record.source.sketched for record in whole):
         return None
     a, b = (replace(record, slot=record.slot + _FUSED) for record in whole)
-    return a, b, "transpose" if _turned(parts[0]) != _turned(parts[1]) else ""
+    return a, b, TRANSPOSED if _turned(parts[0]) != _turned(parts[1]) else SAME
 
 
 def is_fused(slot: str) -> bool:
@@ -162,13 +162,13 @@ def is_fused(slot: str) -> bool:
     return slot.endswith(_FUSED)
 
 
-def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record, str]:
+def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record, Layout]:
     if bare(ours.size) != bare(theirs.size) and math.prod(ours.size) == math.prod(theirs.size):
         # A convolution over patches and the linear layer that it is, a picture and its places.
-        return _as(ours, a, ours.size), _as(theirs, b, ours.size), ""
+        return _as(ours, a, ours.size), _as(theirs, b, ours.size), SAME
     if ours.whole and theirs.whole:
-        return a, b, "transpose" if _turned(ours) != _turned(theirs) else ""
-    return _cut([ours], [a], [theirs])[0], _cut([theirs], [b], [ours])[0], ""
+        return a, b, TRANSPOSED if _turned(ours) != _turned(theirs) else SAME
+    return _cut([ours], [a], [theirs])[0], _cut([theirs], [b], [ours])[0], SAME
 
 
 def _as(part: Part, record: Record, shape: tuple[int, ...]) -> Record:
@@ -224,7 +224,7 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], le
                 shape = (*record.shape[:axis], part.size[0], *record.shape[axis + 1 :])
                 slot = f"{record.slot}[{layer.path.rpartition('.')[2]}]"
                 piece = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, part))
-                pairs.append((other, piece, "") if turned else (piece, other, ""))
+                pairs.append((other, piece, SAME) if turned else (piece, other, SAME))
                 others[layer.path, stage] = [r for r in others[layer.path, stage] if r is not other]
         if (whole.path, stage) in index:
             index[whole.path, stage] = kept

@@ -9,9 +9,21 @@ from dataclasses import replace
 from padiff.align.alignment import Alignment, LayerPair, ParameterPair, Part
 from padiff.align.matching.units import inside
 from padiff.model import equivalents
-from padiff.pair.layouts import BROADCAST, square_view, view_between
+from padiff.pair.layouts import layout_between, square_layout
 from padiff.pair.parameters import Found, Index, pair_parameters, pair_split_outputs
-from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Pair, Record, Step, is_functional
+from padiff.records import (
+    BROADCAST,
+    LOOP,
+    PARAMETER_STAGES,
+    SAME,
+    STAGES,
+    Both,
+    Layout,
+    Pair,
+    Record,
+    Step,
+    is_functional,
+)
 
 
 def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
@@ -20,7 +32,7 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     Parameters are paired as the alignment says, by rows where one side holds several in one. Within two layers that
     answer to each other, other records of one stage and call are paired by slot, and what is then left by position
     where the shapes agree (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another
-    layout gets the view that brings it into the reference's.
+    layout gets the `Layout` that brings it into the reference's.
     """
     left, right = _index(reference.records), _index(candidate.records)
     apart = _apart(alignment)
@@ -33,16 +45,16 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs += _pair_layer(layers, left, right, paths not in alignment.cut_elsewhere)
     for stage in STAGES:
         ours, theirs = left.pop((LOOP, stage), []), right.pop((LOOP, stage), [])
-        pairs += [(a, b, "") for a, b in _match(ours, theirs)]
+        pairs += [(a, b, SAME) for a, b in _match(ours, theirs)]
     pairs += _pair_inputs(left, right)
-    pairs += [(record, None, "") for records in left.values() for record in records]
-    pairs += [(None, record, "") for records in right.values() for record in records]
+    pairs += [(record, None, SAME) for records in left.values() for record in records]
+    pairs += [(None, record, SAME) for records in right.values() for record in records]
     optional = _buffers(alignment)
     made = [
-        Pair(reference.number, a, b, view, optional=_lone(a, b) in optional or _lone(a, b)[:2] in apart)
-        for a, b, view in _viewed(pairs)
+        Pair(reference.number, a, b, layout, optional=_lone(a, b) in optional or _lone(a, b)[:2] in apart)
+        for a, b, layout in _with_layouts(pairs)
     ]
-    scales = (reference.loss_scale, candidate.loss_scale)
+    scales = Both(reference.loss_scale, candidate.loss_scale)
     # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
     made = [replace(pair, scales=scales) if pair.stage == "backward" else pair for pair in made]
     return sorted(made, key=_causal_order(reference, candidate))
@@ -65,80 +77,80 @@ def _pair_layer(layers: LayerPair, left: Index, right: Index, outputs: bool) -> 
             # What the trees declare is paired by the alignment; a record of anything else, by its slot.
             declared = [{p.slot for p in layer.parameters} for layer in (layers.reference, layers.candidate)]
             rest = [[r for r in side if r.slot not in known] for side, known in zip((ours, theirs), declared)]
-            pairs += [(a, b, "") for a, b in _match(rest[0], rest[1], equivalents.slot)]
+            pairs += [(a, b, SAME) for a, b in _match(rest[0], rest[1], equivalents.slot)]
             ours = [r for r in ours if r.slot in declared[0]]
             theirs = [r for r in theirs if r.slot in declared[1]]
         if stage in PARAMETER_STAGES or not outputs:
-            pairs += [(record, None, "") for record in ours] + [(None, record, "") for record in theirs]
+            pairs += [(record, None, SAME) for record in ours] + [(None, record, SAME) for record in theirs]
             continue
         doubtful = _doubtful_calls(ours, theirs)
-        pairs += [(record, None, "") for record in ours if _call_name(record) in doubtful]
-        pairs += [(None, record, "") for record in theirs if _call_name(record) in doubtful]
+        pairs += [(record, None, SAME) for record in ours if _call_name(record) in doubtful]
+        pairs += [(None, record, SAME) for record in theirs if _call_name(record) in doubtful]
         sure = [[r for r in side if _call_name(r) not in doubtful] for side in (ours, theirs)]
         pairs += [(a, b, _features(layers, a, b)) for a, b in _match(sure[0], sure[1])]
     return pairs
 
 
-def _features(layers: LayerPair, a: Record | None, b: Record | None) -> str:
-    """The view between a convolution, whose features are the second axis, and a linear layer, where they are the last.
+def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
+    """The layout between a convolution, whose features are the second axis, and a linear layer: there, the last.
 
     Their shapes need not tell, where all extents are equal.
     """
     if a is None or b is None or a.shape != b.shape or len(a.shape) < 3:
-        return ""
+        return SAME
     groups = [equivalents.group_of_kinds(equivalents.kind(layer)) for layer in (layers.reference, layers.candidate)]
     axes = range(len(a.shape))
     if groups == ["conv", "linear"]:
-        return f"axes {','.join(map(str, (0, axes[-1], *axes[1:-1])))}"
+        return Layout(((0, axes[-1], *axes[1:-1]),))
     if groups == ["linear", "conv"]:
-        return f"axes {','.join(map(str, (0, *axes[2:], 1)))}"
-    return ""
+        return Layout(((0, *axes[2:], 1),))
+    return SAME
 
 
 def _same_tensors(pairs: Found) -> Found:
     """The pairs, where a container gives out what a layer inside of it gave out, and its gradient, seen as that."""
-    views: dict[tuple[object, object], str] = {}
-    sites: dict[tuple[str, str, int], str] = {}
-    for a, b, view in pairs:
-        if view and a is not None and b is not None and a.stage == "forward":
-            views[a.source.identity, b.source.identity] = view
+    layouts: dict[object, Layout] = {}
+    sites: dict[tuple[str, str, int], Layout] = {}
+    for a, b, layout in pairs:
+        if layout and a is not None and b is not None and a.stage == "forward":
+            layouts[a.source.identity, b.source.identity] = layout
     found: Found = []
-    for a, b, view in pairs:
-        if a is not None and b is not None and a.stage in ("forward", "backward") and a.shape == b.shape and not view:
+    for a, b, layout in pairs:
+        if a is not None and b is not None and a.stage in ("forward", "backward") and a.shape == b.shape and not layout:
             site = a.layer, a.slot, a.call
             same = a.source.identity, b.source.identity
-            view = views.get(same, "") if a.stage == "forward" else sites.get(site, "")
-            if view and a.stage == "forward":
-                sites[site] = view
-        found.append((a, b, view))
+            layout = layouts.get(same, SAME) if a.stage == "forward" else sites.get(site, SAME)
+            if layout and a.stage == "forward":
+                sites[site] = layout
+        found.append((a, b, layout))
     return found
 
 
-def _viewed(pairs: Found) -> Found:
-    """The pairs, each with the view that brings the candidate's tensor into the reference's layout."""
+def _with_layouts(pairs: Found) -> Found:
+    """The pairs, each with the layout that brings the candidate's tensor into the reference's layout."""
     found: Found = []
-    for a, b, view in pairs:
+    for a, b, layout in pairs:
         if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
-            view = view or view_between(a.shape, b.shape)
-        found.append((a, b, view))
+            layout = layout or layout_between(a.shape, b.shape)
+        found.append((a, b, layout))
     found = _same_tensors(found)
     # A gradient of what is the same for all samples is their sum: no quantity of the other side.
     once = [pair for pair in found if pair[2] == BROADCAST and pair[0] is not None and pair[0].stage == "backward"]
     for pair in once:
         where = next(k for k, other in enumerate(found) if other is pair)
-        found[where : where + 1] = [(pair[0], None, ""), (None, pair[1], "")]
+        found[where : where + 1] = [(pair[0], None, SAME), (None, pair[1], SAME)]
     # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
-    usual: dict[int, set[str]] = defaultdict(set)
-    for a, b, view in found:
+    usual: dict[int, set[Layout]] = defaultdict(set)
+    for a, b, layout in found:
         if a is None or b is None or a.stage != "forward" or len(a.shape) != len(b.shape):
             continue
-        if a.shape != b.shape or (not view and len(set(a.shape)) == len(a.shape)):
-            usual[len(a.shape)].add(view)
-    for k, (a, b, view) in enumerate(found):
-        if a is not None and b is not None and not view and a.stage not in PARAMETER_STAGES and a.shape == b.shape:
-            views = usual[len(a.shape)]
-            if len(views) == 1 and views != {""}:
-                found[k] = (a, b, square_view(a.shape, views))
+        if a.shape != b.shape or (not layout and len(set(a.shape)) == len(a.shape)):
+            usual[len(a.shape)].add(layout)
+    for k, (a, b, layout) in enumerate(found):
+        if a is not None and b is not None and not layout and a.stage not in PARAMETER_STAGES and a.shape == b.shape:
+            layouts = usual[len(a.shape)]
+            if len(layouts) == 1 and layouts != {SAME}:
+                found[k] = (a, b, square_layout(a.shape, layouts))
     return found
 
 
@@ -232,7 +244,7 @@ def _pair_inputs(left: Index, right: Index) -> Found:
     for index in (left, right):
         for key in [key for key in index if key[1] == "input"]:
             del index[key]
-    return [(a, b, "") for a, b in zip(ours, theirs, strict=True)]
+    return [(a, b, SAME) for a, b in zip(ours, theirs, strict=True)]
 
 
 def _causal_order(reference: Step, candidate: Step) -> Callable[[Pair], tuple[int, int, int, int, int]]:

@@ -10,8 +10,10 @@ import numpy as np
 from padiff.check import tolerance_of
 from padiff.compare import Tolerance
 from padiff.compare.measure.arrays import figures_of
+from padiff.compare.measure.operands import Arrays
 from padiff.errors import NothingToCompareError
 from padiff.frameworks import framework_of_tensor
+from padiff.records import UNSCALED
 
 
 def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapping[str, Any] | None = None) -> bool:
@@ -60,7 +62,7 @@ def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapp
 def _problem(left: np.ndarray, right: np.ndarray, tolerance: Tolerance) -> str:
     if left.shape != right.shape:
         return f"shapes differ: {list(left.shape)} against {list(right.shape)}"
-    figures = figures_of(left, right, tolerance.elementwise)
+    figures = figures_of(Arrays(left, right, UNSCALED), tolerance.elementwise)
     if figures.nonfinite:
         return f"{figures.nonfinite} values are NaN or infinite on one side only"
     if tolerance.passes(figures):

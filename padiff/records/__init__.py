@@ -4,9 +4,10 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 """
 
 from padiff.records.both import SIDES, Both
-from padiff.records.compared import Coverage, Diff, Figures, FirstDiff, Pair, figures_text
+from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
+from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
 from padiff.records.recorded import (
     LOOP,
     PARAMETER_STAGES,
@@ -47,6 +48,12 @@ from padiff.records.run_text import (
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 
 __all__ = [
+    "UNSCALED",
+    "Layout",
+    "TRANSPOSED",
+    "SAME",
+    "RESHAPED",
+    "BROADCAST",
     "Rule",
     "Problem",
     "Kind",

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from padiff.records.both import Both
 from padiff.records.judgement import Judgement, Problem
+from padiff.records.layout import SAME, Layout
 from padiff.records.recorded import Record
+
+#: Scales of what is compared as it is.
+UNSCALED = Both(1.0, 1.0)
+_ZEROS = Both(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +21,7 @@ class Pair:
     Attributes:
         step: the step's number.
         reference, candidate: the records, `None` where that side has none.
-        transform: how the candidate's values are brought into the reference's layout: empty, or a view
-            as `padiff.pair.layouts` writes it (``transpose``, ``axes 0,3,1,2``, ``reshape``).
+        layout: how the candidate's values are brought into the reference's layout.
         scales: what each side's values are divided by before comparing (loss scaling).
         optional: whether it is no diff that a side is missing: a buffer that only one model keeps.
     """
@@ -24,9 +29,14 @@ class Pair:
     step: int
     reference: Record | None
     candidate: Record | None
-    transform: str = ""
-    scales: tuple[float, float] = (1.0, 1.0)
+    layout: Layout = SAME
+    scales: Both[float] = UNSCALED
     optional: bool = False
+
+    @property
+    def sides(self) -> Both[Record | None]:
+        """Both records."""
+        return Both(self.reference, self.candidate)
 
     @property
     def anchor(self) -> Record:
@@ -76,7 +86,7 @@ class Figures:
     candidate_l2: float = 0.0
     size: int = 0
     index: tuple[int, ...] = ()
-    values: tuple[float, float] = (0.0, 0.0)
+    values: Both[float] = _ZEROS
     beyond: int = 0
     nonfinite: int = 0
     overflowed: int = 0
@@ -158,7 +168,7 @@ def figures_text(diff: Diff) -> str:
             text += f", where {judged.figure} has to be 0 (got {judged.value:.3g})"
     if figures.max_abs and figures.basis == "tensors":
         at = f" at {list(figures.index)}" if figures.index else ""
-        text += f"; worst {figures.values[0]:.7g} against {figures.values[1]:.7g}{at}"
+        text += f"; worst {figures.values.reference:.7g} against {figures.values.candidate:.7g}{at}"
     return text
 
 

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from padiff.records.both import Both
 from padiff.records.compared import Diff, Figures, Pair
 from padiff.records.judgement import Judgement
 from padiff.records.recorded import Record, Run, Step
@@ -205,7 +206,7 @@ class FoldedDiffs(_MadeAnew):
         sides = tuple(_place(record) for record in (pair.reference, pair.candidate))
         things, judged = self._things, diff.judgement
         about = (
-            self._places[(*sides, pair.transform, pair.scales, pair.optional)],
+            self._places[(*sides, pair.layout, pair.scales, pair.optional)],
             things[diff.problem],
             things[judged.figure if judged is not None else None],
             things[judged.rule if judged is not None else None],
@@ -233,10 +234,10 @@ class FoldedDiffs(_MadeAnew):
         if k in block.whole:
             return block.whole[k]
         place, problem, figure, rule, basis, passed, flat, size, beyond, nonfinite, overflowed, *floats = row
-        ours, theirs, transform, scales, optional = self._places.known[place]
+        ours, theirs, layout, scales, optional = self._places.known[place]
         reference = _record(ours, self._steps[0], block.numbers[0], block.rank)
         candidate = _record(theirs, self._steps[1], block.numbers[1], block.rank)
-        pair = Pair(block.step, reference, candidate, transform, scales, optional)
+        pair = Pair(block.step, reference, candidate, layout, scales, optional)
         things = self._things.known
         figures = None
         *measured, bulk, spread, one, other, value, limit = floats
@@ -253,7 +254,7 @@ class FoldedDiffs(_MadeAnew):
                 candidate_l2,
                 size,
                 index,
-                (one, other),
+                Both(one, other),
                 beyond,
                 nonfinite,
                 overflowed,

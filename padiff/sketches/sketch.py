@@ -70,26 +70,12 @@ class Sketch:
         """The tensor's L2 norm; exact where all of it was looked at, else estimated from the sample."""
         return math.sqrt(self.mean_square * self.size)
 
-    @property
-    def std(self) -> float:
-        """Standard deviation of the elements."""
-        return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
-
-    def error_l2(self, other: Sketch, scales: tuple[float, float] = (1.0, 1.0)) -> float:
-        """Estimated L2 norm of ``other / scales[1] - self / scales[0]``."""
-        return float(np.linalg.norm(self.errors(other, scales)))
-
-    def errors(self, other: Sketch, scales: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
-        """The projection of ``other / scales[1] - self / scales[0]``, scaled from the sample to the whole tensor."""
+    def errors(self, other: Sketch, scale: float = 1.0, other_scale: float = 1.0) -> np.ndarray:
+        """The projection of ``other / other_scale - self / scale``, scaled from the sample to the whole tensor."""
         with np.errstate(all="ignore"):
-            difference = other.projection / scales[1] - self.projection / scales[0]
+            difference = other.projection / other_scale - self.projection / scale
         share = self.size / self.looked_at if self.size else 1.0
         return np.asarray(difference * math.sqrt(share))
-
-    def cosine(self, other: Sketch) -> float:
-        """Estimated cosine between the two tensors; NaN where one is zero."""
-        norms = float(np.linalg.norm(self.projection) * np.linalg.norm(other.projection))
-        return float(np.dot(self.projection, other.projection)) / norms if norms else math.nan
 
     def row(self) -> np.ndarray:
         """The sketch as ``len(FIGURES) + BUCKETS`` numbers in float64, as it is stored."""

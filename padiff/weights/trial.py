@@ -11,7 +11,6 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.errors import UsageError
-from padiff.pair import layouts as views
 from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, Pair, Step
@@ -140,7 +139,7 @@ def prove(base: Step, raw: Step, alignment: Alignment) -> Proof:
 def _output(pair: Pair) -> Output:
     assert pair.reference is not None and pair.candidate is not None
     ours = pair.reference.value
-    theirs = views.apply(pair.transform, pair.candidate.value, ours.shape)
+    theirs = pair.layout.apply(pair.candidate.value, ours.shape)
     path, slot = pair.reference.layer, pair.reference.slot
     try:
         ours, theirs = np.broadcast_arrays(ours, theirs)

@@ -10,7 +10,7 @@ import pytest
 
 from padiff.compare.judge.drift import Drift, Update, doubted, drift, inherited
 from padiff.compare.judge.noise import NoisePolicy
-from padiff.compare.measure.arrays import measure
+from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Coverage, Diff, Figure, Figures, FirstDiff, Judgement, Pair, Rule
 
 from .test_tolerance import near, two
@@ -20,7 +20,7 @@ KEY = ("fc", "weight")
 
 
 def judged(*pairs: Pair, before: Drift | None = None) -> list[Diff]:
-    diffs = [measure(pair) for pair in pairs]
+    diffs = [measure_pair(pair) for pair in pairs]
     return NoisePolicy().judge(diffs) if before is None else NoisePolicy().judge(diffs, before)
 
 

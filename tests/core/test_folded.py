@@ -15,7 +15,21 @@ from padiff import Tolerance, compare_runs
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.errors import RunFolderError
-from padiff.records import Diff, Figure, Figures, FoldedDiffs, InMemory, Judgement, Kind, Pair, Problem, Rule, Sketched
+from padiff.records import (
+    TRANSPOSED,
+    Both,
+    Diff,
+    Figure,
+    Figures,
+    FoldedDiffs,
+    InMemory,
+    Judgement,
+    Kind,
+    Pair,
+    Problem,
+    Rule,
+    Sketched,
+)
 from padiff.report import stage_table, to_json, to_junit, to_markdown, verdict
 from padiff.sketches.sketch import sketch_of
 
@@ -38,7 +52,7 @@ def told(diff: Diff):
     """All of a diff but where its tensors are."""
     sides = [r and replace(r, source=InMemory(np.zeros(()))) for r in (diff.pair.reference, diff.pair.candidate)]
     sides = [side and {f.name: getattr(side, f.name) for f in fields(side) if f.name != "source"} for side in sides]
-    pair = (diff.pair.step, diff.pair.transform, diff.pair.scales, diff.pair.optional, *sides)
+    pair = (diff.pair.step, diff.pair.layout, diff.pair.scales, diff.pair.optional, *sides)
     return (pair, diff.figures, diff.passed, diff.judgement, diff.problem)
 
 
@@ -130,8 +144,8 @@ FILED = replace(SIDE, source=Sketched(np.zeros(68), 12))
 NOTHING, ANYTHING = (Judgement(Figure.REL_L2, 0.0, limit, Rule.EQUAL) for limit in (0.0, np.inf))
 DIFFS = {
     "complete": Diff(
-        Pair(5, FILED, FILED, "transpose", (1.0, 8.0)),
-        Figures(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 12, (2, 3), (0.5, -0.5), 3, 2, 1, 0.25, "tensors", 0.125),
+        Pair(5, FILED, FILED, TRANSPOSED, Both(1.0, 8.0)),
+        Figures(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 12, (2, 3), Both(0.5, -0.5), 3, 2, 1, 0.25, "tensors", 0.125),
         passed=False,
         judgement=Judgement(Figure.REL_L2, 5 / 6, 0.5, Rule.ROUNDING),
         problem=Problem(Kind.NONFINITE, "something"),
@@ -143,7 +157,7 @@ DIFFS = {
     "no figures": Diff(Pair(5, FILED, FILED), problem=Problem(Kind.UNMEASURABLE, "not measured")),
     "the reference alone": Diff(Pair(5, FILED, None, optional=True), Figures(size=12, reference_l2=3.0)),
     "the candidate alone": Diff(Pair(5, None, FILED), problem=Problem(Kind.MISSING, "missing on the reference")),
-    "infinite": Diff(Pair(5, FILED, FILED), Figures(max_abs=np.inf, values=(np.inf, -np.inf)), judgement=ANYTHING),
+    "infinite": Diff(Pair(5, FILED, FILED), Figures(max_abs=np.inf, values=Both(np.inf, -np.inf)), judgement=ANYTHING),
     "worked out": Diff(Pair(5, SIDE, FILED), Figures(size=12, index=(1, 1))),
     "no elements": Diff(Pair(5, *(replace(FILED, shape=(0, 4)) for _ in "ab")), Figures(size=0), judgement=NOTHING),
 }

@@ -9,7 +9,7 @@ import pytest
 
 from padiff.align import align
 from padiff.pair.steps import pair_steps
-from padiff.records import LOOP, ROOT, STAGES, Layer, Pair, Step
+from padiff.records import LOOP, ROOT, STAGES, TRANSPOSED, UNSCALED, Both, Layer, Pair, Step
 
 from .making import info, linear, norm, parameter, plain, record, root, step, toy_info, toy_steps
 
@@ -149,13 +149,13 @@ def test_a_linear_layers_weight_is_transposed_only_between_the_two_layouts():
     for paddle, expected in ((True, "transpose"), (False, "")):
         trees = (info(root(1), linear("a", 8, 8)), info(root(1), linear("a", 8, 8, paddle=paddle)))
         one = step(0, [record("a", stage, "weight", np.zeros((8, 8))) for stage in ("weight", "grad", "update")])
-        assert [p.transform for p in pairs_of(one, one, trees)] == [expected] * 3
+        assert [str(p.layout) for p in pairs_of(one, one, trees)] == [expected] * 3
 
 
 def test_a_bias_and_an_output_are_never_transposed():
     one, other = toy_steps([0])[0], toy_steps([0], paddle=True)[0]
     pairs = pairs_of(one, other, (toy_info(), toy_info(paddle=True)))
-    transposed = {(p.reference.layer, p.reference.slot) for p in pairs if p.transform}
+    transposed = {(p.reference.layer, p.reference.slot) for p in pairs if p.layout}
     assert transposed == {("fc1", "weight"), ("fc2", "weight")}
 
 
@@ -173,8 +173,8 @@ def test_only_gradients_of_activations_are_divided_by_the_loss_scales():
     records = [record("a", stage, "output.0", [1]) for stage in STAGES]
     ours, theirs = step(0, records, loss_scale=4.0), step(0, records, loss_scale=1024.0)
     scales = {p.stage: p.scales for p in pairs_of(ours, theirs)}
-    assert scales.pop("backward") == (4.0, 1024.0)
-    assert set(scales.values()) == {(1.0, 1.0)}
+    assert scales.pop("backward") == Both(4.0, 1024.0)
+    assert set(scales.values()) == {UNSCALED}
 
 
 def tied_trees() -> tuple:
@@ -197,7 +197,7 @@ def test_a_parameter_tied_on_one_side_is_compared_with_what_it_is_tied_to(turned
         trees, steps = trees[::-1], steps[::-1]
     pairs = pairs_of(*steps, trees)
     assert len(pairs) == 2 and all(p.complete for p in pairs)
-    head = next(p for p in pairs if p.transform == "transpose")
+    head = next(p for p in pairs if p.layout == TRANSPOSED)
     lone = head.reference if turned else head.candidate
     assert lone.layer == "head"
 

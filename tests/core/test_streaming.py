@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from padiff import compare_runs
-from padiff.compare.measure.arrays import measure
+from padiff.compare.measure.pairs import measure_pair
 from padiff.dump.npy import SMALL, read_plain
+from padiff.records import UNSCALED, Both
 
 from .making import info, pair, plain, record, root, step, toy_folder, write_run
 
@@ -124,7 +125,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "complex64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scales", [(1.0, 1.0), (1.0, 4.0)], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("scales", [UNSCALED, Both(1.0, 4.0)], ids=["unscaled", "scaled"])
 def test_the_figures_of_several_chunks_are_those_of_the_formulas(dtype, layout, scales):
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     scale = 100 if dtype == "int32" else 1
@@ -135,8 +136,8 @@ def test_the_figures_of_several_chunks_are_those_of_the_formulas(dtype, layout, 
     if dtype not in ("int32", "complex64"):
         r[60, 7], c[60, 7], c[61, 8] = np.nan, np.nan, np.inf
     r, c = LAYOUTS[layout](r), c if layout == "a matrix" else LAYOUTS[layout](c)
-    figures = measure(pair(r, c, scales=scales, stage="backward"), elementwise=(0.5, 0.1)).figures
-    a, b = wide(r), wide(c) / scales[1]
+    figures = measure_pair(pair(r, c, scales=scales, stage="backward"), elementwise=(0.5, 0.1)).figures
+    a, b = wide(r), wide(c) / scales.candidate
     finite = np.isfinite(a) & np.isfinite(b)
     assert figures.nonfinite == (0 if dtype in ("int32", "complex64") else 1)
     with np.errstate(all="ignore"):
@@ -172,7 +173,7 @@ def test_the_bulk_is_what_is_left_without_the_largest_elements_or_the_worst_samp
     if stage == "backward" and shape[0] >= 8:
         samples = np.sort(squares.reshape(shape[0], -1).sum(axis=1))
         expected = min(expected, samples[: -(shape[0] // 8)].sum())
-    assert measure(pair(r, c, stage=stage)).figures.bulk_l2 == pytest.approx(np.sqrt(expected), rel=1e-9)
+    assert measure_pair(pair(r, c, stage=stage)).figures.bulk_l2 == pytest.approx(np.sqrt(expected), rel=1e-9)
 
 
 @pytest.mark.parametrize("errors", ["all equal", "few", "none but one", "steps"])
@@ -189,7 +190,7 @@ def test_the_bulk_leaves_out_as_many_elements_where_errors_are_equal_or_zero(err
     else:
         c += np.repeat([0.125, 0.25, 0.5, 1.0], size // 4)[np.random.default_rng(3).permutation(size)]
     squares = np.sort(np.square(c - r))[: -(4 + size // 20_000)]
-    bulk = measure(pair(r, c, stage="update")).figures.bulk_l2
+    bulk = measure_pair(pair(r, c, stage="update")).figures.bulk_l2
     assert bulk == pytest.approx(np.sqrt(squares.sum()), rel=1e-12)
 
 
@@ -201,18 +202,18 @@ def test_the_largest_relative_error_is_over_elements_that_have_one(dtype):
         c[np.flatnonzero(r == 0)[::7]] = 0.25 * stray  # beside 0 / 0 also something / 0
         some = r > 0
         expected = (np.abs(c[some].astype(float) - r[some]) / r[some]).max()
-        assert measure(pair(r, c)).figures.max_rel == pytest.approx(expected, rel=1e-6)
+        assert measure_pair(pair(r, c)).figures.max_rel == pytest.approx(expected, rel=1e-6)
 
 
 def test_equal_bits_that_are_no_numbers_are_equal_and_left_out():
     values = np.ones(100_000, np.float32)
     values[70_000:70_003] = np.nan, np.inf, -np.inf
-    figures = measure(pair(values, values.copy())).figures
+    figures = measure_pair(pair(values, values.copy())).figures
     assert (figures.nonfinite, figures.max_abs, figures.mean_reference) == (0, 0.0, 1.0)
     assert figures.reference_l2 == figures.candidate_l2 == pytest.approx(np.sqrt(100_000 - 3))
 
 
 def test_squares_beyond_float64_are_infinite_but_their_elements_are_compared():
     r, c = np.asarray([1e200, 1.0]), np.asarray([1e200, 2.0])
-    figures = measure(pair(r, c)).figures
+    figures = measure_pair(pair(r, c)).figures
     assert (figures.max_abs, figures.l2, figures.reference_l2, figures.nonfinite) == (1.0, 1.0, np.inf, 0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from padiff import NoisePolicy, Tolerance, check_report, compare_runs
-from padiff.compare.measure.arrays import measure
+from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import UsageError
 from padiff.records import LOOP, Diff, Figure, Pair, Rule
 
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(7)
 
 
 def judged(policy: NoisePolicy | Tolerance, *pairs: Pair) -> list[Diff]:
-    return policy.judge([measure(p, policy.elementwise) for p in pairs])
+    return policy.judge([measure_pair(p, policy.elementwise) for p in pairs])
 
 
 def passes(policy: NoisePolicy | Tolerance, *pairs: Pair) -> bool:

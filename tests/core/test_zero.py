@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from padiff import NoisePolicy, Tolerance, compare_runs
-from padiff.compare.measure.arrays import measure
+from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Diff, Figure, Pair
 from padiff.report import coverage_lines, to_json, verdict
 
@@ -31,7 +31,7 @@ def two(stage: str, slot: str, r: np.ndarray, c: np.ndarray, dtype: str = "float
 
 
 def judged(policy: Tolerance | NoisePolicy, *pairs: Pair) -> list[Diff]:
-    return policy.judge([measure(p, policy.elementwise) for p in pairs])
+    return policy.judge([measure_pair(p, policy.elementwise) for p in pairs])
 
 
 def bias(policy: Tolerance, r: np.ndarray, c: np.ndarray, matrix=MATRIX, output=None, dtype="float32") -> Diff:

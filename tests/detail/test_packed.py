@@ -69,7 +69,7 @@ def test_a_packed_run_is_paired_as_the_same_run_in_memory_is(tmp_path):
     runs = [memory_run(info(*layers), *steps(last)) for last in (False, True)]
     folders = [write_run(tmp_path / f"{k}", info(*layers), steps(k), storage=PACKED) for k in (0, 1)]
     for report in (padiff.compare_runs(*runs), padiff.compare_runs(*folders)):
-        assert report.passed and [d.pair.transform for d in report.diffs] == ["axes 0,3,1,2", "", ""]
+        assert report.passed and [str(d.pair.layout) for d in report.diffs] == ["axes 0,3,1,2", "", ""]
 
 
 @pytest.fixture(params=STORAGES, ids=list(STORAGES))

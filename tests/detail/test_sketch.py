@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -25,6 +23,10 @@ from padiff.sketches.sketch import (
 )
 
 LARGE = (ELEMENTS + 1, ELEMENTS + 63, 3 * ELEMENTS + 17, 100_000, 1 << 20)
+
+
+def error_l2(sketch, other, *scales):
+    return float(np.linalg.norm(sketch.errors(other, *scales)))
 
 
 def splitmix(count, seed):
@@ -187,7 +189,6 @@ def assert_figures(sketch, values, rel=1e-6):
     assert sketch.zeros == pytest.approx((wide == 0).mean(), abs=1e-12)
     assert sketch.nonfinite == pytest.approx((~finite).mean(), abs=1e-12)
     assert sketch.l2 == pytest.approx(np.linalg.norm(cleared), rel=rel)
-    assert sketch.std == pytest.approx(cleared.std(), rel=1e-3, abs=1e-3 * scale)
     assert sketch.projection == pytest.approx(expected_projection(cleared), rel=1e-5, abs=1e-4 * scale)
 
 
@@ -210,8 +211,7 @@ def test_tiny_and_huge_values(factor, dtype):
     sketch = sketch_of(values)
     assert_figures(sketch, values)
     other = sketch_of((values * 1.5).astype(dtype))
-    assert sketch.error_l2(other) / sketch.l2 == pytest.approx(0.5, rel=4 * SPREAD)
-    assert sketch.cosine(other) == pytest.approx(1, abs=1e-3 if factor < 1e-40 else 1e-6)
+    assert error_l2(sketch, other) / sketch.l2 == pytest.approx(0.5, rel=4 * SPREAD)
 
 
 @pytest.mark.parametrize("factor", [5e-324, 1e-310, 1e-200, 1e200, 1e300])
@@ -247,8 +247,7 @@ def test_what_is_not_finite_and_constants(values, dtype):
 def test_an_empty_tensor():
     sketch = sketch_of(np.zeros((0, 3)))
     assert (sketch.size, sketch.l2, sketch.mean, sketch.zeros, sketch.projection.size) == (0, 0, 0, 0, 0)
-    assert sketch.error_l2(sketch) == 0
-    assert math.isnan(sketch.cosine(sketch))
+    assert error_l2(sketch, sketch) == 0
 
 
 def test_figures_of_a_large_tensor_are_estimates():
@@ -272,25 +271,12 @@ def test_relative_error_is_unbiased_and_spreads_as_told(size):
         candidate = reference + 1e-3 * data.normal(size=size)
         ours, theirs = sketch_of(reference), sketch_of(candidate)
         truth = np.linalg.norm(candidate - reference) / np.linalg.norm(reference)
-        found.append(ours.error_l2(theirs) / ours.l2 / truth)
+        found.append(error_l2(ours, theirs) / ours.l2 / truth)
     squares = np.square(found)
     assert squares.mean() == pytest.approx(1, abs=0.03)  # it is the square that is unbiased
     assert np.mean(found) == pytest.approx(1, abs=0.03)
     assert 0.75 * SPREAD < np.std(found) < 1.25 * SPREAD
     assert pytest.approx(0.09, abs=0.005) == SPREAD
-
-
-@pytest.mark.parametrize("angle", [0.3, 1.0, 2.5])
-def test_cosine(angle):
-    found = []
-    for seed in range(200):
-        data = np.random.default_rng(seed)
-        one, other = data.normal(size=(2, 2000))
-        turned = math.cos(angle) * one + math.sin(angle) * other
-        truth = np.dot(one, turned) / np.linalg.norm(one) / np.linalg.norm(turned)
-        found.append(sketch_of(one).cosine(sketch_of(turned)) - truth)
-    assert np.mean(found) == pytest.approx(0, abs=0.03)
-    assert np.std(found) < 0.15
 
 
 def test_structured_differences_are_seen_in_full():
@@ -303,7 +289,7 @@ def test_structured_differences_are_seen_in_full():
             candidate = reference.copy()
             np.moveaxis(candidate, axis, 0)[index] *= 1.01
             truth = np.linalg.norm(candidate - reference)
-            ratios.append(sketch_of(reference).error_l2(sketch_of(candidate)) / truth)
+            ratios.append(error_l2(sketch_of(reference), sketch_of(candidate)) / truth)
         assert np.mean(np.square(ratios)) == pytest.approx(1, abs=0.35), axis
         assert min(ratios) > 0.5, axis
 
@@ -315,20 +301,20 @@ def test_linear():
     parts = 2 * sketch_of(one).projection - 3 * sketch_of(other).projection
     assert whole.projection == pytest.approx(parts, rel=1e-9, abs=1e-9)
     ours, theirs = sketch_of(8 * one), sketch_of(2 * one)
-    assert ours.error_l2(theirs, (8.0, 2.0)) == pytest.approx(0, abs=1e-9)
-    assert ours.error_l2(theirs) == pytest.approx(np.linalg.norm(6 * one), rel=4 * SPREAD)
+    assert error_l2(ours, theirs, 8.0, 2.0) == pytest.approx(0, abs=1e-9)
+    assert error_l2(ours, theirs) == pytest.approx(np.linalg.norm(6 * one), rel=4 * SPREAD)
 
 
 def test_equal_tensors_have_no_error():
     values = np.random.default_rng(7).normal(size=20_000).astype(np.float32)
-    assert sketch_of(values).error_l2(sketch_of(values.copy())) == 0
+    assert error_l2(sketch_of(values), sketch_of(values.copy())) == 0
 
 
 def test_float32_sums_keep_what_rounding_noise_is():
     """The sums in float32 may not add an error of the size of what is looked for."""
     values = np.random.default_rng(8).normal(size=ELEMENTS).astype(np.float32)
     narrow, wide = sketch_of(values), sketch_of(values.astype(np.float64))
-    assert narrow.error_l2(wide) / wide.l2 < 5e-7
+    assert error_l2(narrow, wide) / wide.l2 < 5e-7
 
 
 # -- many at once, and rows --------------------------------------------------------------------------------------------

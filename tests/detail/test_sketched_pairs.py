@@ -11,9 +11,8 @@ import pytest
 from core.making import info, linear, memory_run, pair, planted, record, root, step, toy_run
 
 import padiff
-from padiff.compare.measure.arrays import measure
-from padiff.compare.measure.sketches import is_sketched, measure_pair
-from padiff.records import Figure, InMemory, Kind, Record, TensorSource
+from padiff.compare.measure.pairs import measure_pair
+from padiff.records import Both, Figure, InMemory, Kind, Layout, Record, TensorSource
 from padiff.report import to_json, verdict
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD
 
@@ -38,7 +37,7 @@ def noisy(values, share, seed=1):
 def test_relative_error(shape, way):
     reference = drawn(shape)
     candidate = noisy(reference, 0.01)
-    truth = measure(pair(reference, candidate)).figures
+    truth = measure_pair(pair(reference, candidate)).figures
     diff = measure_pair(kept(reference, candidate, way))
     found = diff.figures
     assert diff.passed
@@ -69,8 +68,8 @@ def test_transposed_matrices(shape, turned, way):
     """(out, in) against (in, out): aligned where one of the two was looked at transposed, else moments."""
     reference = drawn(shape)
     candidate = np.ascontiguousarray(noisy(reference, 0.01).T)
-    diff = measure_pair(kept(reference, candidate, way, stage="weight", turned=turned, transform="transpose"))
-    truth = measure(pair(reference, candidate, stage="weight", transform="transpose")).figures
+    diff = measure_pair(kept(reference, candidate, way, stage="weight", turned=turned, layout=Layout.of("transpose")))
+    truth = measure_pair(pair(reference, candidate, stage="weight", layout=Layout.of("transpose"))).figures
     assert truth.rel_l2 == pytest.approx(0.01, rel=0.3)
     if way == "both sketched" and turned != "candidate" and turned != "reference":
         assert diff.figures.basis == "moments"
@@ -95,16 +94,16 @@ def test_transposed_matrices(shape, turned, way):
 def test_other_layouts(shape, view, way):
     candidate = drawn(shape)
     reference_shape = {"reshape": (30, 20, 25), "axes 0,2,3,1 then reshape": (4, 500, 8)}.get(view)
-    from padiff.pair import layouts as views
+    layout = Layout.of(view)
 
     apart = noisy(candidate, 0.01)
-    reference = np.ascontiguousarray(views.apply(view, apart, reference_shape or ()))
-    truth = measure(pair(reference, candidate, transform=view)).figures
-    found = measure_pair(kept(reference, candidate, way, transform=view)).figures
+    reference = np.ascontiguousarray(layout.apply(apart, reference_shape or ()))
+    truth = measure_pair(pair(reference, candidate, layout=layout)).figures
+    found = measure_pair(kept(reference, candidate, way, layout=layout)).figures
     if way == "both sketched" and view != "reshape":
         assert found.basis == "moments"
         assert found.rel_l2 <= truth.rel_l2  # a lower bound
-        off = measure_pair(kept(reference, (candidate * 3).astype(np.float32), way, transform=view)).figures
+        off = measure_pair(kept(reference, (candidate * 3).astype(np.float32), way, layout=layout)).figures
         assert 0.4 < off.rel_l2 <= 2.01
     else:
         assert found.basis == "sketches"
@@ -126,7 +125,7 @@ def test_other_shapes_are_a_diff(shapes, stage, way):
     """As with tensors: values that would agree in a row are none the better for it."""
     ours, theirs = np.ones(shapes[0], np.float32), np.ones(shapes[1], np.float32)
     diff = measure_pair(kept(ours, theirs, way, stage=stage))
-    assert diff.problem == measure(pair(ours, theirs, stage=stage)).problem
+    assert diff.problem == measure_pair(pair(ours, theirs, stage=stage)).problem
     assert diff.problem.kind is Kind.SHAPES
     assert not diff.passed
 
@@ -145,7 +144,7 @@ def test_shapes_that_hold_the_same(shapes, stage):
 def test_loss_scales(way):
     reference = drawn((40, 70))
     scaled = (reference * 1024).astype(np.float32)
-    both = measure_pair(kept(reference, scaled, way, stage="backward", scales=(1.0, 1024.0))).figures
+    both = measure_pair(kept(reference, scaled, way, stage="backward", scales=Both(1.0, 1024.0))).figures
     assert both.rel_l2 == 0
     assert both.candidate_l2 == pytest.approx(np.linalg.norm(reference), rel=1e-5)
     assert measure_pair(kept(reference, scaled, way, stage="backward")).figures.rel_l2 == pytest.approx(1023, rel=0.3)
@@ -171,9 +170,9 @@ def test_channels_of_different_size_in_another_layout():
         sizes = np.exp(drawn((1, 64, 1, 1), seed))
         reference = np.maximum(drawn((4, 64, 16, 16), seed + 1) * sizes + 0.3 * sizes, 0)
         candidate = np.ascontiguousarray(reference.transpose(0, 2, 3, 1))
-        (diff,) = judge(padiff.NoisePolicy(), kept(reference, candidate, transform="axes 0,3,1,2"))
+        (diff,) = judge(padiff.NoisePolicy(), kept(reference, candidate, layout=Layout.of("axes 0,3,1,2")))
         assert diff.passed, diff
-        (off,) = judge(padiff.NoisePolicy(), kept(reference, 4 * candidate, transform="axes 0,3,1,2"))
+        (off,) = judge(padiff.NoisePolicy(), kept(reference, 4 * candidate, layout=Layout.of("axes 0,3,1,2")))
         assert not off.passed
 
 
@@ -182,9 +181,9 @@ def test_masks_of_minus_infinity_in_another_layout():
     reference = drawn((8, 4, 60, 60))
     reference[..., np.triu_indices(60, 1)[0], np.triu_indices(60, 1)[1]] = -np.inf
     candidate = np.ascontiguousarray(reference.transpose(0, 2, 3, 1))
-    assert measure_pair(kept(reference, candidate, transform="axes 0,3,1,2")).passed
+    assert measure_pair(kept(reference, candidate, layout=Layout.of("axes 0,3,1,2"))).passed
     finite = np.where(np.isfinite(reference), reference, 0)
-    assert not measure_pair(kept(finite, candidate, transform="axes 0,3,1,2")).passed
+    assert not measure_pair(kept(finite, candidate, layout=Layout.of("axes 0,3,1,2"))).passed
 
 
 def test_complex_tensors():
@@ -210,7 +209,7 @@ def test_a_lone_sketch():
 def test_one_side_that_has_it_once():
     """A position embedding, once against for every sample: a sketch of the whole can't be spread."""
     ours, theirs = drawn((1, 30, 50)), np.broadcast_to(drawn((1, 30, 50)), (4, 30, 50))
-    diff = measure_pair(kept(ours, theirs, transform="broadcast"))
+    diff = measure_pair(kept(ours, theirs, layout=Layout.of("broadcast")))
     assert not diff.compared
     assert diff.passed
     assert diff.problem
@@ -227,7 +226,6 @@ def test_a_part_of_a_sketch_is_not_measured():
     part = replace(whole, source=Part())
     for one, other in ((part, whole), (whole, part), (part, as_sketch(whole)), (as_sketch(whole), part), (part, part)):
         diff = measure_pair(replace(pair(np.zeros(1), np.zeros(1)), reference=one, candidate=other))
-        assert is_sketched(diff.pair)
         assert diff.problem
         assert not diff.compared
         assert diff.figures is None
@@ -445,8 +443,7 @@ def test_records_tell_what_they_are():
     assert isinstance(full.source, InMemory)
     assert full.sketch is None
     assert as_sketch(full).sketch.size == 9
-    assert is_sketched(kept(drawn((3,)), drawn((3,)), "reference full"))
-    assert not is_sketched(pair(drawn((3,)), drawn((3,))))
+    assert as_sketch(full).source.sketched and not full.source.sketched
 
 
 @pytest.mark.parametrize("explained", [True, False])

@@ -60,13 +60,16 @@ def _aligned(runs: list[Any], layer_map: Any) -> Iterator[str]:
 def _diff(diff: Diff) -> str:
     pair, figures = diff.pair, diff.figures
     sides = [record.site if record is not None else None for record in (pair.reference, pair.candidate)]
-    numbers = None if figures is None else [getattr(figures, name) for name in _FIGURES]
+    numbers = None
+    if figures is not None:
+        numbers = [getattr(figures, name) for name in _FIGURES]
+        numbers[_FIGURES.index("values")] = tuple(figures.values)
     judged, limit, rule = ("", 0.0), None, ""
     if diff.judgement is not None:
         found = diff.judgement
         judged, limit, rule = (str(found.figure), found.value), found.limit, found.rule.name
     return (
-        f"diff {pair.step} {sides[0]} {sides[1]} [{pair.transform}] {diff.passed} {limit!r} {judged!r} {rule} "
+        f"diff {pair.step} {sides[0]} {sides[1]} [{pair.layout}] {diff.passed} {limit!r} {judged!r} {rule} "
         f"[{diff.problem or ''}] {numbers!r}"
     )
 

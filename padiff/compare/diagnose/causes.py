@@ -11,11 +11,10 @@ from padiff.align import Alignment, LayerPair
 from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
-from padiff.compare.measure.sketches import is_sketched, projections
+from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
-from padiff.pair import layouts as views
-from padiff.records import LOOP, Diff, FirstDiff, Kind, Pair, Run, RunInfo, figures_text, is_functional
+from padiff.records import LOOP, Both, Diff, FirstDiff, Kind, Pair, Problem, Run, RunInfo, figures_text, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
 _CONSTANT = 1e-3
@@ -287,7 +286,7 @@ def _rates(step: Sequence[Diff]) -> str:
             equal = equal and diff.compared and diff.passed
             for side, record in enumerate((diff.pair.reference, diff.pair.candidate)):
                 if record is not None:
-                    sides[side].append(diff.figures.values[side])
+                    sides[side].append(tuple(diff.figures.values)[side])
     # One group here may be several there, with one rate.
     if equal or not all(sides) or {f"{rate:.6g}" for rate in sides[0]} == {f"{rate:.6g}" for rate in sides[1]}:
         return ""
@@ -338,20 +337,17 @@ def _equal(a: object, b: object) -> bool:
     return a == b or type(a) is not type(b)
 
 
-def _values(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    assert pair.reference is not None and pair.candidate is not None
-    if is_sketched(pair):
-        # Ratios and angles are those of the tensors.
-        projected = projections(pair)
-        if projected is None:
-            raise SketchOnlyError(pair.anchor.site)
-        return projected
-    wide = [
-        np.asarray(record.value).astype(np.float64 if record.dtype[:7] != "complex" else np.complex128) / scale
-        for record, scale in zip((pair.reference, pair.candidate), pair.scales, strict=True)
-    ]
-    candidate = views.apply(pair.transform, wide[1], wide[0].shape)
-    return wide[0], candidate.reshape(wide[0].shape) if candidate.size == wide[0].size else candidate
+def _values(pair: Pair) -> Both[np.ndarray]:
+    """Both sides in one layout, or their projections, whose ratios and angles are those of the tensors.
+
+    Raises:
+        SketchOnlyError: there is neither.
+    """
+    found = operands(pair)
+    values = None if isinstance(found, Problem) else found.values()
+    if values is None:
+        raise SketchOnlyError(pair.anchor.site)
+    return values
 
 
 def _ratio(reference: np.ndarray, candidate: np.ndarray) -> float | None:

@@ -23,7 +23,7 @@ from padiff.compare.judge.drift import (
 )
 from padiff.compare.judge.policy import judged, judged_together
 from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
-from padiff.compare.measure.sketches import elements
+from padiff.compare.measure.operands import elements
 from padiff.errors import UsageError
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
@@ -349,13 +349,13 @@ class _Context:
         gradients, sides = elements(gradient.pair), elements(diff.pair)
         if gradients is None or sides is None:
             return diff  # which elements are noise, a sketch does not tell
-        largest = np.maximum(*(np.abs(side) for side in gradients))
+        largest = np.maximum(*gradients.map(np.abs))
         scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
         noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
         if diff.pair.stage == "update" and key_of(diff) in self._grad_errors:
-            noise |= np.abs(gradients[1] - gradients[0]) > _ANOTHER * largest
+            noise |= np.abs(gradients.candidate - gradients.reference) > _ANOTHER * largest
         noise &= largest > 0  # a gradient of zero on both sides is no rounding
-        error = sides[1] - sides[0]
+        error = sides.candidate - sides.reference
         count = int(noise.sum())
         most = UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
         rest = float(np.linalg.norm(error[~noise]))

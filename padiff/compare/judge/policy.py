@@ -101,7 +101,7 @@ class Tolerance:
         if self.mode == "mean":
             limit = self.atol + self.rtol * figures.mean_reference
             return judged(diff, passed, Figure.MEAN_ABS, figures.mean_abs, limit)
-        limit = self.atol + self.rtol * abs(figures.values[0])
+        limit = self.atol + self.rtol * abs(figures.values.reference)
         if figures.beyond and figures.max_abs <= limit:
             # The largest error is within its own element's limit; smaller ones, at smaller elements, are not.
             return judged(diff, False, Figure.BEYOND, float(figures.beyond), 0.0)

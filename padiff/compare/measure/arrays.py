@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.model import equivalents
-from padiff.pair import layouts as views
-from padiff.records import PARAMETER_STAGES, Diff, Figures, Kind, Pair, Problem
+from padiff.compare.measure.operands import Arrays
+from padiff.records import UNSCALED, Both, Figures
 
 # Elements that are held in float64 at a time, and in float32: few enough to stay in a core's own cache.
 _CHUNK = 1 << 16
@@ -35,49 +34,35 @@ _BULK_FROM = {"float64": 1e-4}
 _BULK_ELSE = 1e-3
 
 
-def measure(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
-    """Measure a pair; a pure function of the two records.
+def measured(arrays: Arrays, stage: str, dtype: str, elementwise: tuple[float, float] | None) -> Figures:
+    """Figures of two arrays, as `figures_of` gives them, and of the bulk of their elements where a limit may need it.
 
     Args:
-        pair: the two records; with a missing side the other's norm is still measured.
-        elementwise: ``(atol, rtol)``: count elements with ``|c - r| > atol + rtol * |r|`` (numpy.isclose's formula).
-
-    Returns:
-        The diff, not judged yet: ``passed`` is false only where ``problem`` says why.
+        stage, dtype: of the records.
     """
-    if pair.reference is None or pair.candidate is None:
-        side = "reference" if pair.reference is None else "candidate"
-        return Diff(pair, figures=_lone(pair), passed=True, problem=Problem(Kind.MISSING, f"missing on the {side}"))
-    reference, candidate = _loaded(pair)
-    if reference.shape != candidate.shape:
-        shapes = f"shapes differ: {reference.shape} against {candidate.shape}"
-        return Diff(pair, passed=False, problem=Problem(Kind.SHAPES, shapes))
-    figures = figures_of(reference, candidate, elementwise, pair.scales)
-    few = _BULK_FROM.get(pair.reference.dtype, _BULK_ELSE) * figures.reference_l2
-    if pair.stage in ("backward", "update") and figures.size >= _MANY and figures.l2 > few:
-        figures = replace(figures, bulk_l2=_bulk_l2(reference, candidate, pair.scales, pair.stage == "backward"))
-    problem = None
-    if figures.nonfinite:
-        text = f"{figures.nonfinite} of {figures.size} values are NaN or infinite on one side only"
-        problem = Problem(Kind.NONFINITE, text)
-    return Diff(pair, figures=figures, passed=not problem, problem=problem)
+    figures = figures_of(arrays, elementwise)
+    little = _BULK_FROM.get(dtype, _BULK_ELSE) * figures.reference_l2
+    if stage in ("backward", "update") and figures.size >= _MANY and figures.l2 > little:
+        figures = replace(figures, bulk_l2=_bulk_l2(arrays, by_sample=stage == "backward"))
+    return figures
 
 
-def _bulk_l2(reference: np.ndarray, candidate: np.ndarray, scales: tuple[float, float], by_sample: bool) -> float:
+def _bulk_l2(arrays: Arrays, by_sample: bool) -> float:
     """``||c - r||`` without its largest elements (four, and one in `_FEW` of them), or without its worst samples.
 
     Where rounding moves a value across the kink of a ReLU, or to the other of two nearly equal maxima of a pool, single
     elements of the gradient are wholly different though both sides are right; and where an element of a gradient is
     rounding noise, an adaptive optimizer makes a full-size update of its sign.
     """
+    reference, candidate = arrays.reference, arrays.candidate
     left_out = few(reference.size)
     by_sample = by_sample and reference.shape[0] >= _SAMPLES
     samples = np.zeros(reference.shape[0] if by_sample else 1)
     each = reference.size // len(samples)
     largest, rest = np.zeros(left_out), 0.0
     with np.errstate(all="ignore"):
-        for start, left, right in _chunks(reference, candidate, each if by_sample else 1):
-            r, c, _ = _wide(left, right, scales)
+        for start, r, c in _chunks(reference, candidate, each if by_sample else 1):
+            r, c, _ = _wide(r, c, arrays.scales)
             squares = np.square(np.abs(np.subtract(c, r, out=c)) if c.dtype.kind == "c" else np.subtract(c, r, out=c))
             if not math.isfinite(np.add.reduce(squares)):
                 # As in the other figures, positions that are not finite are left out.
@@ -120,59 +105,25 @@ def _among_largest(values: np.ndarray, count: int) -> float:
     return max(float(tops[_GROUPS - count]), _TINY)
 
 
-def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    assert pair.reference is not None and pair.candidate is not None
-    reference, candidate = pair.reference.value, pair.candidate.value
-    candidate = views.apply(pair.transform, candidate, reference.shape)
-    if pair.transform == views.BROADCAST:
-        reference, candidate = np.broadcast_arrays(reference, candidate)
-    if reference.size == candidate.size == 1:
-        # A scalar loss is () in one framework and (1,) in the other.
-        candidate = candidate.reshape(reference.shape)
-    if pair.stage in PARAMETER_STAGES and equivalents.same_values(reference.shape, candidate.shape):
-        candidate = candidate.reshape(reference.shape)
-    return reference, candidate
-
-
-def loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Both sides of a pair in one layout, in float64, divided by their scales."""
-    sides = []
-    for array, scale in zip(_loaded(pair), pair.scales):
-        wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-        sides.append(wide if scale == 1.0 else wide / scale)
-    return sides[0], sides[1]
-
-
-def _lone(pair: Pair) -> Figures:
-    array = pair.anchor.value
-    zeros = np.broadcast_to(np.zeros((), array.dtype), array.shape)
-    own = figures_of(array, zeros, None, pair.scales)
-    norm, value = own.reference_l2, own.values[0]
-    if pair.reference is not None:
-        return Figures(size=own.size, reference_l2=norm, values=(value, 0.0))
-    return Figures(size=own.size, candidate_l2=norm, values=(0.0, value))
-
-
-def figures_of(
-    reference: np.ndarray,
-    candidate: np.ndarray,
-    elementwise: tuple[float, float] | None = None,
-    scales: tuple[float, float] = (1.0, 1.0),
-) -> Figures:
+def figures_of(arrays: Arrays, elementwise: tuple[float, float] | None = None) -> Figures:
     """Figures of two arrays of one shape.
 
     Positions where both hold the same kind of NaN or infinity count as equal; where only one does, they are counted
     in ``nonfinite`` and left out of the other figures. Integers that float64 can't tell
     apart still differ.
+
+    Args:
+        elementwise: ``(atol, rtol)``: count elements with ``|c - r| > atol + rtol * |r|`` (numpy.isclose's formula).
     """
+    reference, candidate, scales = arrays.reference, arrays.candidate, arrays.scales
     if reference.size == 0:
         return Figures(size=0)
     shape = reference.shape
     total = _Sums()
     narrow = reference.dtype == candidate.dtype == np.float32
     with np.errstate(all="ignore"):
-        for start, left, right in _chunks(reference, candidate, most=_CHUNK32 if narrow else _CHUNK):
-            total.add(start, left, right, elementwise, scales)
+        for start, r, c in _chunks(reference, candidate, most=_CHUNK32 if narrow else _CHUNK):
+            total.add(start, r, c, elementwise, scales)
     index = (0,) * len(shape) if not total.worst else tuple(int(i) for i in np.unravel_index(total.worst, shape))
     return Figures(
         max_abs=total.max_abs,
@@ -184,7 +135,7 @@ def figures_of(
         candidate_l2=math.sqrt(total.candidate_squares),
         size=reference.size,
         index=index,
-        values=(_scalar(reference[index], scales[0]), _scalar(candidate[index], scales[1])),
+        values=Both(_scalar(reference[index], scales.reference), _scalar(candidate[index], scales.candidate)),
         beyond=total.beyond,
         nonfinite=total.nonfinite,
         overflowed=total.overflowed,
@@ -204,20 +155,20 @@ class _Sums:
     def add(
         self,
         start: int,
-        left: np.ndarray,
-        right: np.ndarray,
+        reference: np.ndarray,
+        candidate: np.ndarray,
         elementwise: tuple[float, float] | None,
-        scales: tuple[float, float],
+        scales: Both[float],
     ) -> None:
         # A look at the bits is cheap, and two runs of one code are often equal; once they differ they mostly go on to.
-        if self._equal_so_far and left.dtype == right.dtype and scales[0] == scales[1]:
-            if _same_bits(left, right) and self._add_equal(left, scales[0]):
+        if self._equal_so_far and reference.dtype == candidate.dtype and scales.reference == scales.candidate:
+            if _same_bits(reference, candidate) and self._add_equal(reference, scales.reference):
                 return
             self._equal_so_far = False
-        plain = left.dtype == right.dtype == np.float32 and scales == (1.0, 1.0) and elementwise is None
-        if plain and self._add_float32(start, left, right):
+        plain = reference.dtype == candidate.dtype == np.float32 and scales == UNSCALED and elementwise is None
+        if plain and self._add_float32(start, reference, candidate):
             return
-        r, c, spare = _wide(left, right, scales)
+        r, c, spare = _wide(reference, candidate, scales)
         if r.dtype.kind == c.dtype.kind == "f":
             reference_squares, candidate_squares = _dot(r), _dot(c)
             finite = math.isfinite(reference_squares + candidate_squares)
@@ -234,8 +185,8 @@ class _Sums:
             error = np.subtract(c, r, out=c)
             np.absolute(error, out=error)
             size = np.absolute(r, out=r)
-        if left.dtype.kind in "iub" and right.dtype.kind in "iub" and scales[0] == scales[1]:
-            error[(left != right) & (error == 0)] = 1.0  # int64 neighbours beyond 2**53
+        if reference.dtype.kind in "iub" and candidate.dtype.kind in "iub" and scales.reference == scales.candidate:
+            error[(reference != candidate) & (error == 0)] = 1.0  # int64 neighbours beyond 2**53
         self.reference_squares += reference_squares
         self.squares += _dot(error)
         self.sum_abs += float(np.add.reduce(error))
@@ -248,23 +199,23 @@ class _Sums:
             self.beyond += int(np.count_nonzero(error > atol + rtol * size))
         self.max_rel = max(self.max_rel, _largest_ratio(error, size, spare[: size.size]))
 
-    def _add_float32(self, start: int, left: np.ndarray, right: np.ndarray) -> bool:
+    def _add_float32(self, start: int, reference: np.ndarray, candidate: np.ndarray) -> bool:
         """Add a chunk of float32, in float32 where that loses nothing that the figures show; false where it might.
 
         Differences of neighbours are exact, sums are taken over short pieces and added up in float64: norms and means
         are right to some 1e-7, in half the time. Numbers whose squares leave float32's range are left to float64.
         """
-        error, size, spare = (room[: left.size] for room in _buffers.narrow)
-        np.subtract(right, left, out=error)
-        squares = [_dot32(values) for values in (left, right, error)]
+        error, size, spare = (room[: reference.size] for room in _buffers.narrow)
+        np.subtract(candidate, reference, out=error)
+        squares = [_dot32(values) for values in (reference, candidate, error)]
         if not all(value == 0 or _SMALL < value < _LARGE for value in squares):
             return False
         np.absolute(error, out=error)
-        np.absolute(left, out=size)
+        np.absolute(reference, out=size)
         sums = _sum32(error), _sum32(size)
         if (squares[2] == 0) != (sums[0] == 0) or (squares[0] == 0) != (sums[1] == 0):
             return False
-        self.finite += left.size
+        self.finite += reference.size
         self.reference_squares += squares[0]
         self.candidate_squares += squares[1]
         self.squares += squares[2]
@@ -272,7 +223,7 @@ class _Sums:
         self.sum_reference += sums[1]
         largest = int(error.argmax())
         if error[largest] > self.max_abs:
-            exact = abs(float(right[largest]) - float(left[largest]))
+            exact = abs(float(candidate[largest]) - float(reference[largest]))
             self.max_abs, self.worst = exact, start + largest
         self.max_rel = max(self.max_rel, _largest_ratio(error, size, spare))
         return True
@@ -281,7 +232,7 @@ class _Sums:
         """Add a chunk that both sides share; false where it is not all finite."""
         if values.dtype.kind == "c":
             return False
-        size, _, _ = _wide(values, values[:0], (scale, 1.0))
+        size, _, _ = _wide(values, values[:0], Both(scale, 1.0))
         squares = _dot(size)
         if not math.isfinite(squares):
             return False
@@ -292,12 +243,12 @@ class _Sums:
         return True
 
     def _leave_out(self, r: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ours, theirs = np.isfinite(r), np.isfinite(c)
-        finite = ours & theirs
+        finite_reference, finite_candidate = np.isfinite(r), np.isfinite(c)
+        finite = finite_reference & finite_candidate
         self.finite += int(np.count_nonzero(finite))
         if finite.all():
             return r, c
-        self.overflowed += int(np.count_nonzero(~(ours | theirs)))
+        self.overflowed += int(np.count_nonzero(~(finite_reference | finite_candidate)))
         same = (np.isnan(r) & np.isnan(c)) | (r == c)
         self.nonfinite += int(np.count_nonzero(~finite & ~same))
         return np.where(finite, r, 0), np.where(finite, c, 0)
@@ -317,13 +268,13 @@ def _chunks(
         rows = max(1, most // row)
         blocks = [(k * row, reference[k : k + rows], candidate[k : k + rows]) for k in range(0, len(reference), rows)]
     length = most // each * each if each <= most else most
-    for offset, ours, theirs in blocks:
-        left, right = ours.ravel(), theirs.ravel()
-        part = min(each, left.size) if each > most else left.size
-        for begin in range(0, left.size, part):
-            for start in range(begin, min(begin + part, left.size), length):
-                end = min(start + length, begin + part)
-                yield offset + start, left[start:end], right[start:end]
+    for offset, *block in blocks:
+        r, c = (part.ravel() for part in block)
+        piece = min(each, r.size) if each > most else r.size
+        for begin in range(0, r.size, piece):
+            for start in range(begin, min(begin + piece, r.size), length):
+                end = min(start + length, begin + piece)
+                yield offset + start, r[start:end], c[start:end]
 
 
 class _Buffers(threading.local):
@@ -338,12 +289,12 @@ _buffers = _Buffers()
 
 
 def _wide(
-    left: np.ndarray, right: np.ndarray, scales: tuple[float, float]
+    reference: np.ndarray, candidate: np.ndarray, scales: Both[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two chunks in float64, divided by their scales, and room for a third; they last until the next call."""
     room = _buffers.arrays
     wide: list[np.ndarray] = []
-    for array, scale, own in zip((left, right), scales, room):
+    for array, scale, own in zip((reference, candidate), scales, room):
         out: np.ndarray
         if array.dtype.kind == "c":
             out = array.astype(np.complex128)
@@ -372,12 +323,12 @@ def _sum32(values: np.ndarray) -> float:
     return _products(values, _ONES[: values.size])
 
 
-def _products(left: np.ndarray, right: np.ndarray) -> float:
+def _products(a: np.ndarray, b: np.ndarray) -> float:
     """Sum of the products of two vectors of float32; pieces are so short that numpy starts no threads beside ours."""
-    whole = left.size // _PIECE * _PIECE
-    total = float(np.dot(left[whole:], right[whole:]))
+    whole = a.size // _PIECE * _PIECE
+    total = float(np.dot(a[whole:], b[whole:]))
     if whole:
-        pieces, others = left[:whole].reshape(-1, 1, _PIECE), right[:whole].reshape(-1, _PIECE, 1)
+        pieces, others = a[:whole].reshape(-1, 1, _PIECE), b[:whole].reshape(-1, _PIECE, 1)
         total += float(np.add.reduce(np.matmul(pieces, others), axis=None, dtype=np.float64))
     return total
 
@@ -393,9 +344,9 @@ def _largest_ratio(error: np.ndarray, size: np.ndarray, spare: np.ndarray) -> fl
     return 0.0 if math.isnan(relative) else relative
 
 
-def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    whole = f"u{min(left.dtype.itemsize, 8)}"
-    return bool(np.logical_and.reduce(left.view(whole) == right.view(whole)))
+def _same_bits(reference: np.ndarray, candidate: np.ndarray) -> bool:
+    whole = f"u{min(reference.dtype.itemsize, 8)}"
+    return bool(np.logical_and.reduce(reference.view(whole) == candidate.view(whole)))
 
 
 def _scalar(value: np.generic, scale: float) -> float:

@@ -1,13 +1,18 @@
-"""Views between layouts: taken where shapes leave one choice, and only then."""
+"""Layouts: taken where shapes leave one choice, and only then."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from padiff.pair.layouts import apply, square_view, told, view_between
+from padiff.pair.layouts import layout_between, square_layout
+from padiff.records import SAME, Layout
 
 N, C, H, W = 2, 3, 5, 7
+
+
+def layouts(*texts):
+    return {Layout.of(text) for text in texts}
 
 
 def picture():
@@ -45,16 +50,16 @@ UNIQUE = {
 
 @pytest.mark.parametrize(("reference", "candidate"), UNIQUE.values(), ids=UNIQUE)
 def test_the_one_view_shows_the_candidate_as_the_reference(reference, candidate):
-    view = view_between(reference.shape, candidate.shape)
+    view = layout_between(reference.shape, candidate.shape)
     assert view
-    np.testing.assert_array_equal(apply(view, candidate, reference.shape), reference)
+    np.testing.assert_array_equal(view.apply(candidate, reference.shape), reference)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (4, 4), (2, 3, 5), (2, 4, 4, 4)])
 def test_equal_shapes_need_no_view(shape):
-    assert view_between(shape, shape) == ""
+    assert layout_between(shape, shape) == SAME
     array = np.ones(shape)
-    assert apply("", array, shape) is array
+    assert SAME.apply(array, shape) is array
 
 
 @pytest.mark.parametrize(
@@ -74,36 +79,48 @@ def test_equal_shapes_need_no_view(shape):
     ],
 )
 def test_where_none_or_more_than_one_fits_no_view_is_taken(reference, candidate):
-    assert view_between(reference, candidate) == ""
+    assert layout_between(reference, candidate) == SAME
 
 
 def test_a_view_of_square_pictures_is_the_one_the_others_need():
-    assert square_view((2, 4, 4, 4), {"axes 0,3,1,2"}) == "axes 0,3,1,2"
-    assert square_view((2, 4, 4), {"axes 0,2,1"}) == "axes 0,2,1"
+    assert square_layout((2, 4, 4, 4), layouts("axes 0,3,1,2")) == Layout.of("axes 0,3,1,2")
+    assert square_layout((2, 4, 4), layouts("axes 0,2,1")) == Layout.of("axes 0,2,1")
 
 
 def test_no_view_of_a_square_is_taken_that_leaves_its_shape():
-    assert square_view((2, 3, 4, 4), {"axes 0,3,1,2"}) == ""
-    assert square_view((2, 4, 4), {"axes 1,0,2"}) == ""
+    assert square_layout((2, 3, 4, 4), layouts("axes 0,3,1,2")) == Layout.of("")
+    assert square_layout((2, 4, 4), layouts("axes 1,0,2")) == Layout.of("")
 
 
 def test_no_view_of_a_square_is_taken_where_the_others_disagree():
-    assert square_view((2, 4, 4, 4), {"axes 0,3,1,2", "axes 0,2,3,1"}) == ""
-    assert square_view((2, 4, 4, 4), {"reshape"}) == ""
-    assert square_view((2, 4, 4, 4), set()) == ""
+    assert square_layout((2, 4, 4, 4), layouts("axes 0,3,1,2", "axes 0,2,3,1")) == Layout.of("")
+    assert square_layout((2, 4, 4, 4), layouts("reshape")) == Layout.of("")
+    assert square_layout((2, 4, 4, 4), layouts()) == Layout.of("")
 
 
 def test_views_follow_one_after_the_other():
     x = picture()
-    np.testing.assert_array_equal(apply("axes 0,2,3,1 then reshape", x, (N, H * W, C)), places(x))
-    np.testing.assert_array_equal(apply("transpose", x[0, 0], (W, H)), x[0, 0].T)
+    np.testing.assert_array_equal(Layout.of("axes 0,2,3,1 then reshape").apply(x, (N, H * W, C)), places(x))
+    np.testing.assert_array_equal(Layout.of("transpose").apply(x[0, 0], (W, H)), x[0, 0].T)
 
 
 def test_a_reshape_of_another_size_leaves_the_tensor_as_it_is():
-    assert apply("reshape", np.ones((2, 3)), (7,)).shape == (2, 3)
+    assert Layout.of("reshape").apply(np.ones((2, 3)), (7,)).shape == (2, 3)
 
 
 def test_views_are_told_in_words():
-    assert told("axes 0,3,1,2") == "channels last against first"
-    assert told("axes 0,2,3,1 then reshape") == "channels first against last, reshape"
-    assert told("") == ""
+    assert Layout.of("axes 0,3,1,2").describe() == "channels last against first"
+    assert Layout.of("axes 0,2,3,1 then reshape").describe() == "channels first against last, reshape"
+    assert Layout.of("").describe() == ""
+
+
+@pytest.mark.parametrize("text", ["", "transpose", "reshape", "broadcast", "axes 0,2,1 then reshape", "axes 1,0,2"])
+def test_a_layout_s_text_is_read_as_that_layout(text):
+    assert str(Layout.of(text)) == text and bool(Layout.of(text)) == bool(text)
+
+
+@pytest.mark.parametrize(("reference", "candidate"), UNIQUE.values(), ids=UNIQUE)
+def test_what_is_undone_is_what_was_there(reference, candidate):
+    layout = layout_between(reference.shape, candidate.shape)
+    assert layout.shape(candidate.shape, reference.shape) == reference.shape
+    np.testing.assert_array_equal(layout.undo(reference, candidate.shape), candidate)

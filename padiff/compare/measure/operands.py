@@ -1,0 +1,118 @@
+"""Bringing two records to one layout and one kind, arrays or sketches: the operands of what is measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.errors import SketchOnlyError
+from padiff.model import equivalents
+from padiff.records import BROADCAST, PARAMETER_STAGES, Both, Kind, Pair, Problem
+from padiff.sketches.sketch import BUCKETS, Sketch, sketch_of
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Two arrays of one shape, and what they are divided by."""
+
+    reference: np.ndarray
+    candidate: np.ndarray
+    scales: Both[float]
+
+    def values(self) -> Both[np.ndarray]:
+        """Both in float64 (complex numbers in complex128), divided by their scales."""
+        return Both(_wide(self.reference, self.scales.reference), _wide(self.candidate, self.scales.candidate))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketches:
+    """Two sketches, and what they are divided by.
+
+    Attributes:
+        aligned: whether they look at the same elements in the same order; else only their norms and means tell.
+    """
+
+    reference: Sketch
+    candidate: Sketch
+    scales: Both[float]
+    aligned: bool
+
+    def values(self) -> Both[np.ndarray] | None:
+        """Both projections, which keep ratios and angles; `None` where they can't be compared."""
+        if not self.aligned:
+            return None
+        return Both(
+            self.reference.projection / self.scales.reference, self.candidate.projection / self.scales.candidate
+        )
+
+
+def operands(pair: Pair) -> Arrays | Sketches | Problem:
+    """What of a complete pair can be measured, or why nothing can."""
+    assert pair.reference is not None and pair.candidate is not None
+    if pair.reference.source.sketched or pair.candidate.source.sketched:
+        return _sketches(pair)
+    reference, candidate = pair.reference.value, pair.candidate.value
+    candidate = pair.layout.apply(candidate, reference.shape)
+    if pair.layout == BROADCAST:
+        reference, candidate = np.broadcast_arrays(reference, candidate)
+    if _same_elements(reference.shape, candidate.shape, pair.stage):
+        candidate = candidate.reshape(reference.shape)
+    if reference.shape != candidate.shape:
+        return _other_shapes(reference.shape, candidate.shape)
+    return Arrays(reference, candidate, pair.scales)
+
+
+def elements(pair: Pair) -> Both[np.ndarray] | None:
+    """Both sides' elements in one order, divided by their scales; `None` where sketches do not have them.
+
+    Of a small tensor a sketch has each, give or take the sign, which is the same on both sides.
+    """
+    found = operands(pair)
+    if isinstance(found, Sketches):
+        return found.values() if math.prod(pair.anchor.shape) <= BUCKETS else None
+    return found.values().map(np.ravel) if isinstance(found, Arrays) else None
+
+
+def _wide(array: np.ndarray, scale: float) -> np.ndarray:
+    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    return wide if scale == 1.0 else wide / scale
+
+
+def _same_elements(reference: tuple[int, ...], candidate: tuple[int, ...], stage: str) -> bool:
+    """Whether two shapes hold the same elements in the same order."""
+    # A scalar loss is () in one framework and (1,) in the other.
+    if math.prod(reference) == math.prod(candidate) == 1:
+        return True
+    return stage in PARAMETER_STAGES and equivalents.same_values(reference, candidate)
+
+
+def _other_shapes(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Problem:
+    return Problem(Kind.SHAPES, f"shapes differ: {reference} against {candidate}")
+
+
+def _sketches(pair: Pair) -> Sketches | Problem:
+    ours, theirs = pair.reference, pair.candidate
+    assert ours is not None and theirs is not None
+    if pair.layout == BROADCAST:
+        what = "one side has for every sample what the other has once, and a sketch is of the whole"
+        return Problem(Kind.UNMEASURABLE, what)
+    shape = pair.layout.shape(theirs.shape, ours.shape)
+    if ours.shape != shape and not _same_elements(ours.shape, shape, pair.stage):
+        return _other_shapes(ours.shape, shape)
+    reference, candidate = ours.sketch, theirs.sketch
+    try:
+        # A side that was kept in full is brought into the other's layout.
+        if reference is not None and candidate is None:
+            values = pair.layout.apply(theirs.value, ours.shape)
+            return Sketches(reference, sketch_of(values, reference.turned), pair.scales, True)
+        if reference is None and candidate is not None:
+            values = pair.layout.undo(ours.value, theirs.shape)
+            return Sketches(sketch_of(values, candidate.turned), candidate, pair.scales, True)
+    except SketchOnlyError:
+        pass
+    if reference is None or candidate is None:
+        return Problem(Kind.UNMEASURABLE, "a part of what was kept as a sketch only")
+    turned = reference.turned != candidate.turned
+    return Sketches(reference, candidate, pair.scales, pair.layout.in_order and turned == pair.layout.transposes)

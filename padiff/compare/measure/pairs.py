@@ -1,0 +1,58 @@
+"""Measuring a pair: how far its two tensors are apart."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from padiff.compare.measure.arrays import figures_of, measured
+from padiff.compare.measure.operands import Arrays, operands
+from padiff.compare.measure.sketches import estimated
+from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
+
+
+def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
+    """Measure a pair by its tensors or, where a sketch is all that one side kept, by sketches.
+
+    Args:
+        pair: the two records; with a missing side the other's norm is still measured.
+        elementwise: ``(atol, rtol)``: count elements with ``|c - r| > atol + rtol * |r|`` (numpy.isclose's formula).
+
+    Returns:
+        The diff, not judged yet: ``passed`` is false only where ``problem`` says why. Parts of a sketch can't be
+        measured: such a pair passes, and has no figures.
+    """
+    if pair.reference is None or pair.candidate is None:
+        side = "reference" if pair.reference is None else "candidate"
+        return Diff(pair, figures=_lone(pair), problem=Problem(Kind.MISSING, f"missing on the {side}"))
+    found = operands(pair)
+    if isinstance(found, Problem):
+        return Diff(pair, passed=found.kind is not Kind.SHAPES, problem=found)
+    if isinstance(found, Arrays):
+        figures = measured(found, pair.stage, pair.reference.dtype, elementwise)
+    else:
+        figures = estimated(found, elementwise)
+    problem = None
+    if figures.nonfinite:
+        text = f"{figures.nonfinite} of {figures.size} values are NaN or infinite on one side only"
+        problem = Problem(Kind.NONFINITE, text)
+    return Diff(pair, figures=figures, passed=not problem, problem=problem)
+
+
+def _lone(pair: Pair) -> Figures | None:
+    """The norm of a pair's one side; `None` of a part of a sketch."""
+    source, scales = pair.anchor.source, pair.scales
+    known = pair.reference is not None
+    if source.sketched:
+        sketch = source.sketch
+        if sketch is None:
+            return None
+        norm = sketch.l2 / (scales.reference if known else scales.candidate)
+        size, value, basis = sketch.size, 0.0, "sketches"
+    else:
+        array = source.read()
+        own = figures_of(Arrays(array, np.broadcast_to(np.zeros((), array.dtype), array.shape), scales))
+        size, norm, value, basis = own.size, own.reference_l2, own.values.reference, "tensors"
+    norms, values = Both(norm, 0.0), Both(value, 0.0)
+    if not known:
+        norms, values = norms.swapped(), values.swapped()
+    return Figures(size=size, reference_l2=norms.reference, candidate_l2=norms.candidate, values=values, basis=basis)
