@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -245,16 +244,8 @@ def _buffers_kept(settings: Settings) -> Iterator[None]:
 
 
 def _not_assigned(settings: Settings, error: AssignError) -> Report:
-    first = FirstDiff(
-        step=0,
-        stage="weight",
-        reference=None,
-        candidate=None,
-        slot="",
-        max_abs=math.nan,
-        max_rel=math.nan,
-        message=f"The weights could not be carried over, so nothing was compared. {error}",
-    )
+    what = f"The weights could not be carried over, so nothing was compared. {error}"
+    first = FirstDiff(0, "weight", None, None, statement=what)
     names = (f"{side.name} ({side.framework.name})" for side in (settings.base, settings.raw))
     reference, candidate = names
     return Report((), Coverage(), first, settings.tolerance.describe(), reference, candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from padiff.records.both import Both
@@ -174,17 +175,60 @@ def figures_text(diff: Diff) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FirstDiff:
-    """Where two runs part, first in causal order: step, stage, execution order of the reference."""
+    """Where two runs part, first in causal order: step, stage, execution order of the reference.
+
+    Attributes:
+        step, stage: where in the run.
+        reference, candidate: paths of the two layers, `None` where there is no such layer.
+        slot: which tensor of the layer.
+        diff: what was measured there; `None` where no tensor shows it.
+        cause: why, in words; empty where nothing speaks for a cause.
+        doubt: why it may be no diff at all, as a sentence; else empty.
+        statement: what is wrong where no tensor shows it.
+    """
 
     step: int
     stage: str
     reference: str | None
     candidate: str | None
-    slot: str
-    max_abs: float
-    max_rel: float
-    message: str
+    slot: str = ""
+    diff: Diff | None = None
     cause: str = ""
+    doubt: str = ""
+    statement: str = ""
+
+    @property
+    def max_abs(self) -> float:
+        """Largest ``|c - r|``; NaN where nothing was measured."""
+        return self._figures.max_abs
+
+    @property
+    def max_rel(self) -> float:
+        """Largest ``|c - r| / |r|``; NaN where nothing was measured."""
+        return self._figures.max_rel
+
+    @property
+    def _figures(self) -> Figures:
+        measured = self.diff is not None and self.diff.compared and self.diff.figures
+        return measured or Figures(max_abs=math.nan, max_rel=math.nan)
+
+    @property
+    def message(self) -> str:
+        """All of it in words."""
+        if self.diff is None:
+            return self.statement
+        call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
+        where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
+        because = f" Likely cause: {self.cause}." if self.cause else ""
+        doubt = f" {self.doubt}" if self.doubt else ""
+        return f"The runs part at {where}: {figures_text(self.diff)}.{because}{doubt}"
+
+    def _layers(self, pair: Pair) -> str:
+        names = [
+            f"{path} ({record.layer_type})" if record is not None and record.layer_type else str(path or "nothing")
+            for path, record in zip((self.reference, self.candidate), pair.sides)
+        ]
+        return f"layer {names[0]} against {names[1]}"
 
     def __str__(self) -> str:
         return self.message

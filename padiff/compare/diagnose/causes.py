@@ -14,7 +14,7 @@ from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
-from padiff.records import LOOP, Both, Diff, FirstDiff, Kind, Pair, Problem, Run, RunInfo, figures_text, is_functional
+from padiff.records import LOOP, Both, Diff, FirstDiff, Kind, Pair, Problem, Run, RunInfo, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
 _CONSTANT = 1e-3
@@ -29,7 +29,7 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: tuple[Run, Run
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
-    pair, anchor = diff.pair, diff.pair.anchor
+    pair = diff.pair
     sides = _sides(pair, alignment)
     infos = runs[0].info, runs[1].info
     reason = (
@@ -37,23 +37,7 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: tuple[Run, Run
         or environment_cause(diff, infos)
         or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
     )
-    call = f" (call {anchor.call})" if anchor.call else ""
-    where = f"step {pair.step}, stage {pair.stage}, {_layers(sides, anchor.layer_type, pair)}, {anchor.slot}{call}"
-    message = f"The runs part at {where}: {figures_text(diff)}."
-    if reason:
-        message += f" Likely cause: {reason}."
-    figures = diff.figures
-    return FirstDiff(
-        step=pair.step,
-        stage=pair.stage,
-        reference=sides[0],
-        candidate=sides[1],
-        slot=anchor.slot,
-        max_abs=figures.max_abs if figures and diff.compared else math.nan,
-        max_rel=figures.max_rel if figures and diff.compared else math.nan,
-        message=message,
-        cause=reason,
-    )
+    return FirstDiff(pair.step, pair.stage, *sides, pair.anchor.slot, diff, reason)
 
 
 def setting_notes(alignment: Alignment) -> tuple[str, ...]:
@@ -85,15 +69,12 @@ def setting_diff(alignment: Alignment, called: tuple[Collection[str], Collection
     more = f", and {len(found) - 1} more layers are" if len(found) > 1 else ""
     sides = f"layer {pair.reference.path} ({pair.reference.type}) against {pair.candidate.path} ({pair.candidate.type})"
     return FirstDiff(
-        step=step,
-        stage="forward",
-        reference=pair.reference.path,
-        candidate=pair.candidate.path,
-        slot="",
-        max_abs=math.nan,
-        max_rel=math.nan,
-        message=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models do "
-        "not compute the same; other inputs, or more steps, will show it.",
+        step,
+        "forward",
+        pair.reference.path,
+        pair.candidate.path,
+        statement=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models "
+        "do not compute the same; other inputs, or more steps, will show it.",
         cause=f"the layers are set differently: {text}",
     )
 
@@ -391,11 +372,3 @@ def _sides(pair: Pair, alignment: Alignment) -> tuple[str | None, str | None]:
         elif candidate is None and layers.reference.path == reference:
             candidate = layers.candidate.path
     return reference, candidate
-
-
-def _layers(sides: tuple[str | None, str | None], layer_type: str, pair: Pair) -> str:
-    names = [
-        f"{path} ({record.layer_type})" if record is not None and record.layer_type else str(path or "nothing")
-        for path, record in zip(sides, (pair.reference, pair.candidate), strict=True)
-    ]
-    return f"layer {names[0]} against {names[1]}"

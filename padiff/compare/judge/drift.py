@@ -223,10 +223,10 @@ def doubted(first: FirstDiff, coverage: Coverage) -> FirstDiff:
     if since is None or since >= first.step or first.stage in ("input", "weight"):
         return first
     doubt = (
-        f" But from step {since} on outputs are more than a tenth of themselves apart, as this training amplifies "
+        f"But from step {since} on outputs are more than a tenth of themselves apart, as this training amplifies "
         "rounding: this may be more of that."
     )
-    return replace(first, message=first.message + doubt)
+    return replace(first, doubt=doubt)
 
 
 def allowed(dtype: str, stage: str) -> float:
