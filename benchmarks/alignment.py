@@ -47,9 +47,10 @@ warnings.filterwarnings("ignore")
 
 from grown_trees import GROWN
 
-from padiff.align import Alignment, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, Seen, align
 from padiff.align.matching import names
 from padiff.align.matching.evidence import KINDS_OF_EVIDENCE
+from padiff.records import Both
 
 Links = frozenset[tuple[str, str]]
 
@@ -73,7 +74,7 @@ class Case:
 
     name: str
     infos: tuple[Any, Any]
-    seen: tuple[tuple[Seen, Seen], ...]
+    seen: tuple[Both[Seen], ...]
     told: Links
     by_execution: bool
 
@@ -138,7 +139,7 @@ def cases() -> Iterator[Case]:
         once = [Seen.of(run_once(model, Inputs.of(args))) for model, args in zip(live, given)]
         pair.transfer(*models)
         runs = [recorded(model, args) for model, args in zip(models, given)]
-        seen = ((Seen(), Seen()), tuple(once), tuple(runs))
+        seen = (NOTHING_SEEN, Both(*once), Both(*runs))
         infos = tuple(model.info for model in live)
         yield Case(pair.name, infos, seen, frozenset(pair.layers), pair.evidence == "execution")
 

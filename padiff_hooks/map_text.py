@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from padiff.align import Alignment, LayerPair, SplitPair
-from padiff.records import Layer
+from padiff.align import Alignment, LayerPair
+from padiff.records import SIDES, Both, Layer
 
 
 def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
@@ -31,47 +31,41 @@ def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
         [f"{x.about}: {x.options[0]} (or {', '.join(x.options[1:])})" for x in alignment.doubts if not x.answer],
     )
     lines += _left("shown by the values", [f"{x.about}: {x.answer}" for x in alignment.doubts if x.answer])
-    for side, layers, parameters in (
-        ("reference", alignment.reference_only, alignment.reference_parameters),
-        ("candidate", alignment.candidate_only, alignment.candidate_parameters),
-    ):
+    layers_left = alignment.reference_only, alignment.candidate_only
+    parameters_left = alignment.reference_parameters, alignment.candidate_parameters
+    for side, layers, parameters in zip(SIDES, layers_left, parameters_left):
         lines += _left(f"{len(layers)} {side} layers without a partner", [_named(layer) for layer in layers])
         lines += _left(f"{len(parameters)} {side} parameters without a partner", parameters)
     return "\n".join(lines) + "\n"
 
 
 def _pair(pair: LayerPair) -> list[str]:
-    entry = {
-        "reference": pair.reference.path,
-        "candidate": pair.candidate.path,
-        "confidence": round(pair.confidence, 2),
-    }
     why = f"{pair.reference.type} / {pair.candidate.type}, by {pair.reason}"
-    lines = [_line(entry, f"{why}: {', '.join(pair.evidence)}" if pair.evidence else why)]
+    lines = [
+        _line(_entry(_paths(pair), pair.confidence), f"{why}: {', '.join(pair.evidence)}" if pair.evidence else why)
+    ]
     if pair.ambiguous:
         lines.append(f"    # ambiguous: {', '.join(pair.alternatives)} would fit nearly as well")
     return lines
 
 
 def _splits(alignment: Alignment) -> Iterator[list[str]]:
-    paired = {pair.reference.path for pair in alignment.pairs}, {pair.candidate.path for pair in alignment.pairs}
+    paired = {path for pair in alignment.pairs for path in zip(SIDES, _paths(pair))}
     for split in alignment.splits:
         # What a pair's own insides hold is found again from the pair.
-        if not any(
-            layer.path in paired[k] for k, side in enumerate((split.reference, split.candidate)) for layer in side
-        ):
-            yield [_line(_entry(split), f"{_types(split)}, by {split.reason}: {', '.join(split.evidence)}")]
+        if paired.isdisjoint((side, layer.path) for side, layers in zip(SIDES, split) for layer in layers):
+            paths = split.map(lambda layers: [layer.path for layer in layers])
+            entry = _entry(paths.map(lambda side: side[0] if len(side) == 1 else side), split.confidence)
+            types = " / ".join(" + ".join(layer.type for layer in layers) for layers in split)
+            yield [_line(entry, f"{types}, by {split.reason}: {', '.join(split.evidence)}")]
 
 
-def _entry(split: SplitPair) -> dict[str, Any]:
-    sides = [[layer.path for layer in side] for side in (split.reference, split.candidate)]
-    paths = [side[0] if len(side) == 1 else side for side in sides]
-    return {"reference": paths[0], "candidate": paths[1], "confidence": round(split.confidence, 2)}
+def _paths(pair: LayerPair) -> Both[str]:
+    return pair.map(lambda layer: layer.path)
 
 
-def _types(split: SplitPair) -> str:
-    sides = [" + ".join(layer.type for layer in side) for side in (split.reference, split.candidate)]
-    return " / ".join(sides)
+def _entry(paths: Both[Any], confidence: float) -> dict[str, Any]:
+    return {"reference": paths.reference, "candidate": paths.candidate, "confidence": round(confidence, 2)}
 
 
 def _line(entry: Mapping[str, Any], comment: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 
-from padiff.records import LOOP, ROOT, Layer, Sketched, Step, TensorSource, is_functional
+from padiff.records import LOOP, ROOT, SIDES, Both, Layer, Sketched, Step, TensorSource, is_functional
 from padiff.sketches.sketch import Sketch
 
 #: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
@@ -16,6 +18,8 @@ Values = Callable[[str, str], "np.ndarray | Sketch | None"]
 
 # From which confidence on a pair needs no further proof.
 _SURE = 0.8
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,12 @@ class Seen:
         return cls(order, outputs, values if weights else None)
 
 
+#: Of models that were not run.
+NOTHING_SEEN = Both(Seen(), Seen())
+
+
 @dataclass(frozen=True, slots=True)
-class LayerPair:
+class LayerPair(Both[Layer]):
     """Two layers that answer to each other.
 
     Attributes:
@@ -66,8 +74,6 @@ class LayerPair:
         alternatives: paths of the candidate's layers that would have fitted nearly as well.
     """
 
-    reference: Layer
-    candidate: Layer
     reason: str
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
@@ -79,11 +85,9 @@ class LayerPair:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitPair:
+class SplitPair(Both[tuple[Layer, ...]]):
     """A layer of one side that answers to several of the other, in the order of its parts."""
 
-    reference: tuple[Layer, ...]
-    candidate: tuple[Layer, ...]
     reason: str
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
@@ -171,11 +175,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterPair:
+class ParameterPair(Both[tuple[Part, ...]]):
     """Parameters, or rows of them, that hold the same. Several on a side are added up (two biases of an LSTM)."""
 
-    reference: tuple[Part, ...]
-    candidate: tuple[Part, ...]
+
+def unzipped(pairs: Iterable[Both[_T]]) -> Both[list[_T]]:
+    """Of many pairs, what stands on either side."""
+    pairs = list(pairs)
+    return Both([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,27 +232,21 @@ class Alignment:
     cut_elsewhere: frozenset[tuple[str, str]] = frozenset()
     differ_inside: frozenset[tuple[str, str]] = frozenset()
 
-    def layers(self, side: int) -> Iterator[Layer]:
-        """All layers of the reference (0) or the candidate (1)."""
-        yield from (pair.candidate if side else pair.reference for pair in self.pairs)
-        yield from self.candidate_only if side else self.reference_only
-        for split in self.splits:
-            yield from split.candidate if side else split.reference
+    @property
+    def layers(self) -> Both[list[Layer]]:
+        """All layers of either side."""
+        paired, split = unzipped(self.pairs), unzipped(self.splits)
+        return Both(
+            [*paired.reference, *self.reference_only, *chain(*split.reference)],
+            [*paired.candidate, *self.candidate_only, *chain(*split.candidate)],
+        )
 
-    def surplus(self, side: int) -> tuple[str, ...]:
-        """The outermost layers of one side that hold parameters none of which has a partner."""
-        left = self.candidate_parameters if side else self.reference_parameters
-        gone = {site.rpartition("/")[0] for site in left}
-        layers = sorted(self.layers(side), key=lambda layer: layer.path)
-        covered = {part.layer for pair in self.parameters for part in (pair.candidate if side else pair.reference)}
-        whole = [
-            layer.path
-            for layer in layers
-            if layer.path in gone or any(path.startswith(f"{layer.path}.") for path in gone)
-            if not any(path == layer.path or path.startswith(f"{layer.path}.") for path in covered)
-            if layer.path != ROOT
-        ]
-        return tuple(path for path in whole if not any(path.startswith(f"{above}.") for above in whole))
+    @property
+    def surplus(self) -> Both[tuple[str, ...]]:
+        """The outermost layers of either side that hold parameters none of which has a partner."""
+        covered = unzipped(self.parameters).map(lambda side: {part.layer for part in chain(*side)})
+        left = Both(self.reference_parameters, self.candidate_parameters)
+        return Both(*(_surplus(*side) for side in zip(self.layers, left, covered)))
 
     def __str__(self) -> str:
         lines = [repr(self)[1:-1]]
@@ -256,7 +257,7 @@ class Alignment:
         ]
         if len(self.pairs) > _SHOWN:
             lines.append(f"  ... and {len(self.pairs) - _SHOWN} more pairs")
-        for side, layers in (("reference", self.reference_only), ("candidate", self.candidate_only)):
+        for side, layers in zip(SIDES, (self.reference_only, self.candidate_only)):
             if layers:
                 more = f", and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
                 lines.append(f"{side} only: {', '.join(layer.path for layer in layers[:_SHOWN])}{more}")
@@ -282,3 +283,15 @@ class Alignment:
     def ambiguous(self) -> tuple[LayerPair, ...]:
         """The pairs that another partner would fit nearly as well."""
         return tuple(pair for pair in self.pairs if pair.ambiguous)
+
+
+def _surplus(layers: Iterable[Layer], left: Iterable[str], covered: Collection[str]) -> tuple[str, ...]:
+    gone = {site.rpartition("/")[0] for site in left}
+    whole = [
+        layer.path
+        for layer in sorted(layers, key=lambda layer: layer.path)
+        if layer.path in gone or any(path.startswith(f"{layer.path}.") for path in gone)
+        if not any(path == layer.path or path.startswith(f"{layer.path}.") for path in covered)
+        if layer.path != ROOT
+    ]
+    return tuple(path for path in whole if not any(path.startswith(f"{above}.") for above in whole))

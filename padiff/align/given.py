@@ -2,65 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from padiff.align.alignment import unzipped
 from padiff.align.matching.units import inside
 from padiff.errors import UsageError
-from padiff.model.layer_map import LayerMap, Side
+from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
-from padiff.records import Layer, RunInfo
-
-_SIDES = ("reference", "candidate")
+from padiff.records import SIDES, Both, Layer, RunInfo
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Both[tuple[str, ...]]):
     """An entry of a map: paths of either side; none of a side means that the other answers to nothing."""
-
-    reference: tuple[str, ...]
-    candidate: tuple[str, ...]
 
     @property
     def one_to_one(self) -> bool:
         return len(self.reference) == len(self.candidate) == 1
 
 
-def entries(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[Entry]:
+def entries(infos: Both[RunInfo], layer_map: LayerMap) -> list[Entry]:
     """The given entries, and besides them the runs' own ``layer_map`` lists, which answer to each other in order.
 
     Raises:
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
     """
-    lists = (reference.layer_map, candidate.layer_map)
-    if len(lists[0]) != len(lists[1]):
+    lists = infos.map(lambda info: info.layer_map)
+    if len(lists.reference) != len(lists.candidate):
         raise UsageError(
             f"the layer maps that the two runs were recorded with answer to each other in order, but the "
-            f"reference's has {len(lists[0])} layers and the candidate's {len(lists[1])}"
+            f"reference's has {len(lists.reference)} layers and the candidate's {len(lists.candidate)}"
         )
-    given = _named(layer_map, reference, candidate)
-    recorded = _named(zip(*lists, strict=True), reference, candidate)
-    taken = {path for entry in given for path in entry.reference}, {path for entry in given for path in entry.candidate}
-    return given + [e for e in recorded if not taken[0] & set(e.reference) and not taken[1] & set(e.candidate)]
+    given = _named(infos, layer_map)
+    recorded = _named(infos, LayerMap(zip(*lists)))
+    taken = unzipped(given).map(lambda side: set(chain(*side)))
+    return given + [entry for entry in recorded if not any(map(set.intersection, taken, entry))]
 
 
-def _named(pairs: Iterable[tuple[Side, Side]], reference: RunInfo, candidate: RunInfo) -> list[Entry]:
+def _named(infos: Both[RunInfo], layer_map: LayerMap) -> list[Entry]:
     """The pairs as entries, every alias replaced by the layer's own path."""
-    sides: list[list[tuple[str, ...]]] = []
-    pairs = list(pairs)
-    for index, info in enumerate((reference, candidate)):
+    pairs = layer_map.named()
+    columns = []
+    for number, (side, info) in enumerate(zip(SIDES, infos)):
         names = {path: layer.path for layer in info.layers for path in (layer.path, *layer.aliases)}
         seen: set[str] = set()
-        column = []
-        for pair in pairs:
-            item = pair[index]
-            paths = () if item is None else item if isinstance(item, tuple) else (item,)
-            for path in paths:
-                _check(path, names, seen, _SIDES[index])
-                seen.add(names[path])
-            column.append(tuple(names[path] for path in paths))
-        sides.append(column)
-    return [Entry(a, b) for a, b in zip(*sides)]
+        column = [pair[number] for pair in pairs]
+        for path in chain(*column):
+            _check(path, names, seen, side)
+            seen.add(names[path])
+        columns.append([tuple(names[path] for path in paths) for paths in column])
+    return [Entry(*paths) for paths in zip(*columns)]
 
 
 def _check(path: object, names: dict[str, str], seen: Collection[str], side: str) -> None:

@@ -14,7 +14,7 @@ from padiff.compare import Tolerance
 from padiff.errors import UsageError
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
-from padiff.records import ROOT
+from padiff.records import ROOT, Both
 from padiff.weights.live import LiveModel, frameworks_name
 from padiff.weights.special_init import ruled, special_init
 
@@ -128,7 +128,8 @@ def _settings(sides: tuple[Side, ...], call: Said) -> Settings:
             )
     pairs = LayerMap.resolve(call.layer_map, base.live.nodes, raw.live.nodes)
     # The map's pairs and those of the proxies' own lists, then those that only a rule pairs.
-    given = [(e.reference[0], e.candidate[0]) for e in entries(base.live.info, raw.live.info, pairs) if e.one_to_one]
+    both = entries(Both(base.live.info, raw.live.info), pairs)
+    given = [(entry.reference[0], entry.candidate[0]) for entry in both if entry.one_to_one]
     by_rule = _ruled(base, raw, pairs)
     besides = tuple(pair for pair in by_rule if pair not in given)
     mapped = [pair for pair in (*given, *besides) if ROOT not in pair]

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from padiff.align import Alignment, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, Seen, align
 from padiff.auto.settings import Settings
 from padiff.errors import UsageError
+from padiff.records import Both
 from padiff.weights.assign import AssignError, Carried, carry_over
 from padiff.weights.trial import Inputs, run_once
 
@@ -45,7 +46,7 @@ def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Ali
         reference: Any,
         candidate: Any,
         layer_map: Any = None,
-        seen: tuple[Seen, Seen] = (Seen(), Seen()),
+        seen: Both[Seen] = NOTHING_SEEN,
         choices: Mapping[str, str] | None = None,
     ) -> Alignment:
         nonlocal otherwise
@@ -101,17 +102,17 @@ def unlooked(settings: Settings, alignment: Alignment) -> list[Unlooked]:
     return found
 
 
-def seen_of(settings: Settings, carried: Carried | None) -> tuple[Seen, Seen]:
+def seen_of(settings: Settings, carried: Carried | None) -> Both[Seen]:
     """What running both models shows; nothing where they don't run in eval mode."""
-    if carried is not None and carried.seen[0].order:
+    if carried is not None and carried.seen.reference.order:
         return carried.seen
     with suppress(UsageError):
         base, raw = (
             run_once(side.live, given)
             for side, given in zip((settings.base, settings.raw), _inputs(settings), strict=True)
         )
-        return Seen.of(base), Seen.of(raw)
-    return Seen(), Seen()
+        return Both(base, raw).map(Seen.of)
+    return NOTHING_SEEN
 
 
 def _inputs(settings: Settings) -> tuple[Inputs, Inputs]:

@@ -61,7 +61,7 @@ class _Built:
     """Which layers of two models are built differently though they hold the same parameters."""
 
     def __init__(self, alignment: Alignment) -> None:
-        layers = [sorted(alignment.layers(k), key=lambda layer: layer.path) for k in (0, 1)]
+        layers = [sorted(side, key=lambda layer: layer.path) for side in alignment.layers]
         self._kinds = [Counter(equivalents.kind(x) for x in side if _is_plain(x)) for side in layers]
         self._inside = [_leaves_inside(side) for side in layers]
 

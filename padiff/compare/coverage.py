@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
-from padiff.align import Alignment, LayerPair
+from padiff.align import Alignment, LayerPair, Part, unzipped
 from padiff.align.matching.units import homes_of
 from padiff.compare.diagnose.causes import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
@@ -91,7 +92,10 @@ class Tally:
             called: paths of the layers that each run was seen to call.
         """
         counts = self._counts
-        alone = [_paths(layers, containers=False) for layers in (alignment.reference_only, alignment.candidate_only)]
+        unpaired = alignment.reference_only, alignment.candidate_only
+        paired = zip(alignment.layers, unzipped(alignment.parameters))
+        uncovered = [_uncovered(layers, parts, left) for (layers, parts), left in zip(paired, unpaired)]
+        alone = [_paths(layers, containers=False) for layers in unpaired]
         return Coverage(
             compared=counts["compared"],
             missing=counts["missing"],
@@ -103,8 +107,8 @@ class Tally:
             candidate_containers=_paths(alignment.candidate_only, containers=True),
             reference_parts=tuple(path for path in alone[0] if path in self._compared[0]),
             candidate_parts=tuple(path for path in alone[1] if path in self._compared[1]),
-            reference_parameters=_uncovered(alignment, 0),
-            candidate_parameters=_uncovered(alignment, 1),
+            reference_parameters=uncovered[0],
+            candidate_parameters=uncovered[1],
             reference_sites=tuple(sorted(self._sites[0])),
             candidate_sites=tuple(sorted(self._sites[1])),
             uncalled=_uncalled(infos, called),
@@ -153,18 +157,14 @@ def _only_holds(layer: Layer) -> bool:
     return layer.children > 0
 
 
-def _uncovered(alignment: Alignment, side: int) -> tuple[str, ...]:
+def _uncovered(layers: Sequence[Layer], parts: Iterable[Sequence[Part]], unpaired: Iterable[Layer]) -> tuple[str, ...]:
     """Parameters that answer to none, and the buffers of layers that do."""
-    homes = homes_of(alignment.layers(side))
-    covered = {
-        homes.get((part.layer, part.slot), (part.layer, part.slot))
-        for pair in alignment.parameters
-        for part in (pair.candidate if side else pair.reference)
-    }
-    alone = {layer.path for layer in (alignment.candidate_only if side else alignment.reference_only)}
+    homes = homes_of(layers)
+    covered = {homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts)}
+    alone = {layer.path for layer in unpaired}
     return tuple(
         f"{layer.path}/{p.slot}"
-        for layer in alignment.layers(side)
+        for layer in layers
         if layer.recorded
         for p in layer.parameters
         if p.slot not in ONE_SIDED and not p.tied_to and not stands_for_none(layer, p)

@@ -29,7 +29,7 @@ from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import ranks_told
 from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
-from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
+from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Both, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
 
 # Seconds between two looks at how much of a step is measured.
 _TICK = 0.2
@@ -150,7 +150,7 @@ class RunComparison:
         if self._alignment is None:
             if self._workers is not None:
                 self._workers.start(references[0])  # they import while this process aligns
-            seen = Seen.of(references[0]), Seen.of(candidates[0])
+            seen = Both(Seen.of(references[0]), Seen.of(candidates[0]))
             infos = self.reference.info, self.candidate.info
             self._alignment = settled(lambda choices: self._aligned(*infos, self._map, seen, choices=choices), seen)
         for called, steps in zip(self._called, (references, candidates)):

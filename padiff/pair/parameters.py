@@ -107,7 +107,7 @@ class _Side:
 
 def pair_parameters(left: Index, right: Index, alignment: Alignment) -> Found:
     """Take the records of parameters that answer to each other out of two indexes, paired."""
-    sides = _Side(left, alignment.layers(0)), _Side(right, alignment.layers(1))
+    sides = _Side(left, alignment.layers.reference), _Side(right, alignment.layers.candidate)
     pairs: Found = []
     for parameters in alignment.parameters:
         for stage in PARAMETER_STAGES:

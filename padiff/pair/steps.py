@@ -158,8 +158,8 @@ def _buffers(alignment: Alignment) -> set[tuple[int, str, str]]:
     """Side, layer and slot of all buffers: what only one model keeps may be missing on the other."""
     return {
         (k, layer.path, p.slot)
-        for k in (0, 1)
-        for layer in alignment.layers(k)
+        for k, layers in enumerate(alignment.layers)
+        for layer in layers
         for p in layer.parameters
         if p.role == "buffer"
     }
@@ -172,8 +172,8 @@ def _apart(alignment: Alignment) -> set[tuple[int, str]]:
         return set()
     return {
         (k, layer.path)
-        for k in (0, 1)
-        for layer in alignment.layers(k)
+        for k, layers in enumerate(alignment.layers)
+        for layer in layers
         if any(layer.path == path or inside(layer.path, path) for path in above[k])
     }
 

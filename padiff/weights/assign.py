@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from padiff.align import Alignment, ParameterPair, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, ParameterPair, Seen, align
 from padiff.errors import UsageError
 from padiff.model.layer_map import LayerMap
 from padiff.model.tree_text import tree_text
-from padiff.records import Step
+from padiff.records import Both, Step
 from padiff.weights.arguments import understand
 from padiff.weights.live import LiveModel
 from padiff.weights.plan import NoPlanError, Plan, planned
@@ -41,7 +41,7 @@ class Carried:
     proof: Proof | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    seen: tuple[Seen, Seen] = (Seen(), Seen())
+    seen: Both[Seen] = NOTHING_SEEN
     plan: Plan = field(default_factory=Plan)
     models: tuple[str, str] = ("", "")
 
@@ -185,7 +185,7 @@ class _Transfer:
         self._base, self._raw, self._plan, self._restore = base, raw, plan, restore
         self._models = (f"{base.framework.name} {base.info.name}", f"{raw.framework.name} {raw.info.name}")
         self._align, self._inputs = aligned, inputs
-        self._seen = (Seen(), Seen())
+        self._seen = NOTHING_SEEN
         self._base_step: Step | None = None
         self._tried: list[tuple[ParameterPair, ...]] = []
         self._written = False
@@ -196,7 +196,7 @@ class _Transfer:
             return Carried(alignment, plan=self._write(alignment), models=self._models)
         # What runs when tells more than any definition; outputs then prove the whole.
         self._base_step = run_once(self._base, self._inputs[0])
-        self._seen = Seen.of(self._base_step), Seen.of(run_once(self._raw, self._inputs[1]))
+        self._seen = Both(self._base_step, run_once(self._raw, self._inputs[1])).map(Seen.of)
         best: Carried | None = None
         for without in _TRUST:
             best = self._better(best, without, {})

@@ -257,8 +257,7 @@ class _Planning:
                 f"the base layer has nothing for the raw layer's {_told(left[1], False)}", back[places[1]], places[1]
             )
         sides = []
-        for k, (name, rest) in enumerate(zip(("base", "raw"), left)):
-            whole = self._alignment.surplus(k)
+        for name, rest, whole in zip(("base", "raw"), left, self._alignment.surplus):
             where = f"{', '.join(whole[:4])}{' and more' if len(whole) > 4 else ''}: " if whole else ""
             if rest:
                 sides.append(f"the {name} model's {where}{_told(rest, True)}")

@@ -7,14 +7,14 @@ import pytest
 from padiff import LayerMap
 from padiff.align import Seen, align
 from padiff.errors import UsageError
-from padiff.records import ROOT, Layer, RunInfo
+from padiff.records import ROOT, Both, Layer, RunInfo
 
 from .making import info, linear, norm, parameter, plain, root
 
 
 def found(reference: RunInfo, candidate: RunInfo, layer_map=None, called=((), ())) -> dict[str, str]:
-    seen = [Seen(order={path: k for k, path in enumerate(paths)}) for paths in called]
-    pairs = align(reference, candidate, layer_map, (seen[0], seen[1])).pairs
+    seen = Both(*called).map(lambda paths: Seen(order={path: k for k, path in enumerate(paths)}))
+    pairs = align(reference, candidate, layer_map, seen).pairs
     return {p.reference.path: p.candidate.path for p in pairs}
 
 

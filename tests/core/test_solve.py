@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from padiff.align.matching import solve
 from padiff.align.matching.evidence import Item, Scores
 from padiff.align.matching.solve import CLOSE, Choice, assign
+from padiff.records import Both
 
 
 def items(count):
@@ -22,11 +23,11 @@ def assigned(matrix):
     """Assign by a given matrix of scores; rows and columns are found by the items' places."""
     matrix = np.asarray(matrix, float)
 
-    def score(ours, theirs):
-        rows, columns = ([x.defined for x in side] for side in (ours, theirs))
+    def score(sides):
+        rows, columns = ([x.defined for x in side] for side in sides)
         return Scores(matrix[np.ix_(rows, columns)], {})
 
-    return assign(items(matrix.shape[0]), items(matrix.shape[1]), score)
+    return assign(Both(*map(items, matrix.shape)), score)
 
 
 def ways(matrix):
@@ -53,10 +54,10 @@ each = pytest.mark.parametrize("matrix", matrices(), ids=lambda m: "x".join(map(
 def test_the_sum_is_the_largest_of_all(matrix):
     chosen = assigned(matrix)
     assert len(chosen) == min(matrix.shape)
-    assert len({c.ours for c in chosen}) == len({c.theirs for c in chosen}) == len(chosen)
+    assert len({c.reference for c in chosen}) == len({c.candidate for c in chosen}) == len(chosen)
     best = max(total for _, total in ways(matrix))
     assert sum(c.score for c in chosen) == pytest.approx(best)
-    assert all(c.score == pytest.approx(matrix[c.ours, c.theirs]) for c in chosen)
+    assert all(c.score == pytest.approx(matrix[c.reference, c.candidate]) for c in chosen)
 
 
 @each
@@ -64,7 +65,7 @@ def test_forbidding_a_pair_costs_no_more_than_its_margin(matrix):
     """The margin looks at swaps of two; a longer chain of moves may come cheaper, never dearer."""
     for choice in assigned(matrix):
         best = max(total for _, total in ways(matrix))
-        others = [total for pairs, total in ways(matrix) if (choice.ours, choice.theirs) not in pairs]
+        others = [total for pairs, total in ways(matrix) if (choice.reference, choice.candidate) not in pairs]
         cost = best - max(others, default=-math.inf)
         assert cost <= choice.margin + 1e-9
         if min(matrix.shape) <= 2 and max(matrix.shape) <= 2:
@@ -74,10 +75,10 @@ def test_forbidding_a_pair_costs_no_more_than_its_margin(matrix):
 @each
 def test_rivals_are_those_whose_swap_costs_little(matrix):
     chosen = assigned(matrix)
-    partner = {c.ours: c.theirs for c in chosen}
+    partner = {c.reference: c.candidate for c in chosen}
     free = set(range(matrix.shape[1])) - set(partner.values())
     for choice in chosen:
-        i, j = choice.ours, choice.theirs
+        i, j = choice.reference, choice.candidate
         swaps = {
             other: matrix[i, j] + matrix[k, other] - matrix[i, other] - matrix[k, j]
             for k, other in partner.items()
@@ -96,7 +97,7 @@ def test_one_against_one_has_no_other_way():
 
 
 def test_nothing_is_paired_with_nothing():
-    assert assign([], items(2), None) == assign(items(2), [], None) == []
+    assert assign(Both([], items(2)), None) == assign(Both(items(2), []), None) == []
 
 
 def test_equal_scores_have_no_margin_and_little_confidence():
@@ -118,7 +119,7 @@ def test_large_groups_are_solved_in_pieces_that_give_the_same(sizes, monkeypatch
     apart = np.abs(np.arange(sizes[0])[:, None] - np.arange(sizes[1])[None])
     matrix = -apart.astype(float)
     monkeypatch.setattr(solve, "_PIECE", 7)
-    found = {(c.ours, c.theirs) for c in assigned(matrix)}
+    found = {(c.reference, c.candidate) for c in assigned(matrix)}
     assert found == {(k, k) for k in range(min(sizes))}
 
 

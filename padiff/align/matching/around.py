@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from padiff.align.alignment import Seen
 from padiff.align.matching.units import inside
 from padiff.model import equivalents
-from padiff.records import Layer
+from padiff.records import Both, Layer
 
 #: Path of a layer to its partner and the reason.
 Matched = dict[str, tuple[Layer, str]]
@@ -26,22 +26,21 @@ class Tree:
     region: Mapping[str, int]
 
 
-def pair_plain(ours: Tree, theirs: Tree, matched: Matched) -> None:
+def pair_plain(trees: Both[Tree], matched: Matched) -> None:
     """Pair leaves without parameters that follow the same layer, in order, by kind.
 
     What a leaf follows is told by the order of execution where both models were run, else by that of definition.
     """
     partner_of = {path: layer.path for path, (layer, _) in matched.items()}
-    ran = bool(ours.seen.order and theirs.seen.order)
+    called = trees.map(lambda tree: tree.seen.order)
+    ran = all(called)
     if ran:
         # torch's attention, say, uses its output projection without calling it: nothing follows that.
-        called = ours.seen.order.keys(), theirs.seen.order.keys()
-        partner_of = {a: b for a, b in partner_of.items() if a in called[0] and b in called[1]}
-    mine = _followers(ours, set(partner_of), ran)
-    other = _followers(theirs, set(partner_of.values()), ran)
-    for (region, before), leaves in mine.items():
-        key = region, partner_of.get(before, before)
-        for a, b in _in_order(leaves, other.get(key, [])):
+        partner_of = {a: b for a, b in partner_of.items() if a in called.reference and b in called.candidate}
+    followers = _followers(trees.reference, set(partner_of), ran)
+    others = _followers(trees.candidate, set(partner_of.values()), ran)
+    for (region, before), leaves in followers.items():
+        for a, b in _in_order(leaves, others.get((region, partner_of.get(before, before)), [])):
             matched[a.path] = (b, "execution" if ran else "order")
 
 
@@ -63,14 +62,12 @@ def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[in
     return found
 
 
-def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+def _in_order(reference: Sequence[Layer], candidate: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
     """Needleman and Wunsch's global alignment of a few leaves, with no cost for a gap."""
-    if not ours or not theirs:
-        return []
-    rows, columns = len(ours), len(theirs)
+    rows, columns = len(reference), len(candidate)
     if rows * columns > 1_000_000:  # nothing but activations, thousands of them
-        return [(a, b) for a, b in zip(ours, theirs) if _alike(a, b)]
-    alike = [[_alike(a, b) for b in theirs] for a in ours]
+        return [(a, b) for a, b in zip(reference, candidate) if _alike(a, b)]
+    alike = [[_alike(a, b) for b in candidate] for a in reference]
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
     for i in range(rows - 1, -1, -1):
         for j in range(columns - 1, -1, -1):
@@ -79,7 +76,7 @@ def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Laye
     pairs, i, j = [], 0, 0
     while i < rows and j < columns:
         if alike[i][j] and best[i][j] == alike[i][j] + best[i + 1][j + 1]:
-            pairs.append((ours[i], theirs[j]))
+            pairs.append((reference[i], candidate[j]))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
             i += 1
@@ -88,41 +85,35 @@ def _in_order(ours: Sequence[Layer], theirs: Sequence[Layer]) -> list[tuple[Laye
     return pairs
 
 
-def _alike(ours: Layer, theirs: Layer) -> int:
-    kinds = equivalents.kind(ours), equivalents.kind(theirs)
-    names = [layer.path.rpartition(".")[2] for layer in (ours, theirs)]
+def _alike(reference: Layer, candidate: Layer) -> int:
+    kinds = equivalents.kind(reference), equivalents.kind(candidate)
+    same_name = reference.path.rpartition(".")[2] == candidate.path.rpartition(".")[2]
     if kinds[0] == kinds[1]:
-        return 5 if names[0] == names[1] else 4
+        return 5 if same_name else 4
     # Two activations at one place, of which one is wrong, are to be shown there.
-    return 2 if names[0] == names[1] or equivalents.same_family(*kinds) else 0
+    return 2 if same_name or equivalents.same_family(*kinds) else 0
 
 
-def pair_containers(
-    ours: Tree,
-    theirs: Tree,
-    held: tuple[Mapping[str, Collection[int]], Mapping[str, Collection[int]]],
-    matched: Matched,
-) -> None:
+def pair_containers(trees: Both[Tree], held: Both[dict[str, set[int]]], matched: Matched) -> None:
     """Pair layers that hold the same. Wrappers around the same contents are paired from the outside in.
 
     Args:
         held: what the layers themselves hold, as numbers that both sides share.
     """
-    partner_of = {path: layer.path for path, (layer, _) in matched.items()}
-    shared = {path: -1 - k for k, path in enumerate(partner_of)}
-    back = {partner: shared[path] for path, partner in partner_of.items()}
-    mine = _by_contents(ours, held[0], shared)
-    other = _by_contents(theirs, held[1], back)
-    for contents, chain in mine.items():
-        for a, b in zip(_prefer(chain, ours.seen), _prefer(other.get(contents, []), theirs.seen)):
+    shared: Both[dict[str, int]] = Both({}, {})
+    for number, (path, (layer, _)) in enumerate(matched.items()):
+        shared.reference[path] = shared.candidate[layer.path] = -1 - number
+    contents = Both(*(_by_contents(*side) for side in zip(trees, held, shared)))
+    for numbers, chain in contents.reference.items():
+        for a, b in zip(chain, contents.candidate.get(numbers, [])):
             if _may_be_one(a, b):
                 matched[a.path] = (b, "contents")
 
 
-def _may_be_one(ours: Layer, theirs: Layer) -> bool:
+def _may_be_one(reference: Layer, candidate: Layer) -> bool:
     """A layer that is one matrix and a container of its parts hold the same, but do not give out the same."""
-    return bool(ours.children) == bool(theirs.children) or any(
-        equivalents.is_composite(equivalents.kind(layer)) for layer in (ours, theirs)
+    return bool(reference.children) == bool(candidate.children) or any(
+        equivalents.is_composite(equivalents.kind(layer)) for layer in (reference, candidate)
     )
 
 
@@ -151,4 +142,4 @@ def _by_contents(
     for layer in tree.layers:
         if layer.path not in paired and layer.path not in tree.skipped and contents[layer.path]:
             grouped.setdefault(frozenset(contents[layer.path]), []).append(layer)
-    return grouped
+    return {numbers: _prefer(chain, tree.seen) for numbers, chain in grouped.items()}

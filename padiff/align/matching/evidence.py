@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from padiff.align.matching import names
 from padiff.align.matching.units import Signature
 from padiff.model import equivalents
+from padiff.records import Both
+
+V = TypeVar("V")
+K = TypeVar("K", bound=Hashable)
 
 #: Kinds of evidence; each can be switched off, to see what it is worth.
 KINDS_OF_EVIDENCE = ("names", "kinds", "order", "execution", "values", "containers")
@@ -30,6 +34,8 @@ _MOST = 0.8
 #: Signatures with their counts, and the number of all.
 Bag = tuple[frozenset[tuple[Signature, int]], int]
 NOTHING: Bag = (frozenset(), 0)
+#: What the paths of either side have in common, where they have nothing.
+NO_PREFIXES = Both("", "")
 
 
 @dataclass(eq=False)
@@ -82,13 +88,12 @@ class Scores:
 
 
 def scores(
-    ours: Sequence[Item],
-    theirs: Sequence[Item],
-    inner: tuple[str, str] = ("", ""),
+    items: Both[list[Item]],
+    inner: Both[str] = NO_PREFIXES,
     without: Collection[str] = (),
     linked: names.Linked = frozenset(),
 ) -> Scores:
-    """How well each of ours and each of theirs go together, shapes being equal already.
+    """How well each of the reference's items and each of the candidate's go together, shapes being equal already.
 
     Args:
         inner: prefix (with its dot) of each side that the paths have in common; the words after it count.
@@ -97,71 +102,85 @@ def scores(
     """
     parts: dict[str, np.ndarray] = {}
     if "names" not in without:
-        parts["names"] = _by_names(ours, theirs, inner, linked)
+        parts["names"] = _by_names(items, inner, linked)
     if "kinds" not in without:
-        parts["kind"] = _by_class([item.kind for item in ours], [item.kind for item in theirs], _same_kind)
-        if ours[0].bag is not None:
-            bags = [[x.bag or NOTHING for x in side] for side in (ours, theirs)]
-            parts["contents"] = _CONTENTS * _by_class(bags[0], bags[1], _overlap)
+        parts["kind"] = _by_class(_each(items, lambda x: x.kind), _same_kind)
+        if items.reference[0].bag is not None:
+            parts["contents"] = _CONTENTS * _by_class(_each(items, lambda x: x.bag or NOTHING), _overlap)
     if "containers" not in without:
-        around = [_telling([x.around for x in side]) for side in (ours, theirs)]
-        parts["surroundings"] = _AROUND * _by_class(around[0], around[1], _overlap)
+        around = _each(items, lambda x: x.around).map(_telling)
+        parts["surroundings"] = _AROUND * _by_class(around, _overlap)
+    defined = _each(items, lambda x: x.defined)
     if "order" not in without:
-        told = [None, None] if "names" in without else [_told_order(x, p) for x, p in zip((ours, theirs), inner)]
+        told = Both(None, None) if "names" in without else _told_orders(items, inner)
         if any(told):
-            sides = [t or [x.defined for x in side] for t, side in zip(told, (ours, theirs))]
             # Numbers on one side alone are set against the other's order of definition.
             what = "numbers in the names" if all(told) else "numbers on one side"
-            parts[what] = (_NUMBERED if all(told) else 2 * _DEFINED) * _near(sides[0], sides[1])
-        parts["order of definition"] = _DEFINED * _near([x.defined for x in ours], [x.defined for x in theirs])
-    ran = [[x.ran for x in side] for side in (ours, theirs)]
+            places = Both(told.reference or defined.reference, told.candidate or defined.candidate)
+            parts[what] = (_NUMBERED if all(told) else 2 * _DEFINED) * _near(places)
+        parts["order of definition"] = _DEFINED * _near(defined)
     if "execution" not in without:
-        if all(r is not None for side in ran for r in side):
-            parts["order of execution"] = _RAN * _near(*ran)  # type: ignore[arg-type]
-        parts["output shape"] = _by_class([x.output for x in ours], [x.output for x in theirs], _same_output)
+        ran = _ran(items)
+        if ran is not None:
+            parts["order of execution"] = _RAN * _near(ran)
+        parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     if "values" not in without:
-        parts["values"] = _by_values(ours, theirs)
-    total = sum(parts.values(), np.zeros((len(ours), len(theirs))))
+        parts["values"] = _by_class(_each(items, lambda x: x.values), _same_values)
+    total = sum(parts.values(), np.zeros((len(items.reference), len(items.candidate))))
     return Scores(total, parts)
 
 
-def _by_names(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, str], linked: names.Linked) -> np.ndarray:
-    read = [[names.read(x.path, x.path[len(p) :]) for x in side] for side, p in zip((ours, theirs), inner)]
-    # Numbers are no matter here, so that a thousand blocks are read as one.
-    # Words that all of a side have in common tell nothing apart.
-    common = [frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset() for side in read]
-    keys = [[(name.roles, name.words - c or name.words) for name in side] for side, c in zip(read, common)]
-    matrix = _by_class(keys[0], keys[1], lambda a, b: _same_names(a, b, linked))
-    tails = [[x.path[len(p) :] for x in side] for side, p in zip((ours, theirs), inner)]
-    place = {tail: j for j, tail in enumerate(tails[1])}
-    for i, tail in enumerate(tails[0]):
+def _each(items: Both[list[Item]], of: Callable[[Item], V]) -> Both[list[V]]:
+    return items.map(lambda side: [of(item) for item in side])
+
+
+def _ran(items: Both[list[Item]]) -> Both[list[int]] | None:
+    """The order of execution; `None` where it is not known of all."""
+    ran = items.map(lambda side: [item.ran for item in side if item.ran is not None])
+    return ran if ran.map(len) == items.map(len) else None
+
+
+def _by_names(items: Both[list[Item]], inner: Both[str], linked: names.Linked) -> np.ndarray:
+    tails = Both(*([x.path[len(prefix) :] for x in side] for side, prefix in zip(items, inner)))
+    keys = Both(*(_names([names.read(x.path, tail) for x, tail in zip(*side)]) for side in zip(items, tails)))
+    matrix = _by_class(keys, lambda a, b: _same_names(a, b, linked))
+    place = {tail: j for j, tail in enumerate(tails.candidate)}
+    for i, tail in enumerate(tails.reference):
         if tail in place:
             matrix[i, place[tail]] += _SAME_PATH
     return matrix
 
 
-def _same_names(ours: names.Said, theirs: names.Said, linked: names.Linked) -> float:
-    agree, contradict, common = names.agreement(ours, theirs, linked)
+def _names(side: Sequence[names.Name]) -> list[names.Said]:
+    """What is compared of the names of one side."""
+    # Numbers are no matter here, so that a thousand blocks are read as one.
+    # Words that all of a side have in common tell nothing apart.
+    common = frozenset.intersection(*(name.words for name in side)) if len(side) > 1 else frozenset()
+    return [(name.roles, name.words - common or name.words) for name in side]
+
+
+def _same_names(reference: names.Said, candidate: names.Said, linked: names.Linked) -> float:
+    agree, contradict, common = names.agreement(reference, candidate, linked)
     if contradict:
         return _CONTRADICTION
     return _ROLE * min(agree, 2) + _WORDS * common
 
 
-def _same_kind(ours: str, theirs: str) -> float:
-    if not ours or not theirs:
+def _same_kind(reference: str, candidate: str) -> float:
+    if not reference or not candidate:
         return 0.0
-    if ours == theirs:
+    if reference == candidate:
         return _KIND
-    group = equivalents.group_of_kinds(ours), equivalents.group_of_kinds(theirs)
+    group = equivalents.group_of_kinds(reference), equivalents.group_of_kinds(candidate)
     if group[0] and group[1]:
         return _RELATED_KIND if group[0] == group[1] else _OTHER_KIND
     return 0.0
 
 
-def _same_output(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None) -> float:
-    if ours is None or theirs is None:
+def _same_output(reference: tuple[int, ...] | None, candidate: tuple[int, ...] | None) -> float:
+    if reference is None or candidate is None:
         return 0.0
-    return _OUTPUT if ours == theirs else -_OUTPUT
+    return _OUTPUT if reference == candidate else -_OUTPUT
 
 
 def _telling(bags: Sequence[Bag]) -> list[Bag]:
@@ -180,43 +199,39 @@ def _telling(bags: Sequence[Bag]) -> list[Bag]:
     return [left[bag] for bag in bags]
 
 
-def _overlap(ours: Bag, theirs: Bag) -> float:
+def _overlap(reference: Bag, candidate: Bag) -> float:
     """The share of signatures that two layers have in common, 0 to 1."""
-    mine, other = dict(ours[0]), dict(theirs[0])
-    shared = sum(min(count, other.get(signature, 0)) for signature, count in mine.items())
-    return 2 * shared / max(ours[1] + theirs[1], 1)
+    counts = dict(candidate[0])
+    shared = sum(min(count, counts.get(signature, 0)) for signature, count in reference[0])
+    return 2 * shared / max(reference[1] + candidate[1], 1)
 
 
-def _by_values(ours: Sequence[Item], theirs: Sequence[Item]) -> np.ndarray:
-    def shared(a: frozenset[int], b: frozenset[int]) -> float:
-        if not a or not b:
-            return 0.0
-        share = len(a & b) / max(len(a), len(b))
-        return _VALUES * share if share else _OTHER_VALUES
-
-    return _by_class([x.values for x in ours], [x.values for x in theirs], shared)
+def _same_values(reference: frozenset[int], candidate: frozenset[int]) -> float:
+    if not reference or not candidate:
+        return 0.0
+    share = len(reference & candidate) / max(len(reference), len(candidate))
+    return _VALUES * share if share else _OTHER_VALUES
 
 
-def line_up(ours: Sequence[Item], theirs: Sequence[Item], inner: tuple[str, str]) -> tuple[list[int], list[int]]:
+def line_up(items: Both[list[Item]], inner: Both[str]) -> Both[list[int]]:
     """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition."""
-    keys: list[list[list[Hashable]]] = [
-        [[next(iter(x.values)) if len(x.values) == 1 else None for x in side] for side in (ours, theirs)],
-        [[x.path[len(p) :] for x in side] for side, p in zip((ours, theirs), inner)],
+    sizes = items.map(len)
+    keys: list[Both[list[Any]]] = [
+        _each(items, lambda x: next(iter(x.values)) if len(x.values) == 1 else None),
+        Both(*([x.path[len(prefix) :] for x in side] for side, prefix in zip(items, inner))),
     ]
-    for mine, other in keys:
-        place = {key: k for k, key in enumerate(mine) if key is not None}
-        found = [place.get(key) for key in other]
-        if sum(where is not None for where in found) >= _MOST * max(len(ours), len(theirs)):
-            last = float(len(mine))
-            return list(range(len(ours))), sorted(range(len(theirs)), key=lambda k: _or(found[k], last))
-    ran = [[x.ran for x in side] for side in (ours, theirs)]
-    told = [_told_order(side, prefix) for side, prefix in zip((ours, theirs), inner)]
-    places: list[list[int]] = [[x.defined for x in side] for side in (ours, theirs)]
-    if all(place is not None for side in ran for place in side):
-        places = ran  # type: ignore[assignment]
-    elif told[0] is not None and told[1] is not None:
-        places = [told[0], told[1]]
-    return _sorted(places[0]), _sorted(places[1])
+    for key in keys:
+        place = {value: k for k, value in enumerate(key.reference) if value is not None}
+        found = [place.get(value) for value in key.candidate]
+        if sum(where is not None for where in found) >= _MOST * max(sizes):
+            last = float(sizes.reference)
+            order = sorted(range(sizes.candidate), key=lambda k: _or(found[k], last))
+            return Both(list(range(sizes.reference)), order)
+    told = _told_orders(items, inner)
+    places = _ran(items)
+    if places is None and told.reference is not None and told.candidate is not None:
+        places = Both(told.reference, told.candidate)
+    return (places or _each(items, lambda x: x.defined)).map(_sorted)
 
 
 def _or(place: int | None, last: float) -> float:
@@ -226,6 +241,10 @@ def _or(place: int | None, last: float) -> float:
 def _sorted(places: Sequence[int]) -> list[int]:
     order: list[int] = np.argsort(np.asarray(places), kind="stable").tolist()
     return order
+
+
+def _told_orders(items: Both[list[Item]], inner: Both[str]) -> Both[list[int] | None]:
+    return Both(*(_told_order(side, prefix) for side, prefix in zip(items, inner)))
 
 
 def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:
@@ -254,25 +273,21 @@ def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:
     return [told[k] for k in range(len(side))]
 
 
-def _near(ours: Sequence[int], theirs: Sequence[int]) -> np.ndarray:
+def _near(places: Both[list[int]]) -> np.ndarray:
     """1 for things at the same place in two orders, less the farther apart; counted from the nearer end."""
-    ranks = [np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable") for side in (ours, theirs)]
-    ahead = np.abs(ranks[0][:, None] - ranks[1][None])
-    if len(ours) == len(theirs):
+    ranks = places.map(lambda side: np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable"))
+    ahead = np.abs(ranks.reference[:, None] - ranks.candidate[None])
+    if ranks.reference.size == ranks.candidate.size:
         return np.asarray(1.0 / (1.0 + ahead))
-    behind = np.abs((len(ours) - ranks[0])[:, None] - (len(theirs) - ranks[1])[None])
+    from_end = ranks.map(lambda side: side.size - side)
+    behind = np.abs(from_end.reference[:, None] - from_end.candidate[None])
     # Where one has more, what is left over is rather at the end.
     return np.asarray(np.maximum(1.0 / (1.0 + ahead), 0.9 / (1.0 + behind)))
 
 
-K = TypeVar("K", bound=Hashable)
-
-
-def _by_class(ours: Sequence[K], theirs: Sequence[K], alike: Callable[[K, K], float]) -> np.ndarray:
+def _by_class(keys: Both[list[K]], alike: Callable[[K, K], float]) -> np.ndarray:
     """A matrix of a function of two keys, worked out once for each pair of distinct keys."""
-    distinct = [list(dict.fromkeys(side)) for side in (ours, theirs)]
-    table = np.array([[alike(a, b) for b in distinct[1]] for a in distinct[0]], dtype=float)
-    where = [{key: k for k, key in enumerate(keys)} for keys in distinct]
-    rows = np.array([where[0][key] for key in ours])
-    columns = np.array([where[1][key] for key in theirs])
-    return np.asarray(table[np.ix_(rows, columns)])
+    distinct = keys.map(lambda side: {key: k for k, key in enumerate(dict.fromkeys(side))})
+    table = np.array([[alike(a, b) for b in distinct.candidate] for a in distinct.reference], dtype=float)
+    where = [np.array([place[key] for key in side]) for side, place in zip(keys, distinct)]
+    return np.asarray(table[np.ix_(*where)])

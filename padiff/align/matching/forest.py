@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from padiff.align.matching.units import Signature, Unit, inside
+from padiff.align.matching.units import Signature, Unit, grouped, inside
 from padiff.records import ROOT, Layer
 
 
@@ -55,9 +55,7 @@ class Node:
 
 def forest(layers: Sequence[Layer], units: Iterable[Unit]) -> list[Node]:
     """The trees of these layers (depth first, in order of definition; not all of a model's need be there)."""
-    owned: dict[str, list[Unit]] = {}
-    for unit in units:
-        owned.setdefault(unit.path, []).append(unit)
+    owned = grouped(units, lambda unit: unit.path)
     roots: list[Node] = []
     above: list[Node] = []
     for layer in layers:

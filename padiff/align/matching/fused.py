@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from padiff.align.matching import names
-from padiff.align.matching.units import Unit
+from padiff.align.matching.units import Unit, grouped
 from padiff.model import equivalents
 
 # Roles of the parts, in the order in which libraries put them below each other.
@@ -134,26 +134,25 @@ def _cousins(units: Sequence[Unit]) -> list[list[Unit]]:
 
 def _families_by_number(units: Sequence[Unit]) -> list[list[Unit]]:
     """Units whose names have the same numbers: ``q.3``, ``k.3`` and ``v.3`` of lists by kind."""
-    return _families(units, lambda unit: re.findall(r"\d+", unit.name))
+    return _families(units, lambda unit: tuple(re.findall(r"\d+", unit.name)))
 
 
-def _families(units: Sequence[Unit], key: Callable[[Unit], Any]) -> list[list[Unit]]:
-    families: dict[str, list[Unit]] = {}
-    for unit in units:
-        families.setdefault(str(key(unit)), []).append(unit)
-    return [family for family in families.values() if len(family) > 1]
+def _families(units: Sequence[Unit], key: Callable[[Unit], Hashable]) -> list[list[Unit]]:
+    return [family for family in grouped(units, key).values() if len(family) > 1]
 
 
 def _named(family: Sequence[Unit], rows: int) -> Bundle | None:
     for kind, pattern in _PATTERNS:
-        by_role: dict[str, list[Unit]] = {}
-        for unit in family:
-            by_role.setdefault(names.role(unit.name, kind), []).append(unit)
+        by_role = grouped(family, partial(_role, kind))
         if all(by_role.get(role) for role in pattern):
             parts = tuple(by_role[role][0] for role in pattern)
             if sum(unit.matrix[0] for unit in parts) == rows:
                 return Bundle(parts, True, _ROLES.get(pattern, ""))
     return None
+
+
+def _role(kind: str, unit: Unit) -> str:
+    return names.role(unit.name, kind)
 
 
 def _consecutive(family: Sequence[Unit], rows: int) -> Bundle | None:
@@ -178,4 +177,4 @@ def _one_bias_of_two(unit: Unit, whole: Unit) -> bool:
 
 
 def _comes_last(unit: Unit) -> bool:
-    return any(names.role(unit.name, kind) == role for kind, role in _LAST)
+    return any(_role(kind, unit) == role for kind, role in _LAST)

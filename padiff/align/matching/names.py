@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from padiff.records import Both
+
 # Where a name may begin, and wrappers that may follow the telling word.
 _START = r"(?:^|[._])"
 _END = r"(?:[._](?:linear|proj|dense|conv|fc|layer|weight|\d+))?$"
@@ -216,39 +218,41 @@ Said = tuple[frozenset[tuple[str, str]], frozenset[str]]
 Linked = frozenset[tuple[str, str]]
 
 
-def agreement(ours: Said, theirs: Said, linked: Linked = frozenset()) -> tuple[int, int, float]:
+def agreement(reference: Said, candidate: Said, linked: Linked = frozenset()) -> tuple[int, int, float]:
     """How many roles agree, how many contradict each other, and the share of common words, 0 to 1."""
-    mine, other = dict(ours[0]), dict(theirs[0])
+    other = dict(candidate[0])
     agree = contradict = 0
-    for family in mine.keys() & other.keys():
-        if mine[family] == other[family]:
+    for family, value in reference[0]:
+        if family in other and value == other[family]:
             agree += 1
-        elif frozenset((mine[family], other[family])) not in _COMPATIBLE:
+        elif family in other and frozenset((value, other[family])) not in _COMPATIBLE:
             contradict += 1
-    total = len(ours[1]) + len(theirs[1])
-    shared = len(ours[1] & theirs[1])
-    rest = [ours[1] - theirs[1], theirs[1] - ours[1]]
+    total = len(reference[1]) + len(candidate[1])
+    shared = len(reference[1] & candidate[1])
+    rest = candidate[1] - reference[1]
     # doc and document, step and steps
-    shared += sum(any(_begins(word, other) or (word, other) in linked for other in rest[1]) for word in rest[0])
+    shared += sum(
+        any(_begins(word, other) or (word, other) in linked for other in rest) for word in reference[1] - candidate[1]
+    )
     return agree, contradict, 2 * shared / total if total else 0.0
 
 
-def vocabulary(paths: Iterable[tuple[str, str]]) -> Linked:
+def vocabulary(paths: Iterable[Both[str]]) -> Linked:
     """Words that two authors use for the same, learnt from the paths of sure pairs.
 
     Two words are linked where each is found nearly only where the other is.
     """
-    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    counts: Both[Counter[str]] = Both(Counter(), Counter())
     together: Counter[tuple[str, str]] = Counter()
-    for ours, theirs in set(paths):
-        words = [read(path, path).words for path in (ours, theirs)]
-        for k in (0, 1):
-            counts[k].update(words[k])
-        together.update((a, b) for a in words[0] for b in words[1])
+    for pair in set(paths):
+        words = pair.map(lambda path: read(path, path).words)
+        for count, side in zip(counts, words):
+            count.update(side)
+        together.update((a, b) for a in words.reference for b in words.candidate)
     return frozenset(
         (a, b)
         for (a, b), n in together.items()
-        if a != b and n > 1 and n >= _LINKED * (counts[0][a] + counts[1][b] - n)
+        if a != b and n > 1 and n >= _LINKED * (counts.reference[a] + counts.candidate[b] - n)
     )
 
 

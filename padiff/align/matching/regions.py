@@ -10,15 +10,16 @@ its square, and a layer of one block can't be taken for one of another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from itertools import chain
 
-from padiff.align.matching.evidence import scores
 from padiff.align.matching.forest import Node, opened
 from padiff.align.matching.names import Linked
-from padiff.align.matching.pool import Pool, common_prefixes
+from padiff.align.matching.pool import Pool
 from padiff.align.matching.sides import Matches, Side
-from padiff.align.matching.solve import TOO_CLOSE, assign
+from padiff.align.matching.solve import TOO_CLOSE
 from padiff.align.matching.units import Unit
+from padiff.records import Both
 
 # Containers of one size are only taken for each other where at least so much of what they hold fits.
 _ENOUGH = 0.5
@@ -27,78 +28,60 @@ _ENOUGH = 0.5
 class Regions:
     """Pairs the units of two models."""
 
-    def __init__(self, sides: tuple[Side, Side], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
-        self._sides, self._linked = sides, linked
+    def __init__(self, sides: Both[Side], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
+        self._sides = sides
         self._without = without
         self.matches = Matches()
         self._pool = Pool(sides, without, linked, self.matches)
 
-    def run(
-        self,
-        ours: Sequence[Node],
-        theirs: Sequence[Node],
-        own: tuple[Sequence[Unit], Sequence[Unit]] = ((), ()),
-    ) -> tuple[list[Unit], list[Unit]]:
+    def run(self, nodes: Both[list[Node]], own: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair all that is in two forests, and units that lie open beside them; what is left over."""
-        return self._pool.pair_loosely(*self._region(ours, theirs, own))
+        return self._pool.pair_loosely(self._region(nodes, own))
 
-    def _region(
-        self,
-        ours: Sequence[Node],
-        theirs: Sequence[Node],
-        own: tuple[Sequence[Unit], Sequence[Unit]] = ((), ()),
-    ) -> tuple[list[Unit], list[Unit]]:
+    def _region(self, nodes: Both[list[Node]], own: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair what is in two forests, and units that lie open beside them."""
-        pools = list(own[0]), list(own[1])
+        pools: Both[list[Unit]] = own.map(list)
         if "containers" in self._without:
-            for pool, nodes in zip(pools, (ours, theirs)):
-                pool.extend(unit for node in nodes for unit in node.below())
-            return self._pool.pair(*pools)
-        waiting: tuple[dict[int, list[Node]], dict[int, list[Node]]] = (defaultdict(list), defaultdict(list))
-        for k, nodes in enumerate((ours, theirs)):
-            for node in nodes:
-                _lay_open(node, waiting[k], pools[k])
-        while waiting[0] or waiting[1]:
-            size = max([*waiting[0], *waiting[1]])
-            here = waiting[0].pop(size, []), waiting[1].pop(size, [])
-            rest = self._containers(here[0], here[1], pools)
-            for k in (0, 1):
-                for node in rest[k]:
-                    pools[k].extend(node.units)
+            for pool, side in zip(pools, nodes):
+                pool.extend(unit for node in side for unit in node.below())
+            return self._pool.pair(pools)
+        waiting: Both[dict[int, list[Node]]] = Both(defaultdict(list), defaultdict(list))
+        for side, heap, pool in zip(nodes, waiting, pools):
+            for node in side:
+                _lay_open(node, heap, pool)
+        while any(waiting):
+            size = max(chain(*waiting))
+            here = Both(*(heap.pop(size, []) for heap in waiting))
+            for side, heap, pool in zip(self._containers(here, pools), waiting, pools):
+                for node in side:
+                    pool.extend(node.units)
                     for child in node.children:
-                        _lay_open(child, waiting[k], pools[k])
-        return self._pool.pair(*pools)
+                        _lay_open(child, heap, pool)
+        return self._pool.pair(pools)
 
-    def _containers(
-        self, ours: list[Node], theirs: list[Node], pools: tuple[list[Unit], list[Unit]]
-    ) -> tuple[list[Node], list[Node]]:
+    def _containers(self, nodes: Both[list[Node]], pools: Both[list[Unit]]) -> Both[list[Node]]:
         """Pair containers of one size, and what is inside of them; the ones that found none."""
-        if not ours or not theirs:
-            return ours, theirs
-        items = [[side.container(node) for node in nodes] for side, nodes in zip(self._sides, (ours, theirs))]
-        inner = common_prefixes(items)
-        chosen = assign(items[0], items[1], lambda a, b: scores(a, b, inner, self._without, self._linked), inner)
-        paired: tuple[set[int], set[int]] = (set(), set())
-        for choice in chosen:
-            a, b = ours[choice.ours], theirs[choice.theirs]
+        if not all(nodes):
+            return nodes
+        items = Both(*([side.container(node) for node in group] for side, group in zip(self._sides, nodes)))
+        paired: Both[set[Node]] = Both(set(), set())
+        for choice in self._pool.assigned(items):
+            a, b = nodes.reference[choice.reference], nodes.candidate[choice.candidate]
             if choice.margin < TOO_CLOSE or not _may_hold_the_same(a, b):
                 continue
             before = len(self.matches)
-            left = self._region(a.children, b.children, (a.units, b.units))
-            covered = sum(unit.size for match in self.matches.since(before) for unit in match.ours)
+            left = self._region(Both(a.children, b.children), Both(a.units, b.units))
+            covered = sum(unit.size for match in self.matches.since(before) for unit in match.reference)
             if covered < _ENOUGH * a.size:
                 self.matches.take_back(before)
                 continue
             # A layer is no surer than the container that it is in.
             self.matches.cap(before, choice.confidence)
-            for k in (0, 1):
-                pools[k].extend(left[k])
-            paired[0].add(choice.ours)
-            paired[1].add(choice.theirs)
-        return (
-            [node for k, node in enumerate(ours) if k not in paired[0]],
-            [node for k, node in enumerate(theirs) if k not in paired[1]],
-        )
+            for pool, units in zip(pools, left):
+                pool.extend(units)
+            paired.reference.add(a)
+            paired.candidate.add(b)
+        return Both(*([node for node in side if node not in done] for side, done in zip(nodes, paired)))
 
 
 def _lay_open(node: Node, waiting: dict[int, list[Node]], pool: list[Unit]) -> None:
@@ -109,10 +92,10 @@ def _lay_open(node: Node, waiting: dict[int, list[Node]], pool: list[Unit]) -> N
         pool.extend(node.below())
 
 
-def _may_hold_the_same(ours: Node, theirs: Node) -> bool:
+def _may_hold_the_same(reference: Node, candidate: Node) -> bool:
     """Whether two containers of one size may hold the same, fused or not."""
-    if ours.bag == theirs.bag:
+    if reference.bag == candidate.bag:
         return True
-    shared = (ours.bag & theirs.bag).total()
+    shared = (reference.bag & candidate.bag).total()
     # What is fused differs in number; what is not has to be there.
-    return shared > 0 or min(ours.bag.total(), theirs.bag.total()) <= 4
+    return shared > 0 or min(reference.bag.total(), candidate.bag.total()) <= 4

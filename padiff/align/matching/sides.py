@@ -9,14 +9,13 @@ from padiff.align.alignment import Seen
 from padiff.align.matching.evidence import NOTHING, Bag, Item
 from padiff.align.matching.forest import Node
 from padiff.align.matching.units import Unit
+from padiff.records import Both
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(Both[tuple[Unit, ...]]):
     """Units that answer to each other: one to one, or one to the several that are its parts, in their order."""
 
-    ours: tuple[Unit, ...]
-    theirs: tuple[Unit, ...]
     confidence: float
     reason: str
     evidence: tuple[str, ...] = ()
@@ -32,7 +31,7 @@ class Matches:
 
     def __init__(self) -> None:
         self._found: list[Match] = []
-        self._done: tuple[set[Unit], set[Unit]] = (set(), set())
+        self._done: Both[set[Unit]] = Both(set(), set())
 
     def __iter__(self) -> Iterator[Match]:
         return iter(self._found)
@@ -42,8 +41,8 @@ class Matches:
 
     def add(self, match: Match) -> None:
         self._found.append(match)
-        self._done[0].update(match.ours)
-        self._done[1].update(match.theirs)
+        for done, units in zip(self._done, match):
+            done.update(units)
 
     def since(self, length: int) -> Sequence[Match]:
         return self._found[length:]
@@ -58,13 +57,13 @@ class Matches:
     def take_back(self, length: int) -> None:
         """Forget all matches but the first so many."""
         for match in self._found[length:]:
-            self._done[0].difference_update(match.ours)
-            self._done[1].difference_update(match.theirs)
+            for done, units in zip(self._done, match):
+                done.difference_update(units)
         del self._found[length:]
 
-    def left_of(self, ours: Sequence[Unit], theirs: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
+    def left_of(self, units: Both[list[Unit]]) -> Both[list[Unit]]:
         """The units that have no partner yet."""
-        return [u for u in ours if u not in self._done[0]], [u for u in theirs if u not in self._done[1]]
+        return Both(*([unit for unit in side if unit not in done] for side, done in zip(units, self._done)))
 
 
 @dataclass

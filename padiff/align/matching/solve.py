@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from padiff.align.matching.evidence import Item, Scores, line_up
+from padiff.align.matching.evidence import NO_PREFIXES, Item, Scores, line_up
+from padiff.records import Both
 
 # Above so many on a side, the assignment is solved piece by piece, along the best common order: its cost grows with
 # the third power.
@@ -24,21 +26,19 @@ TOO_CLOSE = 0.15
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Both[int]):
     """A pair of the best assignment.
 
     Attributes:
-        ours, theirs: positions in the two groups.
+        reference, candidate: positions in the two groups.
         margin: by how much the score falls if two pairs swap partners, or this one takes a free partner, at the least;
             infinite without another way.
-        rivals: positions of theirs that come closest.
+        rivals: positions of the candidate's that come closest.
         score: the pair's own.
         reasons: what spoke for it.
         decided: what spoke most for it against the closest rival; empty without one.
     """
 
-    ours: int
-    theirs: int
     margin: float
     rivals: tuple[int, ...]
     score: float
@@ -53,10 +53,9 @@ class Choice:
 
 
 def assign(
-    ours: Sequence[Item],
-    theirs: Sequence[Item],
-    score: Callable[[Sequence[Item], Sequence[Item]], Scores],
-    inner: tuple[str, str] = ("", ""),
+    items: Both[list[Item]],
+    score: Callable[[Both[list[Item]]], Scores],
+    inner: Both[str] = NO_PREFIXES,
 ) -> list[Choice]:
     """Pair two groups of like things so that the sum of the scores is largest.
 
@@ -66,23 +65,21 @@ def assign(
     Args:
         inner: prefixes that the paths of either side have in common.
     """
-    if not ours or not theirs:
+    sizes = items.map(len)
+    if not all(sizes):
         return []
-    largest = max(len(ours), len(theirs))
+    largest = max(sizes)
     if largest <= 2 * _PIECE:
-        return _assign(range(len(ours)), range(len(theirs)), ours, theirs, score)
+        return _assign(sizes.map(lambda size: list(range(size))), items, score)
     pieces = math.ceil(largest / _PIECE)
+    last = largest if sizes.reference == sizes.candidate else math.ceil(largest / pieces) * pieces
+    cuts = [last * k // pieces for k in range(pieces + 1)]
     found: list[Choice] = []
-    orders = line_up(ours, theirs, inner)
-    if len(ours) == len(theirs):
-        cuts = [[len(order) * k // pieces for k in range(pieces + 1)] for order in orders]
-    else:
-        step = math.ceil(largest / pieces)
-        cuts = [[min(step * k, len(order)) for k in range(pieces + 1)] for order in orders]
-    for k in range(pieces):
-        mine, other = (order[cut[k] : cut[k + 1]] for order, cut in zip(orders, cuts))
-        if mine and other:
-            found += _assign(mine, other, ours, theirs, score)
+    orders = line_up(items, inner)
+    for start, stop in pairwise(cuts):
+        chosen = Both(*(order[start:stop] for order in orders))
+        if all(chosen):
+            found += _assign(chosen, items, score)
     return found
 
 
@@ -103,13 +100,9 @@ def _best(total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _assign(
-    mine: Sequence[int],
-    other: Sequence[int],
-    ours: Sequence[Item],
-    theirs: Sequence[Item],
-    score: Callable[[Sequence[Item], Sequence[Item]], Scores],
+    chosen: Both[list[int]], items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores]
 ) -> list[Choice]:
-    found = score([ours[i] for i in mine], [theirs[j] for j in other])
+    found = score(Both(*([side[k] for k in places] for side, places in zip(items, chosen))))
     total = found.total
     rows, columns = _best(total)
     swapped = total[np.ix_(rows, columns)]
@@ -122,12 +115,22 @@ def _assign(
         margin = float(loss[k].min()) if len(rows) > 1 else math.inf
         closest = int(loss[k].argmin()) if len(rows) > 1 else k
         decided = found.decided((i, j), (int(rows[closest]), int(columns[closest])))
-        rivals = [other[columns[r]] for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
+        rivals = [columns[r] for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
         if free[1]:
             spare = own[k] - total[i, free[1]]
             margin = min(margin, float(spare.min()))
-            rivals += [other[free[1][r]] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
+            rivals += [free[1][r] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
         if free[0]:
             margin = min(margin, float((own[k] - total[free[0], j]).min()))
-        choices.append(Choice(mine[i], other[j], margin, tuple(rivals), float(own[k]), found.reasons(i, j), decided))
+        choices.append(
+            Choice(
+                chosen.reference[i],
+                chosen.candidate[j],
+                margin,
+                tuple(chosen.candidate[r] for r in rivals),
+                float(own[k]),
+                found.reasons(i, j),
+                decided,
+            )
+        )
     return choices

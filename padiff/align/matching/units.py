@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from padiff.model import equivalents
-from padiff.records import ROOT, Layer, Parameter
+from padiff.records import ROOT, Both, Layer, Parameter
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
@@ -17,6 +18,8 @@ Shape = tuple[int, ...]
 #: How much speaks for a layout of a parameter of a class.
 Votes = Counter[tuple[tuple[str, str], str]]
 Signature = tuple[tuple[str, Shape], ...]
+_T = TypeVar("_T")
+_K = TypeVar("_K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,14 @@ def homes_of(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str]]:
     }
 
 
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """The items of each key, in the order in which the keys are met."""
+    groups: dict[_K, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def containers_of(path: str) -> list[str]:
     """Paths of all layers that a path is below of, outermost first."""
     parts = path.split(".")
@@ -131,22 +142,22 @@ def seen(shape: Shape, layout: str) -> Shape:
     return shape[::-1] if layout == "in_out" and len(shape) == 2 else shape
 
 
-def settled(ours: Sequence[Unit], theirs: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
+def settled(units: Both[list[Unit]]) -> Both[list[Unit]]:
     """Units with the layout of matrices of the user's own classes found out, where the other side's shapes tell.
 
     What the oblong matrices of a class say holds for its square ones too. Where nothing tells, the layout stays ``?``.
     """
-    sides = [list(ours), list(theirs)]
-    shapes = [Counter(unit.matrix for unit in side) for side in sides]
-    result: list[list[Unit]] = []
-    for side, other in zip(sides, reversed(shapes)):
-        votes: Votes = Counter()
-        for unit in side:
-            if unit.layout == "?" and unit.matrix[0] != unit.matrix[1]:
-                for layout in ("out_in", "in_out"):
-                    votes[_made(unit), layout] += _fits(seen(unit.matrix, layout), other)
-        result.append([_settle(unit, votes) for unit in side])
-    return result[0], result[1]
+    shapes = units.map(lambda side: Counter(unit.matrix for unit in side))
+    return Both(*(_settled(*side) for side in zip(units, shapes.swapped())))
+
+
+def _settled(units: Sequence[Unit], others: Counter[Shape]) -> list[Unit]:
+    votes: Votes = Counter()
+    for unit in units:
+        if unit.layout == "?" and unit.matrix[0] != unit.matrix[1]:
+            for layout in ("out_in", "in_out"):
+                votes[_made(unit), layout] += _fits(seen(unit.matrix, layout), others)
+    return [_settle(unit, votes) for unit in units]
 
 
 def _settle(unit: Unit, votes: Votes) -> Unit:

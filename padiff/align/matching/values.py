@@ -8,6 +8,7 @@ import numpy as np
 
 from padiff.align.alignment import Values
 from padiff.align.matching.units import Unit
+from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 
 #: Sum, sum of squares, least and largest.
@@ -20,36 +21,32 @@ _CHUNK = 1 << 13
 _MOST = 0.5
 
 
-def same_values(
-    ours: Sequence[Unit], theirs: Sequence[Unit], values: tuple[Values | None, Values | None]
-) -> tuple[dict[Unit, int], dict[Unit, int]]:
+def same_values(units: Both[list[Unit]], values: Both[Values | None]) -> Both[dict[Unit, int]]:
     """For units whose weights are no constants, a number that is the same where the values are the same.
 
     Both are empty where less than half of the weights are found on the other side: the models start from different
     ones, and values say nothing.
     """
-    if values[0] is None or values[1] is None:
-        return {}, {}
-    prints = [_prints(side, read) for side, read in ((ours, values[0]), (theirs, values[1]))]
+    nothing: Both[dict[Unit, int]] = Both({}, {})
+    prints = Both(*(_prints(side, read) if read is not None else {} for side, read in zip(units, values)))
     if not all(prints):
-        return {}, {}
-    known = sorted((fingerprint, unit.defined, unit) for unit, fingerprint in prints[0].items())
+        return nothing
+    known = sorted((fingerprint, unit.defined, unit) for unit, fingerprint in prints.reference.items())
     table = np.array([fingerprint for fingerprint, _, _ in known])
-    numbers: dict[Unit, int] = {}
+    numbers: Both[dict[Unit, int]] = Both({}, {})
     for k, (_, _, unit) in enumerate(known):
-        numbers[unit] = numbers[known[k - 1][2]] if k and _equal(table[k : k + 1], table[k - 1]).all() else k
-    other: dict[Unit, int] = {}
+        again = k and _equal(table[k : k + 1], table[k - 1]).all()
+        numbers.reference[unit] = numbers.reference[known[k - 1][2]] if again else k
     found = 0
-    for number, (unit, fingerprint) in enumerate(prints[1].items()):
+    for number, (unit, fingerprint) in enumerate(prints.candidate.items()):
         # Sorted by the sum: only near neighbours can be equal.
         slack = 1e-3 * fingerprint[1] ** 0.5 + 1e-12
         low, high = np.searchsorted(table[:, 0], [fingerprint[0] - slack, fingerprint[0] + slack])
         equal = np.flatnonzero(_equal(table[low:high], np.array(fingerprint)))
         found += bool(equal.size)
-        other[unit] = numbers[known[low + equal[0]][2]] if equal.size else len(known) + number
-    if found < _MOST * min(len(prints[0]), len(prints[1])):
-        return {}, {}
-    return numbers, other
+        number = numbers.reference[known[low + equal[0]][2]] if equal.size else len(known) + number
+        numbers.candidate[unit] = number
+    return numbers if found >= _MOST * min(prints.map(len)) else nothing
 
 
 def _prints(units: Sequence[Unit], values: Values) -> dict[Unit, _Print]:

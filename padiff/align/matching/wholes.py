@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from padiff.align.alignment import ParameterPair
 from padiff.align.matching.units import inside
 from padiff.model import equivalents
-from padiff.records import ROOT, RunInfo
+from padiff.records import ROOT, Both, RunInfo
 
 #: Paths of the layers at and below a pair's layer whose parameters the run has, and of those whose it has not.
 _Held = tuple[frozenset[str], frozenset[str]]
 
 
 def differing(
-    infos: tuple[RunInfo, RunInfo],
-    paired: Collection[tuple[str, str]],
+    infos: Both[RunInfo],
+    paired: Collection[Both[str]],
     parameters: Sequence[ParameterPair],
-    left: tuple[Iterable[str], Iterable[str]],
+    left: Both[tuple[str, ...]],
 ) -> frozenset[tuple[str, str]]:
     """Pairs of mapped layers that do not hold the same parameters, or hold them where only one of the runs looked.
 
@@ -30,14 +30,14 @@ def differing(
         left: ``layer/slot`` of those that answer to none, of either side.
     """
     found = []
-    alone = [{site.rpartition("/")[0] for site in sites} for sites in left]
-    for pair in zip(infos[0].layer_map, infos[1].layer_map):
+    alone = left.map(lambda sites: {site.rpartition("/")[0] for site in sites})
+    for pair in map(Both, *infos.map(lambda info: info.layer_map)):
         # Two models as wholes answer to each other in any case, and are compared inside.
         if pair not in paired or ROOT in pair:
             continue
-        held = _held(infos[0], pair[0]), _held(infos[1], pair[1])
+        held = Both(*(_held(info, path) for info, path in zip(infos, pair)))
         if any(side & seen for side, (seen, _) in zip(alone, held)) or any(_unlike(p, held) for p in parameters):
-            found.append(pair)
+            found.append((pair.reference, pair.candidate))
     return frozenset(found)
 
 
@@ -49,9 +49,9 @@ def _held(info: RunInfo, path: str) -> _Held:
     return seen, frozenset(layer.path for layer in within) - seen
 
 
-def _unlike(pair: ParameterPair, held: tuple[_Held, _Held]) -> bool:
+def _unlike(pair: ParameterPair, held: Both[_Held]) -> bool:
     """Whether parameters of the two layers have other shapes, or only one run has them."""
-    seen = [any(part.layer in side[0] for part in parts) for side, parts in zip(held, (pair.reference, pair.candidate))]
+    seen = [any(part.layer in side for part in parts) for (side, _), parts in zip(held, pair)]
     if not any(seen):
         return False
     if not all(seen):

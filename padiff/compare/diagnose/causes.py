@@ -14,7 +14,7 @@ from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
-from padiff.records import LOOP, Both, Diff, FirstDiff, Kind, Pair, Problem, Run, RunInfo, is_functional
+from padiff.records import LOOP, SIDES, Both, Diff, FirstDiff, Kind, Pair, Problem, Run, RunInfo, is_functional
 
 # Relative spread below which a ratio of two tensors counts as one constant.
 _CONSTANT = 1e-3
@@ -106,10 +106,9 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
     """Layers with parameters that ran on one side, and that the other side has not."""
     ran = [d.pair.anchor.layer for d in step if d.pair.stage == "forward" and not d.compared]
     told = []
-    for side, name in enumerate(("reference", "candidate")):
-        more = [p for p in alignment.surplus(side) if any(r == p or r.startswith(f"{p}.") for r in ran)]
+    for name, other, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):
+        more = [p for p in surplus if any(r == p or r.startswith(f"{p}.") for r in ran)]
         if more:
-            other = "candidate" if side == 0 else "reference"
             rest = f" and {len(more) - 3} more" if len(more) > 3 else ""
             told.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
     return "; ".join(told)
