@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from padiff.align import Alignment, LayerPair, SplitPair
-from padiff.records import Layer
+from padiff.records import Both, Layer
 
 
 def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
@@ -54,19 +54,18 @@ def _pair(pair: LayerPair) -> list[str]:
 
 
 def _splits(alignment: Alignment) -> Iterator[list[str]]:
-    paired = {pair.reference.path for pair in alignment.pairs}, {pair.candidate.path for pair in alignment.pairs}
+    paired = Both({p.reference.path for p in alignment.pairs}, {p.candidate.path for p in alignment.pairs})
     for split in alignment.splits:
+        sides = paired.zip(Both(split.reference, split.candidate))
         # What a pair's own insides hold is found again from the pair.
-        if not any(
-            layer.path in paired[k] for k, side in enumerate((split.reference, split.candidate)) for layer in side
-        ):
+        if not any(layer.path in paths for paths, layers in sides for layer in layers):
             yield [_line(_entry(split), f"{_types(split)}, by {split.reason}: {', '.join(split.evidence)}")]
 
 
 def _entry(split: SplitPair) -> dict[str, Any]:
     sides = [[layer.path for layer in side] for side in (split.reference, split.candidate)]
-    paths = [side[0] if len(side) == 1 else side for side in sides]
-    return {"reference": paths[0], "candidate": paths[1], "confidence": round(split.confidence, 2)}
+    reference, candidate = (side[0] if len(side) == 1 else side for side in sides)
+    return {"reference": reference, "candidate": candidate, "confidence": round(split.confidence, 2)}
 
 
 def _types(split: SplitPair) -> str:
