@@ -11,11 +11,10 @@ from padiff.dump import open_run
 from padiff.dump.format import ALONE
 from padiff.errors import UsageError
 from padiff.model.selection import nearest
-from padiff.records import STAGES, Report, Run
+from padiff.records import Both, Report, Run
 
 #: What a ``cfg`` may say, and what holds where it does not.
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}
-
 
 #: Where a dump is, or a run in memory.
 _Dump = str | Path | Run
@@ -48,7 +47,7 @@ def check_report(
         NothingToCompareError: the dumps have nothing of this kind in common.
     """
     stages = ("input", "forward", "loss", "backward")
-    return _check("check_report", (report_path_0, report_path_1), paths, cfg, stages)
+    return _check("check_report", Both(report_path_0, report_path_1), paths, cfg, stages)
 
 
 def check_params(
@@ -58,7 +57,7 @@ def check_params(
     **paths: _Dump,
 ) -> Report:
     """Compare weights, gradients and updates of two dumps; else as `check_report`."""
-    return _check("check_params", (param_path_0, param_path_1), paths, cfg, ("weight", "grad", "update"))
+    return _check("check_params", Both(param_path_0, param_path_1), paths, cfg, ("weight", "grad", "update"))
 
 
 def check_weights(
@@ -68,7 +67,7 @@ def check_weights(
     **paths: _Dump,
 ) -> Report:
     """Compare parameters and buffers of two dumps; else as `check_report`."""
-    return _check("check_weights", (weight_path_0, weight_path_1), paths, cfg, ("weight",))
+    return _check("check_weights", Both(weight_path_0, weight_path_1), paths, cfg, ("weight",))
 
 
 def check_grads(
@@ -78,7 +77,7 @@ def check_grads(
     **paths: _Dump,
 ) -> Report:
     """Compare the gradients that the optimizers consumed, of two dumps; else as `check_report`."""
-    return _check("check_grads", (grad_path_0, grad_path_1), paths, cfg, ("grad",))
+    return _check("check_grads", Both(grad_path_0, grad_path_1), paths, cfg, ("grad",))
 
 
 def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
@@ -93,32 +92,32 @@ def tolerance_of(cfg: Mapping[str, Any] | None) -> Tolerance:
 
 def _check(
     what: str,
-    given: tuple[_Dump | None, _Dump | None],
+    given: Both[_Dump | None],
     named: Mapping[str, _Dump],
     cfg: Mapping[str, Any] | None,
     stages: Collection[str],
 ) -> Report:
-    assert set(stages) <= set(STAGES)
     tolerance = tolerance_of(cfg)
-    paths = _paths(what, given, named)
-    runs = [_opened(path, stages) if isinstance(path, (str, Path)) else path for path in paths]
-    return compare_runs(runs[0], runs[1], policy=tolerance, stages=stages)
+    dumps = _dumps(what, given, named)
+    runs = dumps.map(lambda dump: _opened(dump, stages) if isinstance(dump, (str, Path)) else dump)
+    return compare_runs(runs.reference, runs.candidate, policy=tolerance, stages=stages)
 
 
-def _paths(what: str, given: tuple[_Dump | None, _Dump | None], named: Mapping[str, _Dump]) -> list[_Dump]:
+def _dumps(what: str, given: Both[_Dump | None], named: Mapping[str, _Dump]) -> Both[_Dump]:
     """The two dumps, by the function's own names or by another's."""
-    known = {f"{kind}_path_{k}": k for kind in _KINDS for k in (0, 1)}
-    found: list[_Dump | None] = list(given)
+    known = {f"{kind}_path_{number}": number for kind in _KINDS for number in (0, 1)}
+    found = list(given)
     for name, path in named.items():
         if name not in known:
             raise UsageError(f"{what}: unknown argument {name!r}. {nearest(name, [*known, 'cfg'])}")
-        if found[known[name]] is not None:
-            raise UsageError(f"{what}: two paths for dump {known[name]}: {found[known[name]]} and {path} ({name})")
-        found[known[name]] = path
-    missing = [k for k in (0, 1) if found[k] is None]
-    if missing:
-        raise UsageError(f"{what} needs two dumps, report_path_0 and report_path_1; number {missing[0]} is missing")
-    return [path for path in found if path is not None]
+        number = known[name]
+        if found[number] is not None:
+            raise UsageError(f"{what}: two paths for dump {number}: {found[number]} and {path} ({name})")
+        found[number] = path
+    for number, dump in enumerate(found):
+        if dump is None:
+            raise UsageError(f"{what} needs two dumps, report_path_0 and report_path_1; number {number} is missing")
+    return Both(*(dump for dump in found if dump is not None))
 
 
 def _opened(path: str | Path, stages: Collection[str]) -> Run:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from padiff.compare import Policy, Tolerance
 from padiff.errors import UsageError
 from padiff.model.selection import nearest
-from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES
+from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES, Both
 
 #: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)
 CODES = {MATCH: 0, DIFFER: 1, CANNOT_TELL: 3}
@@ -69,7 +69,8 @@ def check_pair(args: argparse.Namespace) -> None:
     Raises:
         UsageError: both are one folder.
     """
-    if Path(args.reference).resolve() == Path(args.candidate).resolve():
+    names = names_of(paths_of(args))
+    if names.reference == names.candidate:
         raise UsageError(
             f"{args.reference} and {args.candidate} are one folder: a run that is compared with itself always matches. "
             "Give the folders of two runs"
@@ -88,9 +89,14 @@ def policy_of(args: argparse.Namespace) -> Policy | None:
     )
 
 
-def names_of(args: argparse.Namespace) -> tuple[str, str]:
+def paths_of(args: argparse.Namespace) -> Both[str]:
+    """The two runs, as they were given."""
+    return Both(args.reference, args.candidate)
+
+
+def names_of(paths: Both[str]) -> Both[str]:
     """What distinguishes the two runs from others."""
-    return str(Path(args.reference).resolve()), str(Path(args.candidate).resolve())
+    return paths.map(lambda path: str(Path(path).resolve()))
 
 
 def steps_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from padiff.errors import PadiffError, UsageError
 from padiff.model.layer_map import LayerMap
 from padiff.report import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
-from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, names_of, policy_of, steps_of
+from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
 from padiff_hooks.doctor.command import add_doctor, split_arguments
 from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_text import map_to_yaml
@@ -153,7 +153,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     check_workers(args.workers)
     check_logdir(args.logdir)
     check_pair(args)
-    streaming = Streaming(args.logdir, (args.reference, args.candidate), names_of(args), console)
+    streaming = Streaming(args.logdir, paths_of(args), console)
     with Progress(console, "comparing") as progress, contextlib.closing(streaming):
         report = compare_runs(
             args.reference,
@@ -181,12 +181,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 
 
 def _map(args: argparse.Namespace, console: Console) -> int:
-    runs = (open_run(args.reference), open_run(args.candidate))
-    comparison = RunComparison(runs[0], runs[1], args.layer_map)
+    reference, candidate = paths_of(args).map(open_run)
+    comparison = RunComparison(reference, candidate, args.layer_map)
     for number in comparison.common()[:1]:
         # The first common step shows which layers are called; wrappers that never are get no partner.
         comparison.diffs(number)
-    sys.stdout.write(map_to_yaml(comparison.alignment, runs[0].name, runs[1].name))
+    sys.stdout.write(map_to_yaml(comparison.alignment, reference.name, candidate.name))
     return MATCH
 
 

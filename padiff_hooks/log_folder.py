@@ -13,7 +13,8 @@ from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
 from padiff.dump.trouble import explain
 from padiff.errors import PadiffError, UsageError, WriterError
-from padiff.records import Report
+from padiff.records import Both, Report
+from padiff_hooks.arguments import names_of
 from padiff_hooks.stream import DiffStream
 
 
@@ -71,15 +72,14 @@ class Streaming:
     Args:
         logdir: the log folder.
         runs: paths of the two runs.
-        names: what tells them from others.
         console: where it is said what of the log folder is replaced.
 
     Attributes:
         trouble: why nothing more is written; the comparison goes on.
     """
 
-    def __init__(self, logdir: str, runs: tuple[str, str], names: tuple[str, str], console: Console) -> None:
-        self._logdir, self._runs, self._names, self._console = logdir, runs, names, console
+    def __init__(self, logdir: str, runs: Both[str], console: Console) -> None:
+        self._logdir, self._runs, self._console = logdir, runs, console
         self._stream: DiffStream | None = None
         self.trouble: WriterError | None = None
 
@@ -95,9 +95,8 @@ class Streaming:
             self.trouble = error
 
     def _begun(self) -> DiffStream:
-        stream = DiffStream(self._logdir, self._names)
-        ours, theirs = (open_run(path).info.identity for path in self._runs)
-        stream.begin((ours, theirs))
+        stream = DiffStream(self._logdir, names_of(self._runs))
+        stream.begin(self._runs.map(lambda path: open_run(path).info.identity))
         if stream.replaced:
             self._console.print(stream.replaced)
         return stream

@@ -13,7 +13,7 @@ from padiff.dump.local import local_folder
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
 from padiff.model.layer_map import LayerMap
-from padiff.records import Report, Run
+from padiff.records import Both, Report, Run
 from padiff_hooks.recording import Recording
 from padiff_hooks.zooming import Zooming
 
@@ -49,29 +49,29 @@ class PairedRuns:
         policy: Policy | None = None,
         done: Collection[int] = (),
         zoom: bool = True,
-        begin: Callable[[tuple[str, str]], Collection[int]] | None = None,
+        begin: Callable[[Both[str]], Collection[int]] | None = None,
     ) -> None:
-        self._paths = (local_folder(reference, "reference"), local_folder(candidate, "candidate"))
+        self._paths = Both(local_folder(reference, "reference"), local_folder(candidate, "candidate"))
         self._map = LayerMap.of(layer_map)
         self._policy = policy
         self._first_done: Collection[int] = done
         self._done: set[int] = set()
         self._begin = begin
         self._comparison: RunComparison | None = None
-        self._recordings: tuple[Recording, ...] = ()
+        self._recordings: Iterable[Recording] = ()
         self._zoom, self._zooming = zoom, Zooming(self._paths)
         self.asked: Zoom | None = None
 
     @property
-    def started(self) -> tuple[bool, bool]:
+    def started(self) -> Both[bool]:
         """Which of the two runs is there."""
-        return (self._paths[0] / RUN_FILE).exists(), (self._paths[1] / RUN_FILE).exists()
+        return self._paths.map(lambda path: (path / RUN_FILE).exists())
 
     @property
-    def runs(self) -> tuple[Run, Run] | None:
+    def runs(self) -> Both[Run] | None:
         """The two runs, once both are there."""
         comparison = self._opened()
-        return (comparison.reference, comparison.candidate) if comparison is not None else None
+        return Both(comparison.reference, comparison.candidate) if comparison is not None else None
 
     def poll(self) -> Iterator[Report]:
         """Yield a report for each step that both runs have by now and that was not compared before.
@@ -97,7 +97,7 @@ class PairedRuns:
                     for recording in self._recordings:
                         recording.latest = max(recording.latest, number)
                     if self._zoom:
-                        self.asked = self._zooming.look(report, (comparison.reference, comparison.candidate))
+                        self.asked = self._zooming.look(report, Both(comparison.reference, comparison.candidate))
                     yield report
 
     def finished(self) -> bool:
@@ -126,13 +126,13 @@ class PairedRuns:
             self._first_done = ()
             self._zooming, self.asked = Zooming(self._paths), None
         if self._comparison is None and all(self.started):
-            recordings = tuple(Recording(path) for path in self._paths)
-            ours, theirs = (recording.run for recording in recordings)
-            self._comparison = RunComparison(ours, theirs, self._map, self._policy)
+            recordings = self._paths.map(Recording)
+            runs = recordings.map(lambda recording: recording.run)
+            self._comparison = RunComparison(runs.reference, runs.candidate, self._map, self._policy)
             self._recordings = recordings
             done = self._first_done
             if self._begin is not None:
-                done = self._begin((ours.info.identity, theirs.info.identity))
+                done = self._begin(runs.map(lambda run: run.info.identity))
             self._done = set(done)
         return self._comparison
 

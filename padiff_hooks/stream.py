@@ -21,7 +21,7 @@ import numpy as np
 
 from padiff.dump.local import local_folder
 from padiff.errors import UsageError
-from padiff.records import CANNOT_TELL, DIFFER, LOOP, MATCH, Report, Step, count_text
+from padiff.records import CANNOT_TELL, DIFFER, LOOP, MATCH, SIDES, Both, Record, Report, Step, count_text
 from padiff.report import to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 
@@ -32,6 +32,8 @@ SCHEMA_VERSION = 1
 
 #: ``(tag, value)`` of one step.
 Scalars = list[tuple[str, float]]
+# The identities of recordings that have none, which can't be told apart.
+_NAMELESS = Both("", "")
 
 
 class DiffStream:
@@ -54,7 +56,7 @@ class DiffStream:
         UsageError: the log folder holds the diffs of other runs, or its ``diffs.jsonl`` is damaged.
     """
 
-    def __init__(self, logdir: str | Path, names: tuple[str, str], diff: ScalarSink | None = None) -> None:
+    def __init__(self, logdir: str | Path, names: Both[str], diff: ScalarSink | None = None) -> None:
         self.path = local_folder(logdir, "logdir")
         self._names, self._host_sink = names, diff
         self._sinks: dict[str, ScalarSink] = {}
@@ -64,7 +66,7 @@ class DiffStream:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make the log folder {self.path}: {error}") from error
-        self._recordings: tuple[str, str] | None = None
+        self._recordings: Both[str] | None = None
         self._older = False
         self._place: tuple[Any, ...] | None = None
         self.done: set[int] = set()
@@ -77,7 +79,7 @@ class DiffStream:
         """What the steps came to, as `padiff.Report.outcome` has it."""
         return DIFFER if self.differs else CANNOT_TELL if self.doubtful else MATCH
 
-    def begin(self, recordings: tuple[str, str] = ("", "")) -> Collection[int]:
+    def begin(self, recordings: Both[str] = _NAMELESS) -> Collection[int]:
         """Go on with the log of two recordings, or begin it anew if it is of others.
 
         Args:
@@ -104,7 +106,7 @@ class DiffStream:
                 self._sinks[run] = sink
             self._file = begun.enter_context(open(self.path / DIFFS_FILE, "a", encoding="utf-8"))
             if self._file.tell() == 0:
-                names = {"reference": self._names[0], "candidate": self._names[1]}
+                names = dict(SIDES.zip(self._names))
                 self._write_line({"schema_version": SCHEMA_VERSION, **names, "recordings": list(recordings)})
             self._open = begun.pop_all()
         return self.done
@@ -153,15 +155,15 @@ class DiffStream:
         lines = list(_lines(path)) if path.exists() else []
         if not lines:
             return
-        if (lines[0].get("reference"), lines[0].get("candidate")) != self._names:
+        names = SIDES.map(lines[0].get)
+        if names != self._names:
             raise UsageError(
-                f"{path} holds the diffs of {lines[0].get('reference')} and {lines[0].get('candidate')}, not of "
-                f"{self._names[0]} and {self._names[1]}: give another log folder"
+                f"{path} holds the diffs of {' and '.join(map(str, names))}, not of {' and '.join(self._names)}: "
+                "give another log folder"
             )
         noted = lines[0].get("recordings")
         self._older = noted is None
-        ours, theirs = noted if isinstance(noted, list) and len(noted) == 2 else ("", "")
-        self._recordings = (str(ours), str(theirs))
+        self._recordings = Both(*map(str, noted)) if isinstance(noted, list) and len(noted) == 2 else _NAMELESS
         for line in lines:
             if line.get("first_diff"):
                 self._place = _place(line["first_diff"])
@@ -170,7 +172,7 @@ class DiffStream:
             # Lines of an older padiff have no outcome.
             self._count(line.get("outcome", DIFFER if line.get("passed") is False else MATCH))
 
-    def _put_aside(self, recordings: tuple[str, str]) -> None:
+    def _put_aside(self, recordings: Both[str]) -> None:
         """Rename the lines; without them, `EventFile` drops all of our points."""
         before = self._recordings or recordings
         os.replace(self.path / DIFFS_FILE, self.path / BEFORE_FILE)
@@ -220,60 +222,57 @@ def scalars_of(report: Report) -> dict[str, Scalars]:
     A layer's norm is taken over all of its slots and calls at the stage, its diff is the largest among them. Layers
     are named by the reference's path.
     """
-    norms: dict[str, dict[str, float]] = {"reference": defaultdict(float), "candidate": defaultdict(float)}
+    own = Both(_OwnScalars(), _OwnScalars())
     worst: dict[str, float] = {}
-    loop: dict[str, Scalars] = {"reference": [], "candidate": []}
-    losses: dict[str, list[float]] = {"reference": [], "candidate": []}
     for diff in report.diffs:
         figures, anchor = diff.figures, diff.pair.anchor
         if figures is None:
             continue
-        sides = [("reference", diff.pair.reference, 0), ("candidate", diff.pair.candidate, 1)]
-        for side, record, index in sides:
-            if record is None:
-                continue
-            if anchor.layer == LOOP:
-                if anchor.stage == "loss":
-                    losses[side].append(tuple(figures.values)[index])
-                else:
-                    loop[side].append((anchor.slot, tuple(figures.values)[index]))
-            else:
-                norm = (figures.reference_l2, figures.candidate_l2)[index]
-                norms[side][f"{anchor.stage}_l2/{anchor.layer}"] += norm**2
+        norms = Both(figures.reference_l2, figures.candidate_l2)
+        for scalars, (record, (value, norm)) in own.zip(diff.pair.sides.zip(figures.values.zip(norms))):
+            if record is not None:
+                scalars.add(anchor, value, norm**2)
         if diff.compared:
             layer = "loss" if anchor.layer == LOOP and anchor.stage == "loss" else anchor.layer
             for metric, value in (("rel_l2", figures.rel_l2), ("max_abs", figures.max_abs)):
                 for tag in (f"{anchor.stage}_{metric}/{layer}", f"worst/{anchor.stage}_{metric}"):
                     worst[tag] = max(worst.get(tag, 0.0), value)
-    scalars = {
-        side: loop[side]
-        + ([("loss", sum(losses[side]) / len(losses[side]))] if losses[side] else [])
-        + [(tag, math.sqrt(square)) for tag, square in norms[side].items()]
-        for side in ("reference", "candidate")
-    }
-    return {**scalars, "diff": list(worst.items())}
+    return {**dict(SIDES.zip(own.map(_OwnScalars.all))), "diff": list(worst.items())}
 
 
 def own_scalars_of(step: Step) -> Scalars:
     """One run's own loss, learning rates and per-layer norms, where there is no other run to compare with."""
-    norms: dict[str, float] = defaultdict(float)
-    scalars: Scalars = []
-    losses: list[float] = []
+    scalars = _OwnScalars()
     for record in step.records:
         if record.sketch is not None:
-            norms[f"{record.stage}_l2/{record.layer}"] += record.sketch.l2**2
+            scalars.add(record, 0.0, record.sketch.l2**2)
             continue
         value = record.value
-        if record.layer == LOOP:
-            if record.stage == "loss":
-                losses.append(float(value))
-            else:
-                scalars.append((record.slot, float(value)))
+        wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+        scalars.add(record, float(value) if record.layer == LOOP else 0.0, float(np.square(np.abs(wide)).sum()))
+    return scalars.all()
+
+
+class _OwnScalars:
+    """One run's own scalars of a step: what the loop reports, the loss, and the norm of each layer's tensors."""
+
+    def __init__(self) -> None:
+        self._loop: Scalars = []
+        self._losses: list[float] = []
+        self._squares: dict[str, float] = defaultdict(float)
+
+    def add(self, record: Record, value: float, square: float) -> None:
+        """Add what is at a record's site: its value, if it is the loop's, and its squared norm."""
+        if record.layer != LOOP:
+            self._squares[f"{record.stage}_l2/{record.layer}"] += square
+        elif record.stage == "loss":
+            self._losses.append(value)
         else:
-            wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
-            norms[f"{record.stage}_l2/{record.layer}"] += float(np.square(np.abs(wide)).sum())
-    scalars += [("loss", sum(losses) / len(losses))] if losses else []
-    return scalars + [(tag, math.sqrt(square)) for tag, square in norms.items()]
+            self._loop.append((record.slot, value))
+
+    def all(self) -> Scalars:
+        losses = [("loss", sum(self._losses) / len(self._losses))] if self._losses else []
+        return self._loop + losses + [(tag, math.sqrt(square)) for tag, square in self._squares.items()]
 
 
 def first_diff_event(report: Report) -> tuple[tuple[Any, ...], str] | None:

@@ -17,7 +17,7 @@ from padiff.model.layer_map import LayerMap
 from padiff.recorder import Recorder
 from padiff.recorder.detail import Detail
 from padiff.recorder.schedule import Schedule
-from padiff.records import CANNOT_TELL, FirstDiff, Report, Step, verdict
+from padiff.records import CANNOT_TELL, Both, FirstDiff, Report, Step, verdict
 from padiff.system.switches import say
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.paired import PairedRuns
@@ -108,7 +108,7 @@ class TrainingRecorder:
         self._own_sink: ScalarSink | None = None
         self._news: list[Report] = []
         self._remarks: list[str] = []
-        self._recordings: tuple[str, str] | None = None
+        self._recordings: Both[str] | None = None
         self._resumes = False
         self._trouble: PadiffError | None = None
         self._compared = 0
@@ -231,7 +231,7 @@ class TrainingRecorder:
             if self._pairs is not None and not self._compared and self._trouble is None:
                 warnings.warn(
                     f"padiff compared nothing with the reference run {self._reference}: it "
-                    + ("has none of this run's steps" if self._pairs.started[0] else "was never there"),
+                    + ("has none of this run's steps" if self._pairs.started.reference else "was never there"),
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -302,7 +302,7 @@ class TrainingRecorder:
         except PadiffError as error:
             self._trouble = error
 
-    def _begin(self, recordings: tuple[str, str]) -> Collection[int]:
+    def _begin(self, recordings: Both[str]) -> Collection[int]:
         """Both runs are there, for the first time or with a reference that is another recording than before."""
         anew = self._recordings is not None
         self._recordings = recordings
@@ -320,7 +320,7 @@ class TrainingRecorder:
 
     def _opened_stream(self) -> DiffStream | None:
         if self._stream is None and self._logdir is not None and self._reference is not None:
-            names = (str(self._reference.resolve()), str(self._dir_path.resolve()))
+            names = Both(str(self._reference.resolve()), str(self._dir_path.resolve()))
             self._stream = DiffStream(self._logdir, names, self._host_sink)
         return self._stream
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from padiff.dump.format import RUN_FILE
 from padiff.errors import UsageError
-from padiff.records import CANNOT_TELL, Report, count_text, verdict
-from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, check_pair, names_of, policy_of
+from padiff.records import CANNOT_TELL, Both, Report, count_text, verdict
+from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, check_pair, names_of, paths_of, policy_of
 from padiff_hooks.log_folder import check_logdir, explained
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import STYLES
@@ -90,10 +90,10 @@ def run_watch(args: argparse.Namespace, console: Console) -> int:
     policy = policy_of(args)
     check_pair(args)
     with explained(args.logdir):
-        stream = DiffStream(args.logdir, names_of(args))
+        stream = DiffStream(args.logdir, names_of(paths_of(args)))
     watched = _Watched()
 
-    def begin(recordings: tuple[str, str]) -> Collection[int]:
+    def begin(recordings: Both[str]) -> Collection[int]:
         watched.begin_anew()
         with explained(args.logdir):
             done = stream.begin(recordings)
@@ -104,7 +104,7 @@ def run_watch(args: argparse.Namespace, console: Console) -> int:
     console.print(f"watching {args.reference} and {args.candidate}; tensorboard --logdir {args.logdir}; Ctrl-C ends")
     try:
         pairs = PairedRuns(args.reference, args.candidate, layer_map=args.layer_map, policy=policy, begin=begin)
-        for path, started in zip((args.reference, args.candidate), pairs.started):
+        for path, started in paths_of(args).zip(pairs.started):
             if not started:
                 console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)")
         ended = _follow(pairs, stream, watched, args, console)
@@ -142,6 +142,5 @@ def _follow(
 
 
 def _missing_side(pairs: PairedRuns, args: argparse.Namespace) -> str:
-    there = pairs.started
-    absent = [path for path, started in zip((args.reference, args.candidate), there) if not started]
+    absent = [path for path, started in paths_of(args).zip(pairs.started) if not started]
     return f"{' and '.join(absent)} never started" if absent else "the runs have no common step"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from padiff.dump.zoom import Zoom, ask
-from padiff.records import LOOP, Diff, Report, Run
+from padiff.records import LOOP, Both, Diff, Report, Run
 
 # Layers that ran so many places before or after the one that differs are looked at, too.
 _AROUND = 2
@@ -22,15 +21,15 @@ class Zooming:
     One request at a time, and one for each place: another one is made when the steps asked for are there.
 
     Args:
-        paths: the two run folders, the reference's first.
+        paths: the two run folders.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
+    def __init__(self, paths: Both[Path]) -> None:
+        self._paths = paths
         self._places: set[tuple[str, str]] = set()
         self._until = -1
 
-    def look(self, report: Report, runs: tuple[Run, Run]) -> Zoom | None:
+    def look(self, report: Report, runs: Both[Run]) -> Zoom | None:
         """Ask, if a step's report gives reason to; returns what the candidate was asked for, or the reference."""
         step = report.coverage.steps[0]
         first = next((diff for diff in report.diffs if not diff.passed), None)
@@ -44,15 +43,15 @@ class Zooming:
         self._places.add(place)
         from_step = _ahead(runs)
         asked = None
-        for side, (path, layers) in enumerate(zip(self._paths, _around(report, first))):
-            if layers and not runs[side].finished():
+        for path, run, layers in zip(self._paths, runs, _around(report, first)):
+            if layers and not run.finished():
                 zoom = Zoom(from_step, frozenset(layers))
                 asked = zoom if ask(path, zoom) else asked
         self._until = from_step if asked is not None else self._until
         return asked
 
 
-def _ahead(runs: tuple[Run, Run]) -> int:
+def _ahead(runs: Both[Run]) -> int:
     """A step that neither recorder has begun: those at work are as far as what they wrote, and a little further."""
     numbers = [run.numbers() for run in runs if not run.finished()]
     last = max((n[-1] for n in numbers if n), default=0)
@@ -60,23 +59,15 @@ def _ahead(runs: tuple[Run, Run]) -> int:
     return last + _AHEAD * apart
 
 
-def _around(report: Report, first: Diff) -> tuple[set[str], set[str]]:
+def _around(report: Report, first: Diff) -> Both[set[str]]:
     """Paths, on either side, of the layer that differs, of those that hold it, and of those that ran around it."""
-    forward = [d.pair for d in report.diffs if d.pair.stage == "forward" and d.pair.complete]
-    layers = list(dict.fromkeys((p.reference.layer, p.candidate.layer) for p in forward if p.reference and p.candidate))
-    pair = first.pair
-    here = [
-        k
-        for k, (ours, theirs) in enumerate(layers)
-        if (pair.reference is not None and pair.reference.layer == ours)
-        or (pair.candidate is not None and pair.candidate.layer == theirs)
-    ]
+    forward = [d.pair for d in report.diffs if d.pair.stage == "forward"]
+    layers = list(
+        dict.fromkeys(Both(p.reference.layer, p.candidate.layer) for p in forward if p.reference and p.candidate)
+    )
+    own = Both(first.pair.reference, first.pair.candidate).map(lambda record: record.layer if record else LOOP)
+    here = [k for k, paths in enumerate(layers) if any(path == at for path, at in paths.zip(own))]
     place = here[0] if here else len(layers) - 1  # the loss: what comes last
-    found = layers[max(0, place - _AROUND) : place + _AROUND + 1]
-    for side, record in enumerate((pair.reference, pair.candidate)):
-        if record is not None and record.layer != LOOP:
-            above = [names for names in layers if record.layer.startswith(f"{names[side]}.")]
-            found = [*found, *above]
-    ours = {names[0] for names in found} | ({pair.reference.layer} if pair.reference else set())
-    theirs = {names[1] for names in found} | ({pair.candidate.layer} if pair.candidate else set())
-    return ours - {LOOP}, theirs - {LOOP}
+    above = [paths for paths in layers if any(at.startswith(f"{path}.") for path, at in paths.zip(own))]
+    found = [*layers[max(0, place - _AROUND) : place + _AROUND + 1], *above, own]
+    return Both({paths.reference for paths in found} - {LOOP}, {paths.candidate for paths in found} - {LOOP})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from padiff.records import Diff, Report, figures_text
+from padiff.records import Both, Diff, Report, figures_text
 
 FOLDER = "diff_log"
 _FILES = {"weight": "weight_diff.log", "grad": "grad_diff.log"}
 
 
-def write_diff_log(report: Report, names: tuple[str, str]) -> list[Path]:
+def write_diff_log(report: Report, names: Both[str]) -> list[Path]:
     """Write a file for the weights and one for the gradients that differ; the logs of an earlier call go.
 
     Args:
@@ -32,7 +32,7 @@ def write_diff_log(report: Report, names: tuple[str, str]) -> list[Path]:
     return written
 
 
-def _entry(diff: Diff, names: tuple[str, str]) -> str:
+def _entry(diff: Diff, names: Both[str]) -> str:
     sides = zip(names, (diff.pair.reference, diff.pair.candidate))
     paths = [f"    {name}: {r.layer}.{r.slot} ({r.layer_type})" for name, r in sides if r is not None]
     lines = ["=" * 25, f"Step {diff.pair.step}, {diff.pair.stage}:", *paths, f"    {figures_text(diff)}", ""]

@@ -12,46 +12,46 @@ from padiff.align import Alignment
 from padiff.auto.settings import Side
 from padiff.auto.synchronised import hooked
 
-#: What each dropout layer of the base multiplied its input with, by path and number of the call.
+#: What each dropout layer of the reference multiplied its input with, by path and number of the call.
 Masks = dict[tuple[str, int], np.ndarray]
 
 
 @contextmanager
-def masks_drawn(base: Side, masks: Masks) -> Iterator[None]:
-    """Note which mask every dropout layer of the base draws. Has to be on before the recording hooks."""
-    paths = _dropouts(base)
+def masks_drawn(reference: Side, masks: Masks) -> Iterator[None]:
+    """Note which mask every dropout layer of the reference draws. Has to be on before the recording hooks."""
+    paths = _dropouts(reference)
 
     def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
-        if not _fits(base, args, output):
+        if not _fits(reference, args, output):
             return output
         # An output of zero may come from an input of zero, so the mask can't be seen from it: one is drawn on ones.
-        mask = _on_ones(base, path, args[0])
-        masks.setdefault((path, call), base.framework.to_numpy(mask))
+        mask = _on_ones(reference, path, args[0])
+        masks.setdefault((path, call), reference.framework.to_numpy(mask))
         return args[0] * mask
 
-    with hooked(base, {path: path for path in paths}, replaced):
+    with hooked(reference, {path: path for path in paths}, replaced):
         yield
 
 
 @contextmanager
-def masks_of_base(raw: Side, masks: Masks, alignment: Alignment) -> Iterator[None]:
-    """Let the raw model's dropout layers drop what the base's dropped. Has to be on before the recording hooks.
+def masks_of_reference(candidate: Side, masks: Masks, alignment: Alignment) -> Iterator[None]:
+    """Let the candidate's dropout layers drop what the reference's dropped. Has to be on before the recording hooks.
 
-    What is kept is scaled as the raw layer itself scales it, so that another rate is still seen.
+    What is kept is scaled as the candidate's layer itself scales it, so that another rate is still seen.
     """
-    drops = _dropouts(raw)
+    drops = _dropouts(candidate)
     partners = {pair.candidate.path: pair.reference.path for pair in alignment.pairs if pair.candidate.path in drops}
-    theirs = {ours: path for path, ours in partners.items()}
+    own_paths = {reference: path for path, reference in partners.items()}
 
     def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
         mask = masks.get((path, call))
-        if mask is None or not _fits(raw, args, output) or mask.shape != raw.framework.shape(output):
+        if mask is None or not _fits(candidate, args, output) or mask.shape != candidate.framework.shape(output):
             return output
-        own = raw.framework.to_numpy(_on_ones(raw, theirs[path], args[0])).astype(np.float64)
+        own = candidate.framework.to_numpy(_on_ones(candidate, own_paths[path], args[0])).astype(np.float64)
         scale = own.max() if own.any() else float(mask.max())
-        return args[0] * raw.framework.tensor_like(output, np.where(mask != 0, scale, 0.0))
+        return args[0] * candidate.framework.tensor_like(output, np.where(mask != 0, scale, 0.0))
 
-    with hooked(raw, partners, replaced):
+    with hooked(candidate, partners, replaced):
         yield
 
 

@@ -11,18 +11,18 @@ from typing import Any
 from padiff.align import Alignment
 from padiff.auto.arguments import understand
 from padiff.auto.diff_log import write_diff_log
-from padiff.auto.dropout import Masks, masks_drawn, masks_of_base
+from padiff.auto.dropout import Masks, masks_drawn, masks_of_reference
 from padiff.auto.dumps import forget_dumps, leave_dumps
 from padiff.auto.noise_driven import Steered
 from padiff.auto.partners import aligned_as, carried_over, seen_of, unlooked
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
 from padiff.auto.settings import Settings, Side
-from padiff.auto.synchronised import gradients_of_base, outputs_of_base
+from padiff.auto.synchronised import gradients_of_reference, outputs_of_reference
 from padiff.auto.tell import Teller
 from padiff.compare import RunComparison
 from padiff.model import equivalents
 from padiff.recorder import MemoryRun
-from padiff.records import Coverage, Diff, FirstDiff, Layer, Report, Step
+from padiff.records import Both, Coverage, Diff, FirstDiff, Layer, Report, RunInfo, Step
 from padiff.system.distribution import warn_of_older
 from padiff.weights.assign import AssignError, Carried
 
@@ -37,9 +37,9 @@ class _Findings:
     comparison: RunComparison
     diffs: list[Diff] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    passes: tuple[Pass, Pass] | None = None
-    #: What was compared last, stage by stage, of the base and the raw model.
-    compared: tuple[dict[str, Step], dict[str, Step]] = field(default_factory=lambda: ({}, {}))
+    passes: Both[Pass] | None = None
+    #: What was compared last, stage by stage.
+    compared: Both[dict[str, Step]] = field(default_factory=lambda: Both({}, {}))
 
     #: Which layers run on, or drop like, which others.
     partners: Alignment = field(default_factory=lambda: Alignment(()))
@@ -109,36 +109,27 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
             if findings.failed:
                 break
     finally:
-        for side in (settings.base, settings.raw):
+        for side in settings.sides:
             side.framework.clear_gradients(side.live.model)
     teller.dumped(leave_dumps(settings, findings.compared))
     report = findings.comparison.report(findings.diffs, findings.steps, settings=True)
-    stacks = (findings.passes[0].stacks, findings.passes[1].stacks) if findings.passes is not None else ({}, {})
     if settings.first_generation:
-        teller.logged(write_diff_log(report, (settings.base.name, settings.raw.name)))
-    teller.verdict(report, findings.comparison.alignment, stacks)
+        teller.logged(write_diff_log(report, settings.sides.map(lambda side: side.name)))
+    teller.verdict(report, findings.passes.map(lambda one: one.stacks) if findings.passes is not None else Both({}, {}))
     return report
 
 
 def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
-    runs = [MemoryRun(_info(side)) for side in (settings.base, settings.raw)]
-    aligned = aligned_as(carried, settings)
-    comparison = RunComparison(
-        runs[0],
-        runs[1],
-        settings.whole_map(),
-        settings.tolerance,
-        cuts=not settings.single_step,
-        aligned=aligned,
-    )
-    findings = _Findings(comparison)
+    reference, candidate = settings.sides.map(_info)
+    aligned, layer_map, cuts = aligned_as(carried, settings), settings.whole_map(), not settings.single_step
+    runs = MemoryRun(reference), MemoryRun(candidate)
+    findings = _Findings(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
     if settings.single_step or settings.same_dropout:
-        seen = seen_of(settings, carried)
-        findings.partners = aligned(runs[0].info, runs[1].info, settings.whole_map(), seen)
+        findings.partners = aligned(reference, candidate, layer_map, tuple(seen_of(settings, carried)))
     return findings
 
 
-def _info(side: Side) -> Any:
+def _info(side: Side) -> RunInfo:
     layers = tuple(replace(layer, recorded=layer.path in side.chosen) for layer in side.live.info.layers)
     name = f"{side.name} ({side.framework.name})"
     # It says that all of these were asked for: a parameter that could not be recorded is missed.
@@ -149,29 +140,28 @@ def _info(side: Side) -> Any:
 def _step(settings: Settings, findings: _Findings, number: int) -> None:
     """Forward and backward of both models, compared; then the optimizers, and the weights that they made."""
     backward = settings.diff_phase != "forward"
-    base, raw = _passes(settings, findings, number, backward)
+    before = _passes(settings, findings, number, backward)
     # Gradients before the optimizer steps, weights after it.
-    _compare(findings, base.step, raw.step, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
-    if not backward or findings.failed or settings.base.optimizer is None:
+    _compare(findings, before, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
+    if not backward or findings.failed or settings.sides.reference.optimizer is None:
         return
-    for side in (settings.base, settings.raw):
+    for side in settings.sides:
         update(side)
-    after = [weights_after(side, number + 1) for side in (settings.base, settings.raw)]
-    findings.steered.stepped(base.step, after[0])
-    _compare(findings, after[0], after[1], ("weight",))
+    after = settings.sides.map(lambda side: weights_after(side, number + 1))
+    findings.steered.stepped(before.reference, after.reference)
+    _compare(findings, after, ("weight",))
 
 
 def _single_step(settings: Settings, findings: _Findings, number: int) -> None:
-    """Forward with the base's outputs put in, then, in a pass of its own, backward with the base's gradients."""
+    """Forward with the reference's outputs put in, then, in a pass of its own, backward with its gradients."""
     phases = {"both": ("forward", "backward")}.get(settings.diff_phase, (settings.diff_phase,))
     for phase in phases:
         backward = phase == "backward"
+        put_in = gradients_of_reference if backward else outputs_of_reference
         with _buffers_kept(settings):
-            base, raw = _passes(
-                settings, findings, number, backward, gradients_of_base if backward else outputs_of_base
-            )
-        # What a synchronised forward hands to the loss is the base's own output: no loss to compare.
-        _compare(findings, base.step, raw.step, _BACKWARD if backward else ("input", "forward", "weight"))
+            steps = _passes(settings, findings, number, backward, put_in)
+        # What a synchronised forward hands to the loss is the reference's own output: no loss to compare.
+        _compare(findings, steps, _BACKWARD if backward else ("input", "forward", "weight"))
         if findings.failed:
             return
 
@@ -182,39 +172,40 @@ def _passes(
     number: int,
     backward: bool,
     put_in: Callable[[Side, Step, Alignment], AbstractContextManager[None]] | None = None,
-) -> tuple[Pass, Pass]:
-    """One pass of each model; ``put_in`` gives the hooks that bring the base's values into the raw model."""
+) -> Both[Step]:
+    """One pass of each model; ``put_in`` gives the hooks that bring the reference's values into the candidate."""
     masks: Masks = {}
     alignment = findings.partners
+    reference, candidate = settings.sides
     drawn: During = nullcontext
     given: During = nullcontext
     during: During = nullcontext
     if settings.same_dropout:
-        drawn = partial(masks_drawn, settings.base, masks)
-        given = partial(masks_of_base, settings.raw, masks, alignment)
-    base = run_pass(settings.base, number, backward, around=drawn)
+        drawn = partial(masks_drawn, reference, masks)
+        given = partial(masks_of_reference, candidate, masks, alignment)
+    first = run_pass(reference, number, backward, around=drawn)
     if put_in is not None:
-        during = partial(put_in, settings.raw, base.step, alignment)
-    findings.passes = base, run_pass(settings.raw, number, backward, during, around=given)
-    return findings.passes
+        during = partial(put_in, candidate, first.step, alignment)
+    findings.passes = Both(first, run_pass(candidate, number, backward, during, around=given))
+    return findings.passes.map(lambda one: one.step)
 
 
-def _compare(findings: _Findings, base: Step, raw: Step, stages: Collection[str]) -> None:
+def _compare(findings: _Findings, steps: Both[Step], stages: Collection[str]) -> None:
     """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
     comparison = findings.comparison
-    steps = []
-    for step, run in ((base, comparison.reference), (raw, comparison.candidate)):
-        of_stages = (r for r in step.records if r.stage in stages and not _is_buffer(r, run.info.layers))
-        steps.append(replace(step, records=tuple(of_stages)))
-    diffs = comparison.step_diffs(steps[0], steps[1])
+    of_stages = steps.zip(Both(comparison.reference, comparison.candidate)).map(
+        lambda side: [r for r in side[0].records if r.stage in stages and not _is_buffer(r, side[1].info.layers)]
+    )
+    steps = steps.zip(of_stages).map(lambda side: replace(side[0], records=tuple(side[1])))
+    diffs = comparison.step_diffs(steps.reference, steps.candidate)
     findings.diffs += findings.steered.judge(diffs)
     findings.steered.see(diffs)
     for compared, step in zip(findings.compared, steps):
         for stage in stages:
             kept = tuple(record for record in step.records if record.stage == stage)
             compared[stage] = replace(step, records=kept)
-    if base.number not in findings.steps:
-        findings.steps.append(base.number)
+    if steps.reference.number not in findings.steps:
+        findings.steps.append(steps.reference.number)
 
 
 def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
@@ -231,7 +222,7 @@ def _buffers_kept(settings: Settings) -> Iterator[None]:
     """Passes that are run besides the model's own training leave its buffers as they were."""
     kept = [
         (side.framework, tensor, side.framework.to_numpy(tensor))
-        for side in (settings.base, settings.raw)
+        for side in settings.sides
         for node in side.live.nodes
         for _, tensor, role in side.framework.parameters(node.layer)
         if role == "buffer"
@@ -246,6 +237,5 @@ def _buffers_kept(settings: Settings) -> Iterator[None]:
 def _not_assigned(settings: Settings, error: AssignError) -> Report:
     what = f"The weights could not be carried over, so nothing was compared. {error}"
     first = FirstDiff(0, "weight", None, None, statement=what)
-    names = (f"{side.name} ({side.framework.name})" for side in (settings.base, settings.raw))
-    reference, candidate = names
+    reference, candidate = (f"{side.name} ({side.framework.name})" for side in settings.sides)
     return Report((), Coverage(), first, settings.tolerance.describe(), reference, candidate)

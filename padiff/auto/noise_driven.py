@@ -28,7 +28,7 @@ class Steered:
         self._keys |= {key_of(diff) for diff in diffs if is_rounding(diff, scales, level)}
 
     def stepped(self, before: Step, after: Step) -> None:
-        """The base's optimizer has stepped: its largest updates are how far noise may have moved a parameter."""
+        """The reference's optimizer has stepped: its largest updates are how far noise may have moved a parameter."""
         weights = {(r.layer, r.slot): r.value for r in before.records if r.stage == "weight"}
         updates = [
             np.square(np.asarray(r.value, np.float64) - np.asarray(weights[r.layer, r.slot], np.float64)).mean()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from padiff.align import NOTHING_SEEN, Alignment, Seen, align
-from padiff.auto.settings import Settings
+from padiff.auto.settings import Settings, Side
 from padiff.errors import UsageError
 from padiff.records import Both
 from padiff.weights.assign import AssignError, Carried, carry_over
@@ -23,14 +23,14 @@ def carried_over(settings: Settings) -> Carried:
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
     """
-    models = settings.base.model, settings.raw.model
+    base, raw = (side.model for side in settings.sides)
     try:
-        return carry_over(*models, settings.layer_map, _inputs(settings), may_stay=settings.mapped)
+        return carry_over(base, raw, settings.layer_map, tuple(_inputs(settings)), may_stay=settings.mapped)
     except AssignError:
         raise
     except UsageError:
-        # They don't run in eval mode, say; what is wrong with the inputs is told where they are really used.
-        return carry_over(*models, settings.layer_map, may_stay=settings.mapped)
+        # They don't run in eval mode, say; what is wrong with the inputs is an error where they are really used.
+        return carry_over(base, raw, settings.layer_map, may_stay=settings.mapped)
 
 
 def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Alignment]:
@@ -60,46 +60,45 @@ def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Ali
 
 def _other(settings: Settings, pair: tuple[str, str], alignment: Alignment) -> bool:
     """Whether two layers hold other values, before any step, than the alignment says that they should."""
-    base, raw = settings.base.live, settings.raw.live
-    within = {layer.path for layer in base.below(pair[0])}
+    models = settings.sides.map(lambda side: side.live)
+    within = {layer.path for layer in models.reference.below(pair[0])}
     for parameters in alignment.parameters:
-        ours, theirs = parameters.reference, parameters.candidate
-        if ours[0].layer not in within or len(ours) != 1 or len(theirs) != 1:
+        parts = Both(parameters.reference, parameters.candidate)
+        if parts.reference[0].layer not in within or any(len(several) != 1 for several in parts):
             continue
-        values = ours[0].take(base.value(ours[0].layer, ours[0].slot))
-        others = theirs[0].take(raw.value(theirs[0].layer, theirs[0].slot))
-        if values.size == others.size and not np.allclose(values.ravel(), others.ravel(), rtol=1e-2, atol=1e-6):
+        one, other = (part.take(model.value(part.layer, part.slot)).ravel() for model, (part,) in models.zip(parts))
+        if one.size == other.size and not np.allclose(one, other, rtol=1e-2, atol=1e-6):
             return True
     return False
 
 
 @dataclass(frozen=True)
 class Unlooked:
-    """Two layers that are compared as wholes: their paths, and their parameters that are not compared, by side."""
+    """Two layers that are compared as wholes: their paths, and their parameters that are not compared."""
 
-    base: str
-    raw: str
-    parameters: tuple[tuple[str, ...], tuple[str, ...]]
+    paths: Both[str]
+    parameters: Both[list[str]]
 
 
 def unlooked(settings: Settings, alignment: Alignment) -> list[Unlooked]:
     """The mapped layers that hold more than what is compared."""
     found = []
     for pair in settings.mapped:
-        differ = pair in alignment.differ_inside
-        names = tuple(
-            tuple(
-                f"{layer.path}/{p.slot}"
-                for layer in side.live.below(path)
-                for p in layer.parameters
-                if p.role == "parameter" and (differ or layer.path not in side.owning)
-            )
-            for side, path in zip((settings.base, settings.raw), pair)
-        )
-        more = any(len(side.live.below(path)) > 1 for side, path in zip((settings.base, settings.raw), pair))
+        places, differ = list(zip(settings.sides, pair)), pair in alignment.differ_inside
+        names = Both(*(_uncompared(side, path, differ) for side, path in places))
+        more = any(len(side.live.below(path)) > 1 for side, path in places)
         if any(names) or more or pair in settings.ruled:
-            found.append(Unlooked(*pair, (names[0], names[1])))
+            found.append(Unlooked(Both(*pair), names))
     return found
+
+
+def _uncompared(side: Side, path: str, differ: bool) -> list[str]:
+    return [
+        f"{layer.path}/{p.slot}"
+        for layer in side.live.below(path)
+        for p in layer.parameters
+        if p.role == "parameter" and (differ or layer.path not in side.owning)
+    ]
 
 
 def seen_of(settings: Settings, carried: Carried | None) -> Both[Seen]:
@@ -107,13 +106,9 @@ def seen_of(settings: Settings, carried: Carried | None) -> Both[Seen]:
     if carried is not None and carried.seen.reference.order:
         return carried.seen
     with suppress(UsageError):
-        base, raw = (
-            run_once(side.live, given)
-            for side, given in zip((settings.base, settings.raw), _inputs(settings), strict=True)
-        )
-        return Both(base, raw).map(Seen.of)
+        return settings.sides.zip(_inputs(settings)).map(lambda run: Seen.of(run_once(run[0].live, run[1])))
     return NOTHING_SEEN
 
 
-def _inputs(settings: Settings) -> tuple[Inputs, Inputs]:
-    return Inputs(settings.base.args, settings.base.kwargs), Inputs(settings.raw.args, settings.raw.kwargs)
+def _inputs(settings: Settings) -> Both[Inputs]:
+    return settings.sides.map(lambda side: Inputs(side.args, side.kwargs))

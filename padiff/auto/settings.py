@@ -10,7 +10,7 @@ from padiff.compare import Tolerance
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import select
 from padiff.model.tree import owning
-from padiff.records import ROOT
+from padiff.records import ROOT, Both
 from padiff.weights.live import LiveModel, is_proxy
 
 
@@ -55,8 +55,7 @@ class Side:
 class Settings:
     """A call of ``auto_diff``, understood."""
 
-    base: Side
-    raw: Side
+    sides: Both[Side]
     tolerance: Tolerance
     auto_init: bool
     diff_phase: str
@@ -75,7 +74,7 @@ class Settings:
     @property
     def mapped(self) -> list[tuple[str, str]]:
         """Pairs of layers that are compared by what they give, not layer by layer inside of them."""
-        return list(zip(self.base.mapped, self.raw.mapped))
+        return list(zip(self.sides.reference.mapped, self.sides.candidate.mapped))
 
     def whole_map(self) -> LayerMap:
         """The layer map; the two models answer to each other as wholes, so their outputs are compared in any case."""
@@ -92,6 +91,6 @@ class Settings:
             "compare_mode": self.tolerance.mode,
             "single_step": self.single_step,
             "steps": self.steps,
-            "use_loss": self.base.loss_fn is not None,
-            "use_opt": self.base.optimizer is not None,
+            "use_loss": self.sides.reference.loss_fn is not None,
+            "use_opt": self.sides.reference.optimizer is not None,
         }

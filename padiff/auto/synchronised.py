@@ -1,4 +1,4 @@
-"""Single step: the raw model's layers run on what the base model computed, so that errors do not add up."""
+"""Single step: the candidate's layers run on what the reference computed, so that errors do not add up."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from padiff.frameworks.base import Handle
 from padiff.model.structure import flatten, replace_tensors
 from padiff.records import Step
 
-#: Values of the base by its layer's path and call, then by slot.
+#: Values of the reference by its layer's path and call, then by slot.
 _Values = dict[tuple[str, int], dict[str, np.ndarray]]
 
 
 @contextmanager
-def outputs_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[None]:
-    """Replace every paired layer's output by the base's, once it is recorded: what follows runs on that."""
-    values = _values(base, "forward")
+def outputs_of_reference(candidate: Side, reference: Step, alignment: Alignment) -> Iterator[None]:
+    """Replace every paired layer's output by the reference's, once it is recorded: what follows runs on that."""
+    values = _values(reference, "forward")
 
     def replaced(path: str, call: int, _: tuple[Any, ...], output: Any) -> Any:
-        of_base = _by_slot(values.get((path, call), {}), output, raw)
+        of_reference = _by_slot(values.get((path, call), {}), output, candidate)
 
         def new(slot: str, tensor: Any) -> Any:
-            array = of_base.get(slot)
-            fits = array is not None and array.shape == raw.framework.shape(tensor)
-            return raw.framework.tensor_like(tensor, array) if fits else tensor
+            array = of_reference.get(slot)
+            fits = array is not None and array.shape == candidate.framework.shape(tensor)
+            return candidate.framework.tensor_like(tensor, array) if fits else tensor
 
-        return replace_tensors(output, "output", raw.framework.is_tensor, new)
+        return replace_tensors(output, "output", candidate.framework.is_tensor, new)
 
-    with hooked(raw, _partners(alignment), replaced):
+    with hooked(candidate, _partners(alignment), replaced):
         yield
 
 
 @contextmanager
-def gradients_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[None]:
-    """Replace the gradient that reaches every paired layer's output by the base's, once it is recorded."""
-    values = _values(base, "backward")
+def gradients_of_reference(candidate: Side, reference: Step, alignment: Alignment) -> Iterator[None]:
+    """Replace the gradient that reaches every paired layer's output by the reference's, once it is recorded."""
+    values = _values(reference, "backward")
     seen: set[int] = set()
     alive: list[Any] = []  # an id stands for a tensor only while that tensor lives
 
     def catch(path: str, call: int, _: tuple[Any, ...], output: Any) -> None:
-        of_base = _by_slot(values.get((path, call), {}), output, raw)
-        for slot, tensor in flatten(output, "output", raw.framework.is_tensor):
-            array = of_base.get(slot)
-            if array is None or id(tensor) in seen or array.shape != raw.framework.shape(tensor):
+        of_reference = _by_slot(values.get((path, call), {}), output, candidate)
+        for slot, tensor in flatten(output, "output", candidate.framework.is_tensor):
+            array = of_reference.get(slot)
+            if array is None or id(tensor) in seen or array.shape != candidate.framework.shape(tensor):
                 continue
             seen.add(id(tensor))
             alive.append(tensor)
-            raw.framework.hook_gradient(tensor, partial(_in_place_of, raw, array))
+            candidate.framework.hook_gradient(tensor, partial(_in_place_of, candidate, array))
 
-    with hooked(raw, _partners(alignment), catch):
+    with hooked(candidate, _partners(alignment), catch):
         yield
 
 
-def _in_place_of(raw: Side, array: np.ndarray, gradient: Any) -> Any:
-    return raw.framework.tensor_like(gradient, array)
+def _in_place_of(candidate: Side, array: np.ndarray, gradient: Any) -> Any:
+    return candidate.framework.tensor_like(gradient, array)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def hooked(
 
     Args:
         side: the model whose layers are hooked.
-        partners: paths of its layers, each with the path that ``replaced`` is told.
+        partners: paths of its layers, each with the path that ``replaced`` is given.
     """
     handles: list[Handle] = []
     calls: Counter[str] = Counter()
@@ -98,17 +98,17 @@ def _partners(alignment: Alignment) -> dict[str, str]:
     return {pair.candidate.path: pair.reference.path for pair in alignment.pairs}
 
 
-def _values(base: Step, stage: str) -> _Values:
+def _values(reference: Step, stage: str) -> _Values:
     values: _Values = {}
-    for record in base.records:
+    for record in reference.records:
         if record.stage == stage:
             values.setdefault((record.layer, record.call), {})[record.slot] = record.value
     return values
 
 
-def _by_slot(of_base: Mapping[str, np.ndarray], output: Any, raw: Side) -> Mapping[str, np.ndarray]:
-    """The base's values under the raw layer's slots: those of one name, and by position where all names differ."""
-    slots = [slot for slot, _ in flatten(output, "output", raw.framework.is_tensor)]
-    if len(slots) == len(of_base) and not of_base.keys() & set(slots):
-        return dict(zip(slots, of_base.values()))
-    return of_base
+def _by_slot(of_reference: Mapping[str, np.ndarray], output: Any, candidate: Side) -> Mapping[str, np.ndarray]:
+    """The reference's values under the candidate's slots: those of one name, and by position where all names differ."""
+    slots = [slot for slot, _ in flatten(output, "output", candidate.framework.is_tensor)]
+    if len(slots) == len(of_reference) and not of_reference.keys() & set(slots):
+        return dict(zip(slots, of_reference.values()))
+    return of_reference

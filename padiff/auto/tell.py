@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
 
-from padiff.align import Alignment
 from padiff.auto.partners import Unlooked
 from padiff.auto.settings import Settings, Side
 from padiff.model.tree_text import tree_text
-from padiff.records import CANNOT_TELL, ROOT, Diff, Report, count_text, is_functional, verdict, zeros_text
+from padiff.records import CANNOT_TELL, ROOT, Both, Diff, Report, count_text, is_functional, verdict, zeros_text
 from padiff.weights.assign import Carried, success
 
 _STAGE_NAMES = {
@@ -43,7 +42,7 @@ class Teller:
             self._say(notice)
 
     def weights_assigned(self, carried: Carried) -> None:
-        for line in (*carried.told(), success(carried)):
+        for line in (*carried.described(), success(carried)):
             self._say(line)
 
     def weights_failed(self, error: Exception) -> None:
@@ -53,9 +52,9 @@ class Teller:
     def wholes(self, pairs: Sequence[Unlooked]) -> None:
         """Which layers are compared by what goes in and comes out, and which parameters of theirs are not compared."""
         for pair in pairs:
-            sides = [_few(side) for side in pair.parameters]
-            names = f" (parameters not compared: {sides[0]} against {sides[1]})" if any(pair.parameters) else ""
-            self._say(f"Compared as a whole, not inside: `{pair.base}` and `{pair.raw}`{names}")
+            few = " against ".join(_few(side) for side in pair.parameters)
+            names = f" (parameters not compared: {few})" if any(pair.parameters) else ""
+            self._say(f"Compared as a whole, not inside: {' and '.join(f'`{path}`' for path in pair.paths)}{names}")
 
     def step(self, number: int) -> None:
         self._say(f"=================Train Step {number}=================")
@@ -80,13 +79,13 @@ class Teller:
     def dumped(self, folders: Sequence[str]) -> None:
         """Where the two sides' dumps lie, if there are any."""
         if folders:
-            self._say(f"Dumps of both models: {folders[0]} and {folders[1]}")
+            self._say(f"Dumps of both models: {' and '.join(folders)}")
 
     def logged(self, files: Sequence[Path]) -> None:
         for file in files:
             self._say(f"Differences in weight or grad !!! Check reports at `{file}`")
 
-    def verdict(self, report: Report, alignment: Alignment, stacks: tuple[Stacks, Stacks]) -> None:
+    def verdict(self, report: Report, stacks: Both[Stacks]) -> None:
         zeros = report.coverage.zeros
         if zeros:
             self._say(f"{zeros_text(zeros)}, which no tolerance can judge: {_few(zeros)}")
@@ -110,19 +109,16 @@ class Teller:
         optimizer = " (after the optimizer's step)" if first.stage == "weight" and first.step > 0 else ""
         self._say("FAILED !!!")
         self._say(f"    Diff found in `{name} Stage`{optimizer} in step: {first.step}, slot `{first.slot}`")
-        sides = (self._settings.base, self._settings.raw)
-        records = (diff.pair.reference, diff.pair.candidate)
-        paths = (first.reference, first.candidate)
-        types = [_type(side, path) for side, path in zip(sides, paths)]
-        self._say(f"    Type of layer is: {types[0]} vs {types[1]}")
-        self._say(f"    Path of layer is: `{paths[0]}` vs `{paths[1]}`")
+        sides, paths = self._settings.sides, Both(first.reference, first.candidate)
+        self._say(f"    Type of layer is: {' vs '.join(map(_type, sides, paths))}")
+        self._say(f"    Path of layer is: {' vs '.join(f'`{path}`' for path in paths)}")
         print(f"\n{first.message}\n")
         print(f"{count_text(report)}.\n")
         self._say("Check model struct:")
-        for side, path in zip(sides, paths):
+        for side, path in sides.zip(paths):
             print(f"{side.name} model ({side.framework.name})\n=========================")
             print(tree_text(side.live.info.layers, path))
-        for side, path, record, known in zip(sides, paths, records, stacks):
+        for side, path, record, known in zip(sides, paths, (diff.pair.reference, diff.pair.candidate), stacks):
             call = record.call if record is not None else 0
             name = path or ""
             if record is not None and is_functional(record.slot):

@@ -9,6 +9,7 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
+from padiff.records import Both
 from padiff.weights.arguments import torch_is_second
 
 #: The options, with their defaults.
@@ -51,18 +52,18 @@ class Said:
         layer_map: as `padiff.model.layer_map.LayerMap.of` takes it.
         options: all options, those that the call does not give with their defaults.
         first_generation: whether the first generation's words are in it.
-        turned: whether the second model is the base: of a paddle layer and a torch module in the first generation's
-            words, torch is the one to trust.
+        swapped: whether the second model is the reference: of a paddle layer and a torch module in the first
+            generation's words, torch is the one to trust.
     """
 
-    models: tuple[Any, Any]
+    models: Both[Any]
     inputs: Any
     loss_fns: Any
     optimizers: Any
     layer_map: Any
     options: Mapping[str, Any]
     first_generation: bool
-    turned: bool
+    swapped: bool
 
 
 def said(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Said:
@@ -92,10 +93,10 @@ def said(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Said:
     if missing:
         raise UsageError(f"auto_diff needs {', '.join(words)}; {', '.join(missing)} is missing")
     values = call.values
-    models = values["first"], values["second"]
+    models = Both(values["first"], values["second"])
     if not old and len(args) == 3 and kwargs and kwargs.keys() <= {"steps", "layer_map"}:
         # These two alone: a paddle layer first, a torch module second is how the first generation has it.
-        old = torch_is_second(*models)
+        old = torch_is_second(models)
     return Said(
         models=models,
         inputs=values["inputs"],
@@ -104,7 +105,7 @@ def said(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Said:
         layer_map=values.get("layer_map"),
         options={name: values.get(name, default) for name, default in OPTIONS.items()},
         first_generation=old,
-        turned=old and not named and torch_is_second(*models),
+        swapped=old and not named and torch_is_second(models),
     )
 
 

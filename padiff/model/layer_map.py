@@ -12,6 +12,7 @@ from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 from padiff.model.selection import Node
 from padiff.model.tree import walk
+from padiff.records import Both
 
 #: One side of a pair: a path or a layer, several of them for the parts of one, or `None`.
 Side = Any
@@ -63,19 +64,19 @@ class LayerMap:
         self.pairs += tuple((node.layer, None) for node in found if isinstance(node.layer, layer_class))
 
     @classmethod
-    def resolve(cls, value: Any, base: Sequence[Node], raw: Sequence[Node]) -> LayerMap:
-        """The map of two live models with every object replaced by its path, base first.
+    def resolve(cls, value: Any, nodes: Both[Sequence[Node]]) -> LayerMap:
+        """The map of two live models with every object replaced by its path, the base's (reference's) first.
 
         Raises:
             UsageError: a layer is in neither model, or both layers of a pair are in one.
         """
         pairs = []
         for pair in cls.of(value):
-            first, second = (_sides(side, base, raw) for side in pair)
+            first, second = (_sides(side, nodes) for side in pair)
             if first[0] == second[0] is not None:
                 raise UsageError(f"layer map: {first[1]} and {second[1]} are both layers of the {first[0]} model")
-            turned = first[0] == "raw" or second[0] == "base"
-            pairs.append((second[1], first[1]) if turned else (first[1], second[1]))
+            swapped = first[0] == "raw" or second[0] == "base"
+            pairs.append((second[1], first[1]) if swapped else (first[1], second[1]))
         return cls(pairs)
 
     @classmethod
@@ -185,23 +186,23 @@ def _side_of(side: Any) -> Any:
     return tuple(side) if len(side) > 1 else side[0]
 
 
-def _sides(side: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, Any]:
+def _sides(side: Any, nodes: Both[Sequence[Node]]) -> tuple[str | None, Any]:
     """Which model a side of a pair is of (`None` where a path can't tell), and its path or paths."""
     if not isinstance(side, tuple):
-        return _side(side, base, raw)
-    found = [_side(layer, base, raw) for layer in side]
+        return _side(side, nodes)
+    found = [_side(layer, nodes) for layer in side]
     models = {model for model, _ in found if model is not None}
     if len(models) > 1:
         raise UsageError(f"layer map: {', '.join(str(path) for _, path in found)} are layers of both models")
     return next(iter(models), None), tuple(path for _, path in found)
 
 
-def _side(layer: Any, base: Sequence[Node], raw: Sequence[Node]) -> tuple[str | None, str | None]:
+def _side(layer: Any, nodes: Both[Sequence[Node]]) -> tuple[str | None, str | None]:
     """Which model a layer is of (`None` where a path can't tell), and its path."""
     if layer is None or isinstance(layer, str):
         return None, layer
-    for side, nodes in (("base", base), ("raw", raw)):
-        for node in nodes:
+    for model, own in zip(("base", "raw"), nodes):
+        for node in own:
             if node.layer is layer:
-                return side, node.path
+                return model, node.path
     raise UsageError(f"layer map: {type(layer).__name__} is a layer of neither model; give layers of these very models")

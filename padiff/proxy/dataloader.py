@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,11 +14,11 @@ from padiff.compare.measure.arrays import figures_of
 from padiff.compare.measure.operands import Arrays
 from padiff.errors import NothingToCompareError
 from padiff.frameworks import framework_of_tensor
-from padiff.records import UNSCALED
+from padiff.records import UNSCALED, Both
 
 
 def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapping[str, Any] | None = None) -> bool:
-    """Compare two data loaders batch by batch, prints the first difference.
+    """Compare two data loaders batch by batch; prints the first difference.
 
     Args:
         loader_0, loader_1: anything that gives batches: tensors of either framework, arrays, and lists, tuples or
@@ -31,38 +32,36 @@ def check_dataloader(loader_0: Iterable[Any], loader_1: Iterable[Any], cfg: Mapp
         NothingToCompareError: neither loader gives a batch, or their batches hold no tensor.
     """
     tolerance = tolerance_of(cfg)
-    first, second = iter(loader_0), iter(loader_1)
     end = object()
     index = 0
-    while True:
-        batches = (next(first, end), next(second, end))
-        if batches[0] is end or batches[1] is end:
-            if batches[0] is batches[1]:
-                if not index:
-                    raise NothingToCompareError("check_dataloader: no batch to compare, both data loaders are empty")
-                return True
-            print(f"[AutoDiff] the {'first' if batches[0] is end else 'second'} data loader ends after {index} batches")
+    for first, second in itertools.zip_longest(loader_0, loader_1, fillvalue=end):
+        if first is end or second is end:
+            print(f"[AutoDiff] the {'first' if first is end else 'second'} data loader ends after {index} batches")
             return False
-        sides = [dict(_arrays(batch, "batch")) for batch in batches]
-        if not sides[0] and not sides[1]:
+        arrays = Both(first, second).map(lambda batch: dict(_arrays(batch, "batch")))
+        if not any(arrays):
             raise NothingToCompareError(f"check_dataloader: batch {index} holds no tensor in either data loader")
-        if len(sides[0]) != len(sides[1]):
-            print(f"[AutoDiff] batch {index}: {len(sides[0])} against {len(sides[1])} tensors")
+        counts = arrays.map(len)
+        if counts.reference != counts.candidate:
+            print(f"[AutoDiff] batch {index}: {counts.reference} against {counts.candidate} tensors")
             return False
         # By name; where the two call them differently ("img", "image"), by position.
-        others = list(sides[0] if sides[0].keys() == sides[1].keys() else sides[1])
-        for name, other in zip(sides[0], others):
-            problem = _problem(sides[0][name], sides[1][other], tolerance)
+        names = arrays.reference if arrays.reference.keys() == arrays.candidate.keys() else arrays.candidate
+        for (name, array), other in zip(arrays.reference.items(), names):
+            problem = _problem(array, arrays.candidate[other], tolerance)
             if problem:
                 print(f"[AutoDiff] batch {index}, {name} against {other}: {problem}")
                 return False
         index += 1
+    if not index:
+        raise NothingToCompareError("check_dataloader: no batch to compare, both data loaders are empty")
+    return True
 
 
-def _problem(left: np.ndarray, right: np.ndarray, tolerance: Tolerance) -> str:
-    if left.shape != right.shape:
-        return f"shapes differ: {list(left.shape)} against {list(right.shape)}"
-    figures = figures_of(Arrays(left, right, UNSCALED), tolerance.elementwise)
+def _problem(reference: np.ndarray, candidate: np.ndarray, tolerance: Tolerance) -> str:
+    if reference.shape != candidate.shape:
+        return f"shapes differ: {list(reference.shape)} against {list(candidate.shape)}"
+    figures = figures_of(Arrays(reference, candidate, UNSCALED), tolerance.elementwise)
     if figures.nonfinite:
         return f"{figures.nonfinite} values are NaN or infinite on one side only"
     if tolerance.passes(figures):

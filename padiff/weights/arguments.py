@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.errors import UsageError
+from padiff.records import Both
 from padiff.weights.live import frameworks_name
 
 _NEW, _OLD = ("base_model", "raw_model"), ("layer", "module")
@@ -18,18 +19,17 @@ class Call:
     """A call of ``assign_weight``, understood.
 
     Attributes:
-        base, raw: the model that the weights come from, and the one that they go to.
-        inputs: the base's and the raw model's.
+        models: the one that the weights come from, and the one that they go to.
+        inputs: theirs, in this order.
         partial: whether what fits is carried over, and the rest listed.
-        turned: whether the base is the second of the two as the call gives them.
+        swapped: whether the weights come from the second of the two models as the call gives them.
     """
 
-    base: Any
-    raw: Any
+    models: Both[Any]
     layer_map: Any = None
     inputs: Any = None
     partial: bool = False
-    turned: bool = False
+    swapped: bool = False
 
 
 def understand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -53,17 +53,17 @@ def understand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         raise UsageError(f"assign_weight: partial is True or False, got {partial!r}")
     # A layer map went with the first generation's form alone; who writes `base_model` says which is which.
     old = names is _OLD or ("layer_map" in given and not kwargs.keys() & set(_NEW))
-    turned = old and torch_is_second(given[names[0]], given[names[1]])
-    base, raw = (names[1], names[0]) if turned else names
-    inputs = given.get("inputs")
-    if turned and isinstance(inputs, (list, tuple)):
-        inputs = inputs[::-1]
-    return Call(given[base], given[raw], given.get("layer_map"), inputs, partial, turned)
+    models, inputs = Both(*(given[name] for name in names)), given.get("inputs")
+    swapped = old and torch_is_second(models)
+    if swapped:
+        models = models.swapped()
+        inputs = inputs[::-1] if isinstance(inputs, (list, tuple)) else inputs
+    return Call(models, given.get("layer_map"), inputs, partial, swapped)
 
 
-def torch_is_second(first: Any, second: Any) -> bool:
-    """Whether two models are the first generation's pair, a paddle layer and a torch module.
+def torch_is_second(models: Both[Any]) -> bool:
+    """Whether two models, as a call gives them, are the first generation's pair, a paddle layer and a torch module.
 
     Of such a pair torch is the one to trust, in calls of that generation; of any other pair it is the first.
     """
-    return [frameworks_name(model) for model in (first, second)] == ["paddle", "torch"]
+    return models.map(frameworks_name) == Both("paddle", "torch")

@@ -29,37 +29,35 @@ class Carried:
 
     Attributes:
         alignment: which layers and parameters answered to each other.
+        plan: what was written, and what was left.
+        models: the base and the raw model, as ``torch ResNet``.
+        seen: what running the models showed.
         proof: both models' outputs, where there were inputs to run them on.
         choices: what the outputs decided where names and shapes did not tell.
         without: kinds of evidence that misled, as the outputs showed.
-        seen: what running the models showed.
-        plan: what was written, and what was left.
-        models: the base and the raw model, as ``torch ResNet``.
     """
 
     alignment: Alignment
+    plan: Plan
+    models: Both[str]
+    seen: Both[Seen]
     proof: Proof | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    seen: Both[Seen] = NOTHING_SEEN
-    plan: Plan = field(default_factory=Plan)
-    models: tuple[str, str] = ("", "")
 
     @property
     def proved(self) -> bool:
         return self.proof is not None and self.proof.holds
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """What was copied where, and what was not, a line each."""
         plan = self.plan
         by_rule = len(plan.calls)
         rules = f", {by_rule} layer{'s' if by_rule > 1 else ''} by rules of your own" if by_rule else ""
-        lines = [
-            f"weights: {self.models[0]} -> {self.models[1]} ({plan.parameters} tensors, {plan.buffers} buffers{rules})"
-        ]
-        for ours, theirs in plan.left_wholes:
+        lines = [f"weights: {' -> '.join(self.models)} ({plan.parameters} tensors, {plan.buffers} buffers{rules})"]
+        for base, raw in plan.left_wholes:
             lines.append(
-                f"not carried over, the raw model's stays as it is: `{ours}` to `{theirs}`. Initialise it yourself, or "
+                f"not carried over, the raw model's stays as it is: `{base}` to `{raw}`. Initialise it yourself, or "
                 "register how (add_special_init)"
             )
         if plan.not_carried:
@@ -69,7 +67,7 @@ class Carried:
         return lines
 
 
-# Below that confidence a pair is told.
+# Below that confidence a pair is listed.
 _SURE = 0.8
 
 #: What not to trust, one try after another: names mislead, or layers run in another order, where outputs say so.
@@ -102,7 +100,7 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     """
     call = understand(args, kwargs)
     try:
-        carried = carry_over(call.base, call.raw, call.layer_map, call.inputs, call.partial)
+        carried = carry_over(call.models.reference, call.models.candidate, call.layer_map, call.inputs, call.partial)
     except AssignError as error:
         print(f"[AutoDiff] Assign weight Failed !!!\n\n{error}")
         return False
@@ -117,9 +115,9 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
             print(f"[AutoDiff] {line}")
     if carried.proof is not None:
         print(f"[AutoDiff] Largest output diff of each layer, both models run once:\n{carried.proof.table()}")
-    first, *rest = carried.told()
-    turned = "; the second argument is the source, as in PaDiff's first generation" if call.turned else ""
-    for line in (f"{first}{turned}", *rest):
+    first, *rest = carried.described()
+    swapped = "; the second argument is the source, as in PaDiff's first generation" if call.swapped else ""
+    for line in (f"{first}{swapped}", *rest):
         print(f"[AutoDiff] {line}")
     print(f"[AutoDiff] {success(carried)}")
     return True
@@ -146,9 +144,10 @@ def carry_over(
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
     """
-    base, raw = LiveModel.of(base_model), LiveModel.of(raw_model)
-    pairs = LayerMap.resolve(layer_map, base.nodes, raw.nodes)
-    rules = ruled(base.framework.name, raw.framework.name)
+    models = Both(base_model, raw_model).map(LiveModel.of)
+    raw = models.candidate
+    pairs = LayerMap.resolve(layer_map, models.map(lambda model: model.nodes))
+    rules = ruled(models.map(lambda model: model.framework.name))
     given = Inputs.pair(inputs) if inputs is not None else None
     before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
 
@@ -156,10 +155,10 @@ def carry_over(
         for tensor, array in before:
             raw.framework.write(tensor, array)
 
-    aligned = functools.partial(align, base.info, raw.info, pairs, whole=rules)
-    plan = functools.partial(planned, base, raw, layer_map=pairs, partial=partial, may_stay=may_stay)
+    aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
+    plan = functools.partial(planned, models, layer_map=pairs, partial=partial, may_stay=may_stay)
     try:
-        carried = _Transfer(base, raw, plan, aligned, given, restore).run()
+        carried = _Transfer(models, plan, aligned, given, restore).run()
         if partial and not (carried.plan.writes or carried.plan.calls):
             raise AssignError("no parameter of the one model fits the other: nothing was carried over")
         return carried
@@ -175,28 +174,27 @@ class _Transfer:
 
     def __init__(
         self,
-        base: LiveModel,
-        raw: LiveModel,
+        models: Both[LiveModel],
         plan: Callable[[Alignment], Plan],
         aligned: Callable[..., Alignment],
-        inputs: tuple[Inputs, Inputs] | None,
+        inputs: Both[Inputs] | None,
         restore: Callable[[], None],
     ) -> None:
-        self._base, self._raw, self._plan, self._restore = base, raw, plan, restore
-        self._models = (f"{base.framework.name} {base.info.name}", f"{raw.framework.name} {raw.info.name}")
+        self._models, self._plan, self._restore = models, plan, restore
+        self._names = models.map(lambda model: f"{model.framework.name} {model.info.name}")
         self._align, self._inputs = aligned, inputs
         self._seen = NOTHING_SEEN
-        self._base_step: Step | None = None
+        self._reference_step: Step | None = None
         self._tried: list[tuple[ParameterPair, ...]] = []
         self._written = False
 
     def run(self) -> Carried:
         if self._inputs is None:
             alignment = self._align()
-            return Carried(alignment, plan=self._write(alignment), models=self._models)
+            return Carried(alignment, self._write(alignment), self._names, self._seen)
         # What runs when tells more than any definition; outputs then prove the whole.
-        self._base_step = run_once(self._base, self._inputs[0])
-        self._seen = Both(self._base_step, run_once(self._raw, self._inputs[1])).map(Seen.of)
+        steps = self._models.zip(self._inputs).map(lambda run: run_once(*run))
+        self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
         best: Carried | None = None
         for without in _TRUST:
             best = self._better(best, without, {})
@@ -207,15 +205,15 @@ class _Transfer:
             if best is not None and best.proved:
                 break
         if best is None:
-            # No way fits: told for the best guess.
-            self._write(self._align(seen=self._seen))
+            # No way fits: the error is about the best guess.
+            self._write(self._align(seen=tuple(self._seen)))
             raise AssertionError("a plan that failed before has succeeded")
         self._write(best.alignment)
         return best
 
     def _better(self, best: Carried | None, without: tuple[str, ...], choices: Mapping[str, str]) -> Carried | None:
         """The better one of what was found so far and of another try, by how many outputs agree."""
-        alignment = self._align(seen=self._seen, choices=choices, without=without)
+        alignment = self._align(seen=tuple(self._seen), choices=choices, without=without)
         if alignment.parameters in self._tried:
             return best
         self._tried.append(alignment.parameters)
@@ -223,22 +221,23 @@ class _Transfer:
             plan = self._write(alignment)
         except AssignError:
             return best
-        assert self._inputs is not None and self._base_step is not None
-        proof = prove(self._base_step, run_once(self._raw, self._inputs[1]), alignment)
+        assert self._inputs is not None and self._reference_step is not None
+        step = run_once(self._models.candidate, self._inputs.candidate)
+        proof = prove(self._reference_step, step, alignment)
         if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
             return best
-        return Carried(alignment, proof, choices, without, self._seen, plan, self._models)
+        return Carried(alignment, plan, self._names, self._seen, proof, choices, without)
 
     def _write(self, alignment: Alignment) -> Plan:
         try:
             plan = self._plan(alignment)
         except NoPlanError as error:
-            raise AssignError(_explain(error, alignment, self._base, self._raw)) from None
+            raise AssignError(_explain(error, alignment, self._models)) from None
         if self._written:
             self._restore()  # what another try wrote, and this one leaves
         self._written = True
         for tensor, array in plan.writes:
-            self._raw.framework.write(tensor, array)
+            self._models.candidate.framework.write(tensor, array)
         for call in plan.calls:
             call()
         return plan
@@ -249,27 +248,27 @@ def _little(alignment: Alignment) -> list[str]:
     pairs = [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
     if not pairs:
         return []
-    told = [
+    shown = [
         f"`{p.reference.path}` with `{p.candidate.path}`"
         + (f" (or {', '.join(p.alternatives)})" if p.ambiguous else "")
         for p in pairs[:4]
     ]
     more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
-    return [f"Paired on little evidence: {', '.join(told)}{more}; inputs=(...) proves it by the outputs"]
+    return [f"Paired on little evidence: {', '.join(shown)}{more}; inputs=(...) proves it by the outputs"]
 
 
-def _explain(error: NoPlanError, alignment: Alignment, base: LiveModel, raw: LiveModel) -> str:
+def _explain(error: NoPlanError, alignment: Alignment, models: Both[LiveModel]) -> str:
     what = str(error)
-    sides = (("base", base, error.base), ("raw ", raw, error.raw))
+    sides = Both("base", "raw ").zip(models.zip(error.paths))
     places = [
         f"    {name} ({model.framework.name}): `{type(model.layer(path)).__name__}` at `{path}`"
-        for name, model, path in sides
+        for name, (model, path) in sides
         if path is not None
     ]
     trees = [
         f"{name.strip().capitalize()} model ({model.framework.name})\n=========================\n"
         + tree_text(model.info.layers, path)
-        for name, model, path in sides
+        for name, (model, path) in sides
     ]
     doubtful = [
         f"    `{pair.reference.path}` was paired with `{pair.candidate.path}`, but {', '.join(pair.alternatives)} "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from padiff.align import LayerPair, align
+from padiff.align import align
 from padiff.errors import UsageError
 from padiff.model import layer_map as given
-from padiff.records import ROOT
-from padiff.weights.live import LiveModel
+from padiff.records import ROOT, Both
+from padiff.weights.live import LiveModel, layers_at
 from padiff.weights.special_init import ruled_either_way, special_init, wholes
 
 
@@ -25,43 +25,34 @@ class LayerMap(given.LayerMap):
         Raises:
             UsageError: such a layer answers to none.
         """
-        models = LiveModel.of(first), LiveModel.of(second)
-        rules = ruled_either_way(models[0].framework.name, models[1].framework.name)
-        alignment = align(models[0].info, models[1].info, whole=rules)
-        by_rule = [(p.reference.path, p.candidate.path) for p in alignment.pairs if _is_ruled(p, models)]
-        composites = [
-            wholes(model.info.layers, {pair[k] for pair in by_rule if ROOT not in pair})
-            for k, model in enumerate(models)
-        ]
-        pairs = [
-            pair
-            for pair in alignment.pairs
-            if pair.reference.path in composites[0] or pair.candidate.path in composites[1]
-        ]
-        left = [
-            composites[0].keys() - {pair.reference.path for pair in pairs},
-            composites[1].keys() - {pair.candidate.path for pair in pairs},
-        ]
-        if any(left):
-            told = " against ".join(
-                ", ".join(f"{path} ({kind})" for path, kind in side.items()) or "none" for side in composites
-            )
+        models = Both(first, second).map(LiveModel.of)
+        frameworks = models.map(lambda model: model.framework.name)
+        rules = ruled_either_way(frameworks)
+        alignment = align(models.reference.info, models.candidate.info, whole=rules)
+        found = [Both(pair.reference.path, pair.candidate.path) for pair in alignment.pairs]
+        by_rule = [paths for paths in found if ROOT not in paths and _is_ruled(frameworks, layers_at(models, paths))]
+        whole = Both(
+            wholes(models.reference.info.layers, {paths.reference for paths in by_rule}),
+            wholes(models.candidate.info.layers, {paths.candidate for paths in by_rule}),
+        )
+        pairs = [paths for paths in found if paths.reference in whole.reference or paths.candidate in whole.candidate]
+        paired = Both({paths.reference for paths in pairs}, {paths.candidate for paths in pairs})
+        if any(side.keys() - partners for side, partners in whole.zip(paired)):
+            sides = (", ".join(f"{path} ({kind})" for path, kind in side.items()) or "none" for side in whole)
             raise UsageError(
-                f"LayerMap.auto: the models do not have the same layers to map: {told}; set the map by hand"
+                "LayerMap.auto: the models do not have the same layers to map: "
+                f"{' against '.join(sides)}; set the map by hand"
             )
-        for pair in pairs:
-            kind = composites[0].get(pair.reference.path) or composites[1][pair.candidate.path]
-            print(f"[AutoDiff] LayerMap.auto: `{pair.reference.path}` answers to `{pair.candidate.path}` ({kind})")
-            self.pairs += ((models[0].layer(pair.reference.path), models[1].layer(pair.candidate.path)),)
+        for paths in pairs:
+            kind = whole.reference.get(paths.reference) or whole.candidate[paths.candidate]
+            print(f"[AutoDiff] LayerMap.auto: `{paths.reference}` answers to `{paths.candidate}` ({kind})")
+            layers = layers_at(models, paths)
+            self.pairs += ((layers.reference, layers.candidate),)
         if not pairs:
             print("[AutoDiff] LayerMap.auto: no layer of these models needs a map")
         return self
 
 
-def _is_ruled(pair: LayerPair, models: tuple[LiveModel, LiveModel]) -> bool:
+def _is_ruled(frameworks: Both[str], layers: Both[Any]) -> bool:
     """Whether a rule of the user's is about these two layers, in either direction."""
-    sides = [
-        (model.framework.name, model.layer(layer.path))
-        for model, layer in zip(models, (pair.reference, pair.candidate))
-    ]
-    return any(special_init(*a, *b) is not None for a, b in (sides, sides[::-1]))
+    return bool(special_init(frameworks, layers) or special_init(frameworks.swapped(), layers.swapped()))

@@ -11,7 +11,7 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node, find_paths
 from padiff.model.tree import describe, walk
-from padiff.records import ROOT, Layer, RunInfo
+from padiff.records import ROOT, Both, Layer, RunInfo
 
 
 class LiveModel:
@@ -66,6 +66,11 @@ class LiveModel:
     def below(self, path: str) -> list[Layer]:
         """The layer at a path and all below it."""
         return [x for x in self.info.layers if x.path == path or path == ROOT or x.path.startswith(f"{path}.")]
+
+
+def layers_at(models: Both[LiveModel], paths: Both[str]) -> Both[Any]:
+    """The live layers of two models at a path of each."""
+    return Both(models.reference.layer(paths.reference), models.candidate.layer(paths.candidate))
 
 
 def frameworks_name(model: Any) -> str:

@@ -12,17 +12,17 @@ from padiff.align import Alignment, ParameterPair, Part
 from padiff.align.matching.units import homes_of
 from padiff.model import equivalents
 from padiff.model.layer_map import LayerMap
-from padiff.records import Layer, Parameter
-from padiff.weights.live import LiveModel
+from padiff.records import Both, Layer, Parameter
+from padiff.weights.live import LiveModel, layers_at
 from padiff.weights.special_init import special_init
 
 
 class NoPlanError(Exception):
-    """The weights can't be carried over; the text says what, the attributes where."""
+    """The weights can't be carried over; the text says what, ``paths`` where."""
 
-    def __init__(self, what: str, base: str | None = None, raw: str | None = None) -> None:
+    def __init__(self, what: str, paths: Both[str | None]) -> None:
         super().__init__(what)
-        self.base, self.raw = base, raw
+        self.paths = paths
 
 
 @dataclass
@@ -67,8 +67,7 @@ class _Target:
 
 
 def planned(
-    base: LiveModel,
-    raw: LiveModel,
+    models: Both[LiveModel],
     alignment: Alignment,
     layer_map: LayerMap,
     partial: bool = False,
@@ -86,7 +85,7 @@ def planned(
     """
     stay: list[tuple[str, str]] = []
     while True:
-        planning = _Planning(base, raw, alignment, layer_map, stay)
+        planning = _Planning(models, alignment, layer_map, stay)
         plan = planning.result()
         error = planning.error()
         if error is None or partial:
@@ -100,29 +99,27 @@ def planned(
 class _Planning:
     def __init__(
         self,
-        base: LiveModel,
-        raw: LiveModel,
+        models: Both[LiveModel],
         alignment: Alignment,
         layer_map: LayerMap,
         stay: Collection[tuple[str, str]],
     ) -> None:
-        self._sides = (base, raw)
+        self._models = models
         self._alignment = alignment
         self._plan = Plan(left_wholes=tuple(stay))
-        self._left_out = (
-            {path for ours, theirs in layer_map.named() if not theirs for path in ours},
-            {path for ours, theirs in layer_map.named() if not ours for path in theirs},
+        #: Layers whose parameters nothing is done with: left as they are, and those of the user's rules.
+        self._left_out: Both[set[str]] = Both(
+            {path for reference, candidate in layer_map.named() if not candidate for path in reference},
+            {path for reference, candidate in layer_map.named() if not reference for path in candidate},
         )
         for pair in stay:
-            for k, (model, path) in enumerate(zip(self._sides, pair)):
-                self._left_out[k].update(layer.path for layer in model.below(path))
+            self._leave_out(Both(*pair))
         #: Pairs of parameters that can't be carried over, by what is in the way.
         self._misfits: list[NoPlanError] = []
-        self._left: tuple[_Left, _Left] = ([], [])
-        self._ruled: tuple[set[str], set[str]] = (set(), set())
+        self._left: Both[_Left] = Both([], [])
         self._targets: dict[int, _Target] = {}
         self._used: set[tuple[str, str]] = set()
-        self._homes = homes_of(base.info.layers)
+        self._homes = homes_of(models.reference.info.layers)
 
     def result(self) -> Plan:
         self._find_rules()
@@ -138,27 +135,28 @@ class _Planning:
         self._plan.not_carried, self._plan.left_as_is = (tuple(_names(rest, True)) for rest in self._left)
         return self._plan
 
+    def _leave_out(self, paths: Both[str]) -> None:
+        for left_out, (model, path) in self._left_out.zip(self._models.zip(paths)):
+            left_out.update(layer.path for layer in model.below(path))
+
     def _find_rules(self) -> None:
-        base, raw = self._sides
+        kept = self._left_out.map(frozenset)
         for pair in self._alignment.pairs:
-            if pair.reference.path in self._left_out[0] or pair.candidate.path in self._left_out[1]:
+            paths = Both(pair.reference.path, pair.candidate.path)
+            if any(path in left_out for path, left_out in paths.zip(kept)):
                 continue
-            layers = base.layer(pair.reference.path), raw.layer(pair.candidate.path)
-            rule = special_init(base.framework.name, layers[0], raw.framework.name, layers[1])
+            layers = layers_at(self._models, paths)
+            rule = special_init(self._models.map(lambda model: model.framework.name), layers)
             if rule is not None:
                 self._plan.calls.append(lambda rule=rule, layers=layers: rule(*layers))  # type: ignore[misc]
-                self._ruled[0].update(layer.path for layer in base.below(pair.reference.path))
-                self._ruled[1].update(layer.path for layer in raw.below(pair.candidate.path))
+                self._leave_out(paths)
 
     def _is_left_out(self, pair: ParameterPair) -> bool:
-        return any(
-            part.layer in self._left_out[k] or part.layer in self._ruled[k]
-            for k, parts in enumerate((pair.reference, pair.candidate))
-            for part in parts
-        )
+        sides = self._left_out.zip(Both(pair.reference, pair.candidate))
+        return any(part.layer in left_out for left_out, parts in sides for part in parts)
 
     def _carry(self, pair: ParameterPair) -> None:
-        base = self._sides[0]
+        base = self._models.reference
         values = [part.take(base.value(part.layer, part.slot)) for part in pair.reference]
         # What is added up on the one side is, on the other, one that has it all and others that are zeros.
         value = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
@@ -172,12 +170,9 @@ class _Planning:
 
     def _put(self, source: Part, part: Part, value: np.ndarray) -> None:
         if not equivalents.same_rows(value.shape, part.size):
-            stored = [list(p.shape) for p in (source, part)]
-            raise NoPlanError(
-                f"shapes of `{source.slot}` and `{part.slot}` are not the same: {stored[0]} against {stored[1]}",
-                source.layer,
-                part.layer,
-            )
+            shapes = " against ".join(str(list(p.shape)) for p in (source, part))
+            what = f"shapes of `{source.slot}` and `{part.slot}` are not the same: {shapes}"
+            raise NoPlanError(what, Both(source.layer, part.layer))
         target = self._target(part)
         value = value.reshape(part.size)
         known = part.take(target.filled)
@@ -187,22 +182,22 @@ class _Planning:
             raise NoPlanError(
                 f"the raw model ties `{part.layer}/{part.slot}` to another parameter, the base model has two "
                 "different ones",
-                source.layer,
-                part.layer,
+                Both(source.layer, part.layer),
             )
         part.put(target.values, value)
         part.put(target.filled, np.ones(value.shape, bool))
 
     def _target(self, part: Part) -> _Target:
-        tensor, role = self._sides[1].owned(part.layer, part.slot)
+        raw = self._models.candidate
+        tensor, role = raw.owned(part.layer, part.slot)
         if id(tensor) not in self._targets:
-            values = self._sides[1].value(part.layer, part.slot)
+            values = raw.value(part.layer, part.slot)
             self._targets[id(tensor)] = _Target(tensor, role, values.copy(), np.zeros(values.shape, bool))
         return self._targets[id(tensor)]
 
     def _fill_zeros(self) -> None:
         """Frozen zeros say that a recurrent cell has no bias: they stay zeros, and the base's have to be zeros."""
-        base, raw = self._sides
+        base, raw = self._models
         for layer in base.info.layers:
             for p in layer.parameters:
                 if equivalents.stands_for_none(layer, p) and not base.value(layer.path, p.slot).any():
@@ -217,26 +212,29 @@ class _Planning:
 
     def _find_left(self) -> None:
         """Weights are never skipped silently: every parameter of either side has to be covered, or is listed."""
-        for k, model in enumerate(self._sides):
-            for layer in model.info.layers:
-                if layer.path in self._left_out[k] or layer.path in self._ruled[k]:
-                    continue
-                for p in layer.parameters:
-                    if p.role == "parameter" and not p.tied_to and not self._covered(k, model, layer.path, p.slot):
-                        self._left[k].append((layer, p))
+        covered = Both(self._is_used, self._is_filled)
+        for left, (is_covered, (model, left_out)) in self._left.zip(covered.zip(self._models.zip(self._left_out))):
+            left += [
+                (layer, p)
+                for layer in model.info.layers
+                if layer.path not in left_out
+                for p in layer.parameters
+                if p.role == "parameter" and not p.tied_to and not is_covered(layer.path, p.slot)
+            ]
 
     def pairs_in_the_way(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Those of the pairs of layers that hold all that can't be carried over; none where they do not hold it all."""
-        places = [{layer.path for layer, _ in rest} for rest in self._left]
+        places = self._left.map(lambda left: {layer.path for layer, _ in left})
         for misfit in self._misfits:
-            for side, path in zip(places, (misfit.base, misfit.raw)):
+            for side, path in places.zip(misfit.paths):
                 side |= {path} if path is not None else set()
         found = []
         for pair in pairs:
-            inside = [{layer.path for layer in model.below(path)} for model, path in zip(self._sides, pair)]
+            inside = [{layer.path for layer in model.below(path)} for model, path in zip(self._models, pair)]
             if any(side & within for side, within in zip(places, inside)):
                 found.append(pair)
-                places = [side - within for side, within in zip(places, inside)]
+                for side, within in zip(places, inside):
+                    side -= within
         return [] if any(places) else found
 
     def error(self) -> NoPlanError | None:
@@ -247,30 +245,30 @@ class _Planning:
         if not any(left):
             return None
         partner = {p.reference.path: p.candidate.path for p in self._alignment.pairs}
-        back = {theirs: ours for ours, theirs in partner.items()}
-        places = [rest[0][0].path if rest else None for rest in left]
-        if left[0] and not left[1] and places[0] in partner:
-            what = f"the raw layer has no parameter for {_told(left[0], False)}"
-            return NoPlanError(what, places[0], partner[places[0]])
-        if left[1] and not left[0] and places[1] in back:
-            return NoPlanError(
-                f"the base layer has nothing for the raw layer's {_told(left[1], False)}", back[places[1]], places[1]
-            )
+        back = {candidate: reference for reference, candidate in partner.items()}
+        places = left.map(lambda rest: rest[0][0].path if rest else None)
+        if left.reference and not left.candidate and places.reference in partner:
+            what = f"the raw layer has no parameter for {_listed(left.reference, False)}"
+            return NoPlanError(what, Both(places.reference, partner[places.reference]))
+        if left.candidate and not left.reference and places.candidate in back:
+            what = f"the base layer has nothing for the raw layer's {_listed(left.candidate, False)}"
+            return NoPlanError(what, Both(back[places.candidate], places.candidate))
         sides = []
         for name, rest, whole in zip(("base", "raw"), left, self._alignment.surplus):
             where = f"{', '.join(whole[:4])}{' and more' if len(whole) > 4 else ''}: " if whole else ""
             if rest:
-                sides.append(f"the {name} model's {where}{_told(rest, True)}")
-        return NoPlanError(f"no partner for {' and for '.join(sides)}", places[0], places[1])
+                sides.append(f"the {name} model's {where}{_listed(rest, True)}")
+        return NoPlanError(f"no partner for {' and for '.join(sides)}", places)
 
-    def _covered(self, side: int, model: LiveModel, path: str, slot: str) -> bool:
-        if side == 0:
-            return (path, slot) in self._used
-        target = self._targets.get(id(model.tensor(path, slot)))
+    def _is_used(self, path: str, slot: str) -> bool:
+        return (path, slot) in self._used
+
+    def _is_filled(self, path: str, slot: str) -> bool:
+        target = self._targets.get(id(self._models.candidate.tensor(path, slot)))
         return target is not None and bool(target.filled.all())
 
 
-def _told(left: _Left, where: bool) -> str:
+def _listed(left: _Left, where: bool) -> str:
     texts = _names(left, where)
     return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import ROOT, Layer
+from padiff.records import ROOT, Both, Layer
 
 #: ``init(base_layer, raw_layer)`` copies the base layer's weights into the raw layer.
 Init = Callable[[Any, Any], None]
-#: Framework and class name of the base layer, then of the raw layer.
-Key = tuple[str, str, str, str]
+#: Framework and class name of the layer that weights are copied from, and of the one that they are copied to.
+Key = Both[tuple[str, str]]
 
 _FRAMEWORKS = ("torch", "paddle")
 
@@ -40,25 +40,26 @@ def add_special_init(*args: Any, **kwargs: Any) -> None:
     _RULES.set(MappingProxyType({**_RULES.get(), key: func}))
 
 
-def special_init(base_framework: str, base_layer: Any, raw_framework: str, raw_layer: Any) -> Init | None:
-    """The user's rule for two layers, or `None`."""
+def special_init(frameworks: Both[str], layers: Both[Any]) -> Init | None:
+    """The user's rule for copying the reference's layer into the candidate's, or `None`."""
     rules = _RULES.get()
-    for base in type(base_layer).__mro__:
-        for raw in type(raw_layer).__mro__:
-            rule = rules.get((base_framework, base.__name__, raw_framework, raw.__name__))
+    for reference in type(layers.reference).__mro__:
+        for candidate in type(layers.candidate).__mro__:
+            rule = rules.get(frameworks.zip(Both(reference.__name__, candidate.__name__)))
             if rule is not None:
                 return rule
     return None
 
 
-def ruled(base_framework: str, raw_framework: str) -> frozenset[tuple[str, str]]:
-    """Class names (base, raw) of the user's rules between two frameworks."""
-    return frozenset((key[1], key[3]) for key in _RULES.get() if (key[0], key[2]) == (base_framework, raw_framework))
+def ruled(frameworks: Both[str]) -> frozenset[tuple[str, str]]:
+    """Class names (reference's, candidate's) of the user's rules between two frameworks."""
+    sides = ((key.reference, key.candidate) for key in _RULES.get())
+    return frozenset((a, b) for (one, a), (other, b) in sides if Both(one, other) == frameworks)
 
 
-def ruled_either_way(one: str, other: str) -> frozenset[tuple[str, str]]:
+def ruled_either_way(frameworks: Both[str]) -> frozenset[tuple[str, str]]:
     """Class names of the user's rules between two frameworks, in that order, whichever of them a rule copies from."""
-    return ruled(one, other) | {(mine, theirs) for theirs, mine in ruled(other, one)}
+    return ruled(frameworks) | {names[::-1] for names in ruled(frameworks.swapped())}
 
 
 def wholes(layers: Iterable[Layer], ruled: Collection[str]) -> dict[str, str]:
@@ -82,8 +83,8 @@ def wholes(layers: Iterable[Layer], ruled: Collection[str]) -> dict[str, str]:
 
 def ruled_kinds(framework: str, place: str) -> frozenset[str]:
     """Class names of a framework that the user's rules are about, for the base or the raw model."""
-    start = 0 if place == "base" else 2
-    return frozenset(key[start + 1] for key in _RULES.get() if key[start] == framework)
+    sides = (key.reference if place == "base" else key.candidate for key in _RULES.get())
+    return frozenset(name for of, name in sides if of == framework)
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Init]:
@@ -107,9 +108,9 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Init]:
 
         if not callable(func):
             raise UsageError(f"add_special_init: func has to be a function of two layers, got {func!r}")
-        return ("torch", given["torch_name"], "paddle", given["paddle_name"]), torch_to_paddle
+        return Both(("torch", given["torch_name"]), ("paddle", given["paddle_name"])), torch_to_paddle
     for name in ("base_framework", "raw_framework"):
         if given[name] not in _FRAMEWORKS:
             raise UsageError(f"add_special_init: {name} is 'torch' or 'paddle', got {given[name]!r}")
-    key = (given["base_framework"], given["base_model_name"], given["raw_framework"], given["raw_model_name"])
-    return key, given["func"]
+    base, raw = ((given[f"{model}_framework"], given[f"{model}_model_name"]) for model in ("base", "raw"))
+    return Both(base, raw), given["func"]

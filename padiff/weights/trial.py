@@ -13,7 +13,7 @@ from padiff.align import Alignment
 from padiff.errors import UsageError
 from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
-from padiff.records import ROOT, Pair, Step
+from padiff.records import ROOT, Both, Pair, Step
 from padiff.weights.live import LiveModel
 
 #: Relative L2 error below which an output counts as the same: what float32 rounding leaves after many layers.
@@ -28,7 +28,7 @@ class Inputs:
     kwargs: Mapping[str, Any]
 
     @classmethod
-    def pair(cls, value: Any) -> tuple[Inputs, Inputs]:
+    def pair(cls, value: Any) -> Both[Inputs]:
         """The two models' inputs from a pair; each a dict of keywords, a tuple of arguments, or one tensor.
 
         Raises:
@@ -38,7 +38,7 @@ class Inputs:
             raise UsageError(
                 f"inputs have to be a pair, the base model's and the raw model's, got {type(value).__name__}"
             )
-        return cls.of(value[0]), cls.of(value[1])
+        return Both(*value).map(cls.of)
 
     @classmethod
     def of(cls, value: Any) -> Inputs:
@@ -130,27 +130,27 @@ class Proof:
         return "\n".join(lines)
 
 
-def prove(base: Step, raw: Step, alignment: Alignment) -> Proof:
+def prove(reference: Step, candidate: Step, alignment: Alignment) -> Proof:
     """Compare the outputs of two passes."""
-    pairs = (p for p in pair_steps(base, raw, alignment) if p.stage == "forward" and p.complete)
+    pairs = (p for p in pair_steps(reference, candidate, alignment) if p.stage == "forward" and p.complete)
     return Proof(tuple(_output(pair) for pair in pairs))
 
 
 def _output(pair: Pair) -> Output:
     assert pair.reference is not None and pair.candidate is not None
-    ours = pair.reference.value
-    theirs = pair.layout.apply(pair.candidate.value, ours.shape)
+    reference = pair.reference.value
+    candidate = pair.layout.apply(pair.candidate.value, reference.shape)
     path, slot = pair.reference.layer, pair.reference.slot
     try:
-        ours, theirs = np.broadcast_arrays(ours, theirs)
+        reference, candidate = np.broadcast_arrays(reference, candidate)
     except ValueError:
         return Output(path, slot, math.inf, math.inf)
-    if ours.size == 0 or ours.dtype.kind not in "fV":
-        return Output(path, slot, 0.0 if np.array_equal(ours, theirs) else math.inf, 0.0)
+    if reference.size == 0 or reference.dtype.kind not in "fV":
+        return Output(path, slot, 0.0 if np.array_equal(reference, candidate) else math.inf, 0.0)
     # No figures of a report: a trial is run several times, so the plain norm in the tensors' own precision will do.
-    ours, theirs = (array.astype(np.promote_types(array.dtype, np.float32), copy=False) for array in (ours, theirs))
+    sides = Both(reference, candidate).map(lambda a: a.astype(np.promote_types(a.dtype, np.float32), copy=False))
     with np.errstate(all="ignore"):
-        apart = np.nan_to_num(ours - theirs)
-        size = float(np.linalg.norm(np.nan_to_num(ours)))
+        apart = np.nan_to_num(sides.reference - sides.candidate)
+        size = float(np.linalg.norm(np.nan_to_num(sides.reference)))
     error = float(np.linalg.norm(apart))
     return Output(path, slot, error / size if size else (math.inf if error else 0.0), float(np.abs(apart).max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_importing_padiff_does_not_change_how_numpy_prints():
 @pytest.mark.parametrize("name", padiff.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(padiff, name) is not None and name in dir(padiff)
+
+
+def test_the_public_names_are_those_that_type_checkers_read():
+    stub = Path(padiff.__file__).with_suffix(".pyi").read_text()
+    assert {"__version__", *re.findall(r"^from \S+ import (\w+) as \1$", stub, re.MULTILINE)} == {*padiff.__all__}
+    assert {"record", "compare_runs", "auto_diff", "LayerMap"} < {*padiff.__all__}
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -13,6 +13,7 @@ import torch
 import padiff
 from padiff.dump.local import is_remote, local_folder
 from padiff.errors import UsageError
+from padiff.records import Both
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
 from padiff_hooks.training import TrainingRecorder
@@ -91,7 +92,7 @@ DOORS = {
     "callback's logdir": (lambda path: training(logdir=path), "logdir"),
     "watched reference": (lambda path: PairedRuns(path, "run"), "reference"),
     "watched candidate": (lambda path: PairedRuns("run", path), "candidate"),
-    "log folder": (lambda path: DiffStream(path, ("a", "b")), "logdir"),
+    "log folder": (lambda path: DiffStream(path, Both("a", "b")), "logdir"),
 }
 
 

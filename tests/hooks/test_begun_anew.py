@@ -12,6 +12,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from padiff.records import Both
 from padiff_hooks.cli import main
 from padiff_hooks.stream import DiffStream
 
@@ -20,7 +21,7 @@ from .test_stream import KINDS, NAMES, events, lines, points, reports, texts
 
 FORWARD = "forward_rel_l2/fc1"
 WRONG = planted("body.0/forward/output.0", lambda v: v + 1, at=1)
-OLD, NEW = ("r1", "c1"), ("r1", "c2")
+OLD, NEW = Both("r1", "c1"), Both("r1", "c2")
 
 
 def written(logdir: Path, made: list, recordings: tuple[str, str]) -> DiffStream:
@@ -109,15 +110,15 @@ def as_of_an_older_padiff(logdir: Path) -> None:
 
 def test_the_log_of_an_older_padiff_goes_on_for_runs_of_an_older_padiff(tmp_path):
     made = reports(range(4))
-    written(tmp_path, made[:2], ("", ""))
+    written(tmp_path, made[:2], Both("", ""))
     as_of_an_older_padiff(tmp_path)
-    assert written(tmp_path, made, ("", "")).replaced == ""
+    assert written(tmp_path, made, Both("", "")).replaced == ""
     assert [number for number, _ in points(tmp_path, "diff")[FORWARD]] == [0, 1, 2, 3]
     assert judged(tmp_path) == [(number, True) for number in range(4)]
 
 
 def test_the_log_of_an_older_padiff_begins_anew_for_recordings_with_an_identity(tmp_path):
-    written(tmp_path, reports(range(3), plant=WRONG), ("", ""))
+    written(tmp_path, reports(range(3), plant=WRONG), Both("", ""))
     as_of_an_older_padiff(tmp_path)
     assert "/runs/torch and /runs/paddle were recorded anew" in written(tmp_path, reports([0]), NEW).replaced
     assert judged(tmp_path) == [(0, True)]

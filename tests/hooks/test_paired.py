@@ -15,6 +15,7 @@ from hard.children import Child, started
 from padiff import Tolerance
 from padiff.dump import RunWriter
 from padiff.errors import PadiffError, UsageError
+from padiff.records import Both
 from padiff_hooks.paired import PairedRuns
 
 from .test_stream import lines, points
@@ -47,10 +48,10 @@ def paths(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_candidate_that_starts_later_is_waited_for(paths):
     pairs = PairedRuns(*paths)
-    assert pairs.started == (False, False) and polled(pairs) == [] and pairs.runs is None
+    assert pairs.started == Both(False, False) and polled(pairs) == [] and pairs.runs is None
     reference = Growing(paths[0])
     reference.write(0, 1)
-    assert pairs.started == (True, False) and polled(pairs) == []
+    assert pairs.started == Both(True, False) and polled(pairs) == []
     candidate = Growing(paths[1], paddle=True)
     assert polled(pairs) == []
     candidate.write(0)

@@ -11,11 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from padiff.compare import RunComparison
 from padiff.errors import UsageError
-from padiff.records import LOOP, Report
+from padiff.records import LOOP, Both, Report
 from padiff_hooks import stream as stream_module
 from padiff_hooks.stream import DiffStream, own_scalars_of, scalars_of
 
-NAMES = ("/runs/torch", "/runs/paddle")
+NAMES = Both("/runs/torch", "/runs/paddle")
 KINDS = ("reference", "candidate", "diff")
 
 
@@ -115,7 +115,12 @@ def test_a_diff_that_stays_where_it_is_is_told_once_also_over_a_restart(tmp_path
 def test_there_is_a_line_for_each_step(tmp_path):
     written(tmp_path, reports([0, 2], plant=planted("body.0/forward/output.0", lambda v: v + 1, at=2)))
     head, zero, two = lines(tmp_path)
-    assert head == {"schema_version": 1, "reference": NAMES[0], "candidate": NAMES[1], "recordings": ["", ""]}
+    assert head == {
+        "schema_version": 1,
+        "reference": NAMES.reference,
+        "candidate": NAMES.candidate,
+        "recordings": ["", ""],
+    }
     assert (zero["step"], zero["passed"], zero["first_diff"], zero["coverage"]) == (0, True, None, 1.0)
     assert (two["step"], two["passed"]) == (2, False)
     assert (two["first_diff"]["stage"], two["first_diff"]["candidate"]) == ("forward", "body.0")
@@ -185,7 +190,7 @@ def test_a_line_that_was_cut_off_is_repaired(tmp_path):
 def test_a_first_line_that_was_cut_off_is_written_anew(tmp_path):
     tmp_path.joinpath("diffs.jsonl").write_text('{"schema_ver')
     written(tmp_path, reports([0]))
-    assert lines(tmp_path)[0]["reference"] == NAMES[0] and lines(tmp_path)[1]["step"] == 0
+    assert lines(tmp_path)[0]["reference"] == NAMES.reference and lines(tmp_path)[1]["step"] == 0
 
 
 def test_a_log_folder_of_other_runs_is_refused_and_left_as_it_was(tmp_path):
@@ -193,7 +198,7 @@ def test_a_log_folder_of_other_runs_is_refused_and_left_as_it_was(tmp_path):
     before = sorted((p, p.stat().st_size) for p in tmp_path.rglob("*"))
     message = "holds the diffs of /runs/torch and /runs/paddle, not of /x and /y: give another log folder"
     with pytest.raises(UsageError, match=message):
-        DiffStream(tmp_path, ("/x", "/y"))
+        DiffStream(tmp_path, Both("/x", "/y"))
     assert sorted((p, p.stat().st_size) for p in tmp_path.rglob("*")) == before
 
 

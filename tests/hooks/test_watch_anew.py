@@ -42,7 +42,7 @@ def test_a_run_that_begins_anew_is_compared_from_its_start(paths, removed):
     mended.write(2, 3)
     mended.close()
     assert polled(pairs) == [2, 3] and pairs.finished()
-    assert len(begun) == 2 and begun[0][0] == begun[1][0] and begun[0][1] != begun[1][1]
+    assert len(begun) == 2 and begun[0].reference == begun[1].reference and begun[0].candidate != begun[1].candidate
 
 
 def test_another_model_in_the_same_folder_is_aligned_anew(paths):

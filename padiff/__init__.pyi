@@ -1,0 +1,28 @@
+"""The public names of padiff. They stand here alone: the package itself reads this file, as type checkers do."""
+
+from padiff.align import Alignment as Alignment
+from padiff.auto import auto_diff as auto_diff
+from padiff.check import check_grads as check_grads
+from padiff.check import check_params as check_params
+from padiff.check import check_report as check_report
+from padiff.check import check_weights as check_weights
+from padiff.compare import NoisePolicy as NoisePolicy
+from padiff.compare import Tolerance as Tolerance
+from padiff.compare import compare_runs as compare_runs
+from padiff.dump import open_run as open_run
+from padiff.errors import PadiffError as PadiffError
+from padiff.proxy import ProxyModel as ProxyModel
+from padiff.proxy import check_dataloader as check_dataloader
+from padiff.proxy import create_model as create_model
+from padiff.proxy import get_dump_root_path as get_dump_root_path
+from padiff.proxy import set_dump_root_path as set_dump_root_path
+from padiff.recorder import Recorder as Recorder
+from padiff.recorder import record as record
+from padiff.recorder.detail import Detail as Detail
+from padiff.recorder.schedule import Schedule as Schedule
+from padiff.records import Report as Report
+from padiff.weights import add_special_init as add_special_init
+from padiff.weights import assign_weight as assign_weight
+from padiff.weights.found_map import LayerMap as LayerMap
+
+__version__: str
