@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +28,7 @@ from padiff.recorder.layers import Layers
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
+from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.parameters import View
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
@@ -71,62 +71,29 @@ class Recorder:
 
     watched = False
 
-    def __new__(cls, *args: Any, **options: Any) -> Recorder:
-        if "PADIFF_DOCTOR" not in os.environ:
-            return super().__new__(cls)
-        from padiff.recorder.watched import Watched  # it derives from this class
-
-        return super().__new__(Watched)
-
-    def __init__(
-        self,
-        model: Any,
-        dir_path: str | Path | None = None,
-        *,
-        every_n_steps: int | Schedule = 1,
-        detail: str | Mapping[str, str] | Detail = "full",
-        full_every_n_steps: int | Schedule | None = None,
-        optimizer: Any = None,
-        white_list: Iterable[Any] | None = None,
-        black_list: Iterable[Any] | None = None,
-        layer_map: Sequence[Any] | None = None,
-        pack: bool | None = None,
-        compression: str = "",
-        max_bytes: int | None = None,
-        name: str = "",
-        start_step: int = 0,
-        existing: str = "error",
-        on_error: str = "raise",
-        rank: int | None = None,
-        world_size: int | None = None,
-        on_written: Callable[[Step], None] | None = None,
-    ) -> None:
-        if on_error not in ("raise", "warn"):
-            raise UsageError(f"on_error is 'raise' or 'warn', got {on_error!r}")
-        if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
-            raise UsageError(f"start_step has to be a whole number of at least 0, got {start_step!r}")
+    def __init__(self, model: Any, scope: Scope, target: Target, identity: Identity) -> None:
         warn_of_older()
-        model, white_list, black_list, layer_map = unwrapped(model, white_list, black_list, layer_map)
+        model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.unwrap(model)
-        self._schedule = Schedule.of(every_n_steps)
-        self._detail = Detail.of(detail, full_every_n_steps)
-        self._storage = Storage.of(pack, compression, max_bytes, self._detail.sketches)
+        self._schedule = Schedule.of(scope.every_n_steps)
+        self._detail = Detail.of(scope.detail, scope.full_every_n_steps)
+        self._storage = Storage.of(target.pack, target.compression, target.max_bytes, self._detail.sketches)
         every = self._detail.full_every_n_steps
         self._full = None if every is None else Schedule.of(every)
-        self._optimizers = optimizers_of(optimizer, self._framework)
+        self._optimizers = optimizers_of(scope.optimizer, self._framework)
         self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
         self._detail.check(self._layers.nodes)
         if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
-        detected = self._framework.distributed()
-        self._rank = detected[0] if rank is None else rank
+        rank, world_size = self._framework.distributed()
+        self._rank = rank if identity.rank is None else identity.rank
         self._info = RunInfo(
             framework=self._framework.name,
             framework_version=self._framework.version,
             layers=self._layers.described(),
-            name=name,
-            world_size=detected[1] if world_size is None else world_size,
+            name=identity.name,
+            world_size=world_size if identity.world_size is None else identity.world_size,
             layer_map=self._layers.mapped,
             recording={
                 "every_n_steps": self._schedule.told(),
@@ -135,10 +102,8 @@ class Recorder:
             },
             environment=fingerprint(self._framework, self._layers.nodes),
         )
-        self._dir_path = local_folder(dir_path, "dir_path") if dir_path is not None else None
-        self._existing = existing
-        self._on_error = on_error
-        self._on_written = on_written
+        self._dir_path = local_folder(target.dir_path, "dir_path") if target.dir_path is not None else None
+        self._target = target
         self._views: dict[int, View] = {}
         self._counts: dict[Kind, int] = {}
         self._requests: Requests | None = None
@@ -155,7 +120,7 @@ class Recorder:
         self._autocast_known = False
         self._notices = Notices()
         self.loss_scale: float = 1.0
-        self.step = start_step
+        self.step = scope.start_step
         self.active = True
         self.forked = False
         self.run: MemoryRun | None = None
@@ -242,13 +207,13 @@ class Recorder:
                     self._info,
                     rank=self._rank,
                     storage=self._storage,
-                    existing=self._existing,
-                    on_written=self._on_written,
+                    existing=self._target.existing,
+                    on_written=self._target.on_written,
                     on_done=self._buffers.recycle,
                 )
                 self._sink, self._written = writer, writer.written
             except UnwritableFolderError as error:
-                if self._on_error == "raise":
+                if self._target.on_error == "raise":
                     raise
                 self.active = False
                 warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=3)
@@ -458,46 +423,8 @@ class Recorder:
         except WriterError as error:
             self.active = False
             self.discard()
-            if self._on_error == "raise":
+            if self._target.on_error == "raise":
                 raise
             warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=4)
             return False
         return True
-
-
-def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Recorder:
-    """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
-
-    Args:
-        model: a torch Module or a paddle Layer; or what ``create_model`` made, whose lists and layer map hold where
-            none are given here.
-        dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
-        every_n_steps: which steps are due: a number or a `Schedule`. Default 1.
-        detail: how much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the
-            relative L2 error to another run is estimated), ``"nothing"``; or a mapping from stages and path patterns
-            to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
-        full_every_n_steps: in which of the due steps full tensors are kept instead of sketches. Default: none.
-        optimizer: the optimizer, or several; with it `grad` is what the optimizer consumed (after clipping and
-            unscaling) and `update` is what it did. Without it `grad` is what backward left.
-        white_list, black_list: which layers to record; see `padiff.model.selection.select`.
-        layer_map: layers that answer, in order, to those of the other run's ``layer_map``; their sublayers
-            are not recorded.
-        pack: whether all of a step goes into one file, in the safetensors format. Default: where sketches or a
-            compression ask for it; else a step is JSON and an ``.npy`` file for each tensor.
-        compression: of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none.
-        max_bytes: how large the run folder may become; of a run in memory, how much of it is held (default: 1 GB).
-            Before a step is written that does not fit, others are taken
-            away: first those in the middle; the first step, the worst ones (NaN, the largest diffs of a live
-            comparison) and the latest stay. Default: no limit.
-        name: what reports call the run. Default: the folder's name.
-        start_step: number of the first step. Default 0.
-        existing: what to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it
-            (steps recorded again are replaced), or ``"overwrite"`` it.
-        on_error: what a writing error (disk full) does: ``"raise"`` in the loop at the next step (default), or
-            ``"warn"`` and stop recording while the training goes on.
-        rank, world_size: of a distributed run. Default: what the framework says.
-
-    Raises:
-        UsageError: the model is of neither framework, a list's item matches no layer, an argument is wrong.
-    """
-    return Recorder(model, dir_path, **options)
