@@ -86,10 +86,10 @@ class Watched(Recorder):
         if self._plan.record:
             super().open()
         else:
-            self._sink = Nowhere()
-            self.run = MemoryRun(self._info) if self._dir_path is None else None
+            self._output.sink = Nowhere()
+            self._output.run = MemoryRun(self.info) if self._output.folder is None else None
             own(self)
-        self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._rank}.jsonl")
+        self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._description.rank}.jsonl")
 
     def attach(self) -> None:
         if self._plan.record:

@@ -21,7 +21,11 @@ from padiff_hooks.training import TrainingRecorder
 from .kits import batch, hook_count, mlp, one_step
 
 
-@pytest.mark.parametrize("model", [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear], ids=str)
+def _kind(model):
+    return type(model).__name__
+
+
+@pytest.mark.parametrize("model", [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear], ids=_kind)
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(UsageError, match=r"expected a torch.nn.Module or a paddle.nn.Layer, got \w+\.\w+"):
         padiff.record(model)
