@@ -6,24 +6,45 @@ A callback is a shell: it tells a `TrainingRecorder` when a batch begins and end
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from padiff.compare import Policy
 from padiff.dump.local import is_remote, local_folder
-from padiff.errors import PadiffError, RunsDifferError, UsageError
+from padiff.errors import PadiffError, UsageError
 from padiff.model.layer_map import LayerMap
-from padiff.recorder import Recorder
+from padiff.recorder import Recorder, record
 from padiff.recorder.detail import Detail
+from padiff.recorder.options import RunOptions, check_names
 from padiff.recorder.schedule import Schedule
-from padiff.records import CANNOT_TELL, Both, FirstDiff, Report, Step, verdict
+from padiff.records import FirstDiff, Report, Step
 from padiff.system.switches import say
 from padiff_hooks.event_files import EventFile, ScalarSink
-from padiff_hooks.paired import PairedRuns
-from padiff_hooks.stream import DiffStream, own_scalars_of
+from padiff_hooks.live import Comparing, LiveComparison
+from padiff_hooks.stream import own_scalars_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ON_DIFF = ("warn", "stop", "raise")
+
+
+class TrainingOptions(RunOptions, total=False):
+    """The options of a callback."""
+
+    layer_map: Any
+    """Without a reference, layers of this model that answer, in order, to those of the other run's map; with one, also
+    pairs of paths (reference, candidate), a mapping, or a YAML file."""
+    reference: str | Path | None
+    """A run folder, recorded before or growing beside this one, to compare with while training."""
+    on_diff: str
+    """What a diff does: ``"warn"`` once (default), ``"stop"`` the training, or ``"raise"`` `RunsDifferError`."""
+    logdir: str | Path | None
+    """Where scalars and first-diff events go (without a reference: this run's own loss and norms). Default: nowhere, or
+    the host's TensorBoard logger."""
+    policy: Policy | None
+    """When a diff passes. Default: `padiff.NoisePolicy`."""
 
 
 class TrainingRecorder:
@@ -31,50 +52,20 @@ class TrainingRecorder:
 
     Args:
         dir_path: the run folder to write.
-        every_n_steps: which steps are due: a number or a `Schedule`.
-        detail, full_every_n_steps: how much is kept of each tensor, and in which due steps all; see `padiff.record`.
-        pack, compression, max_bytes: how it is stored, and how large the folder may become; see there.
-        white_list, black_list: which layers to record; see `padiff.model.selection.select`.
-        layer_map: without a reference, layers of this model that answer, in order, to those of the other run's map;
-            with one, also pairs of paths (reference, candidate), a mapping, or a YAML file.
-        reference: a run folder, recorded before or growing beside this one, to compare with while training.
-        on_diff: what a diff does: ``warn`` once, ``stop`` the training, or ``raise`` `RunsDifferError`.
-        logdir: where scalars and first-diff events go (without a reference: this run's own loss and norms).
-            Default: nowhere, or the host's TensorBoard logger.
-        policy: when a diff passes. Default: `padiff.NoisePolicy`.
-        existing: what to do with a run that the folder holds already: ``error``, ``resume``, ``overwrite``.
-        on_error: what a writing error does: ``raise``, or ``warn`` and go on without recording.
+        options: each is described in `TrainingOptions` and, what `padiff.record` takes too, in
+            `padiff.recorder.options.RunOptions`.
 
     Attributes:
         step: number of the step under way.
-        first_report: the first report with a diff, or `None`. It is not true in a condition: it has a diff.
     """
 
-    def __init__(
-        self,
-        dir_path: str | Path,
-        *,
-        every_n_steps: int | Schedule = 1,
-        detail: Any = "full",
-        full_every_n_steps: int | Schedule | None = None,
-        pack: bool | None = None,
-        compression: str = "",
-        max_bytes: int | None = None,
-        white_list: Iterable[Any] | None = None,
-        black_list: Iterable[Any] | None = None,
-        layer_map: Any = None,
-        reference: str | Path | None = None,
-        on_diff: str = "warn",
-        logdir: str | Path | None = None,
-        policy: Policy | None = None,
-        name: str = "",
-        start_step: int = 0,
-        existing: str = "error",
-        on_error: str = "raise",
-    ) -> None:
+    def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
+        check_names(options, TrainingOptions)
+        reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
+        self._logdir = options.pop("logdir", None)
         if on_diff not in ON_DIFF:
             raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
-        for what, path in (("dir_path", dir_path), ("reference", reference), ("logdir", logdir)):
+        for what, path in (("dir_path", dir_path), ("reference", reference), ("logdir", self._logdir)):
             if path is not None or what == "dir_path":
                 local_folder(path, what)
         if reference is None and on_diff != "warn":
@@ -82,40 +73,19 @@ class TrainingRecorder:
         if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
             raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
         self._dir_path = Path(dir_path)
-        self._schedule = Schedule.of(every_n_steps)
-        self._lists: dict[str, Any] = {
-            "white_list": None if white_list is None else list(white_list),
-            "black_list": None if black_list is None else list(black_list),
-        }
-        self._kept: dict[str, Any] = {
-            "detail": Detail.of(detail, full_every_n_steps),
-            "pack": pack,
-            "compression": compression,
-            "max_bytes": max_bytes,
-        }
-        self._own_map, self._pair_map = _split_map(layer_map, reference is not None)
-        self._reference = Path(reference) if reference is not None else None
-        self._on_diff = on_diff
-        self._logdir = logdir
-        self._policy = policy
-        self._name = name
-        self._existing = existing
-        self._on_error = on_error
+        own_map, pair_map = _split_map(options.pop("layer_map", None), reference is not None)
+        policy = options.pop("policy", None)
+        self._live: LiveComparison | None = None
+        if reference is not None:
+            about = Comparing(Path(reference), self._dir_path, pair_map, policy, on_diff)
+            self._live = LiveComparison(about)
+        self.step = options.get("start_step", 0)
+        self._options = _lasting(options)
+        self._own_map = own_map
         self._recorder: Recorder | None = None
-        self._pairs: PairedRuns | None = None
-        self._stream: DiffStream | None = None
         self._host_sink: ScalarSink | None = None
         self._own_sink: ScalarSink | None = None
-        self._news: list[Report] = []
-        self._remarks: list[str] = []
-        self._recordings: Both[str] | None = None
         self._resumes = False
-        self._trouble: PadiffError | None = None
-        self._compared = 0
-        self._worst, self._doubt = 0.0, ""
-        self._warned = False
-        self.first_report: Report | None = None
-        self.step = start_step
 
     # -- called by the host's callbacks ---------------------------------------------------------------------
 
@@ -137,22 +107,19 @@ class TrainingRecorder:
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
         """
         self.abort()
-        existing = "resume" if resumed and self._existing == "error" else self._existing
-        recorder = Recorder(
+        options = self._options.copy()
+        options["start_step"] = self.step
+        if resumed and options.get("existing", "error") == "error":
+            options["existing"] = "resume"
+        recorder = record(
             model,
             self._dir_path,
-            every_n_steps=self._schedule,
             optimizer=list(optimizers) or None,
             layer_map=self._own_map,
-            name=self._name,
-            start_step=self.step,
-            existing=existing,
-            on_error=self._on_error,
             rank=rank,
             world_size=world_size,
             on_written=self._written,
-            **self._lists,
-            **self._kept,
+            **options,
         )
         if self._logdir is None and logdir is not None:
             if is_remote(logdir):
@@ -164,14 +131,16 @@ class TrainingRecorder:
                 )
             else:
                 self._logdir, self._host_sink = logdir, sink
-        # Only one process looks at the pairs; a step is whole when all have written.
-        if self._reference is not None and not rank and not recorder.watched:
-            self._pairs = PairedRuns(
-                self._reference, self._dir_path, layer_map=self._pair_map, policy=self._policy, begin=self._begin
-            )
-        self._recordings, self._resumes = None, existing == "resume"
+        if self._live is not None:
+            self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
+        self._resumes = options.get("existing") == "resume"
         recorder.open()
         self._recorder = recorder
+
+    @property
+    def first_report(self) -> Report | None:
+        """The first report with a diff, or `None`. It is not true in a condition: it has a diff."""
+        return self._live.first_report if self._live is not None else None
 
     @property
     def first_diff(self) -> FirstDiff | None:
@@ -208,10 +177,11 @@ class TrainingRecorder:
         try:
             was_due = self._recorder.end_step()
             self.step = self._recorder.step
-            if was_due and self._pairs is not None and self._on_diff != "warn":
-                # To stop at the very step, its comparison has to be waited for.
+            if self._live is None:
+                return False
+            if was_due and self._live.waits:
                 self._recorder.flush()
-            return self._tell()
+            return self._live.say()
         except PadiffError:
             # Not every host tells its callbacks of an exception.
             self.abort()
@@ -227,27 +197,15 @@ class TrainingRecorder:
             return
         try:
             recorder.close(finished=True)
-            self._compare()
-            if self._pairs is not None and not self._compared and self._trouble is None:
-                warnings.warn(
-                    f"padiff compared nothing with the reference run {self._reference}: it "
-                    + ("has none of this run's steps" if self._pairs.started.reference else "was never there"),
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-            self._tell()
-            if self._compared and self._trouble is None:
-                say(self._summary())
+            if self._live is not None:
+                self._live.compare()
+                self._live.warn_of_nothing()
+                self._live.say()
+                summary = self._live.summary()
+                if summary:
+                    say(summary)
         finally:
-            self._close_stream()
-
-    def _summary(self) -> str:
-        """What the live comparison came to."""
-        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._reference}"
-        first = self.first_diff
-        if first is not None:
-            return f"{steps}: they differ, first at step {first.step}, stage {first.stage}, layer {first.reference}"
-        return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}'}"
+            self._close_streams()
 
     def abort(self) -> None:
         """Training ended by an exception: take everything off, keep what is written."""
@@ -258,106 +216,49 @@ class TrainingRecorder:
             try:
                 recorder.close(finished=False, raise_errors=False)
             finally:
-                self._close_stream()
+                self._close_streams()
 
     def detach(self) -> None:
         """Take the hooks off; for a host that left a batch by an exception."""
         if self._recorder is not None:
             self._recorder.detach()
 
-    # -- comparing, on the writer's thread ------------------------------------------------------------------
-
     def _written(self, step: Step) -> None:
-        if self._pairs is not None:
-            self._compare()
-        elif self._reference is None and self._logdir is not None:
+        """On the writer's thread."""
+        if self._live is not None:
+            self._live.compare(self._recorder)
+        elif self._logdir is not None:
             if self._own_sink is None:
-                folder = Path(self._logdir) / (self._name or self._dir_path.name)
+                folder = Path(self._logdir) / (self._options.get("name") or self._dir_path.name)
                 # Only a resume has points that go on being true.
                 self._own_sink = self._host_sink or EventFile(folder, step.number if self._resumes else 0)
             for tag, value in own_scalars_of(step):
                 self._own_sink.scalar(tag, value, step.number)
             self._own_sink.flush()
 
-    def _compare(self) -> None:
-        """Compare and stream what both runs have by now. A reference that can't be read does not end the recording."""
-        if self._pairs is None or self._trouble is not None:
-            return
-        try:
-            for report in self._pairs.poll():
-                self._compared += 1
-                stream = self._opened_stream()
-                if stream is not None:
-                    stream.write(report)
-                if report.first_diff is not None:
-                    self._news.append(report)
-                    if self._recorder is not None and report.failed:
-                        self._recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
-                elif report.outcome == CANNOT_TELL and not self._doubt:
-                    self._doubt = verdict(report)
-                    self._remarks.append(self._doubt)
-                worst = report.worst
-                if worst is not None and worst.figures is not None:
-                    self._worst = max(self._worst, worst.figures.rel_l2)
-        except PadiffError as error:
-            self._trouble = error
-
-    def _begin(self, recordings: Both[str]) -> Collection[int]:
-        """Both runs are there, for the first time or with a reference that is another recording than before."""
-        anew = self._recordings is not None
-        self._recordings = recordings
-        if anew:
-            self._news.clear()
-            self.first_report, self._compared = None, 0
-            self._worst, self._doubt = 0.0, ""
-            self._remarks.append(f"{self._reference} was recorded anew meanwhile: comparing with it starts over")
-        stream = self._opened_stream()
-        if stream is not None:
-            stream.begin(recordings)
-            if stream.replaced and not anew:
-                self._remarks.append(stream.replaced)
-        return ()
-
-    def _opened_stream(self) -> DiffStream | None:
-        if self._stream is None and self._logdir is not None and self._reference is not None:
-            names = Both(str(self._reference.resolve()), str(self._dir_path.resolve()))
-            self._stream = DiffStream(self._logdir, names, self._host_sink)
-        return self._stream
-
     def _leave(self) -> None:
-        """In a fork: comparing and streaming is the parent's; closing would wait for threads that are not here."""
-        self._pairs = self._stream = self._own_sink = None
+        """In a fork: what is open is the parent's."""
+        self._own_sink = None
+        if self._live is not None:
+            self._live.leave()
 
-    def _close_stream(self) -> None:
-        for stream in (self._stream, self._own_sink):
+    def _close_streams(self) -> None:
+        sink, self._own_sink = self._own_sink, None
+        for stream in (self._live, sink):
             if stream is not None:
                 stream.close()
-        self._stream = self._own_sink = None
 
-    # -- telling, on the loop's thread ----------------------------------------------------------------------
 
-    def _tell(self) -> bool:
-        if self._trouble is not None and not self._warned:
-            self._warned = True
-            if self._on_diff == "raise":
-                raise self._trouble
-            text = f"padiff can't compare with the reference run, recording goes on: {self._trouble}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
-        while self._remarks:
-            warnings.warn(f"padiff: {self._remarks.pop(0)}", RuntimeWarning, stacklevel=4)
-        if not self._news:
-            return False
-        report = self._news[0]
-        self._news.clear()
-        first_time = self.first_report is None
-        if self.first_report is None:
-            self.first_report = report
-        message = report.first_diff.message if report.first_diff is not None else ""
-        if self._on_diff == "raise":
-            raise RunsDifferError(message, report)
-        if first_time:
-            warnings.warn(f"padiff: {message}", RuntimeWarning, stacklevel=4)
-        return self._on_diff == "stop"
+def _lasting(options: TrainingOptions) -> RunOptions:
+    """The options as they hold for every training that the callback is given: checked, and lists listed."""
+    rest: Any = {**options}
+    rest["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
+    rest["detail"] = Detail.of(options.get("detail", "full"), rest.pop("full_every_n_steps", None))
+    for name in ("white_list", "black_list"):
+        if rest.get(name) is not None:
+            rest[name] = list(rest[name])
+    lasting: RunOptions = rest
+    return lasting
 
 
 def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, LayerMap | None]:

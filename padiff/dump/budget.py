@@ -35,7 +35,7 @@ class Budget:
         ranks: how many processes write into it.
     """
 
-    def __init__(self, path: Path, max_bytes: int, ranks: int = 1) -> None:
+    def __init__(self, path: Path, max_bytes: float, ranks: int = 1) -> None:
         self._path, self._limit, self._ranks = path, int(max_bytes), ranks
         self._sizes: dict[int, int] = {}
         self._badness: dict[int, float] = {}

@@ -23,7 +23,7 @@ class Storage:
 
     pack: bool = False
     compression: str = ""
-    max_bytes: int | None = None
+    max_bytes: float | None = None
 
     def __post_init__(self) -> None:
         if self.compression:
@@ -35,7 +35,7 @@ class Storage:
             raise UsageError(f"max_bytes has to be a number of bytes above 0, got {limit!r}")
 
     @classmethod
-    def of(cls, pack: bool | None, compression: str, max_bytes: int | None, sketches: bool) -> Storage:
+    def of(cls, pack: bool | None, compression: str, max_bytes: float | None, sketches: bool) -> Storage:
         """What a recorder's arguments mean: sketches, and compression, ask for packed steps."""
         if pack is False and sketches:
             raise UsageError("sketches are written into packed steps: leave pack=False away")

@@ -7,50 +7,26 @@ and there is no cycle between it and the model.
 from __future__ import annotations
 
 import traceback
-import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.base import TRANSFORMED, Framework, Handle
+from padiff.frameworks.base import TRANSFORMED, Framework
 from padiff.model.selection import Node
 from padiff.model.structure import flatten, flatten_inputs
-from padiff.recorder.detail import NOTHING
+from padiff.recorder.activations import Activations, Call
 from padiff.recorder.hooks import Hooks
+from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.parameters import Parameters, View
-from padiff.recorder.record_buffer import LevelOf, Notes, Taken, everything
+from padiff.recorder.record_buffer import LevelOf, Notes, everything
 from padiff.records import LOOP, Step
 from padiff.sketches.samples import Empty, Samples
 from padiff.system.switches import Switches
-
-
-@dataclass(slots=True)
-class _Call:
-    """A layer's call that is under way."""
-
-    node: Node
-    number: int
-    training: bool
-    recomputed: bool
-    #: Whether it is made inside of a function transform: then nothing of it is recorded.
-    transformed: bool = False
-
-
-@dataclass(slots=True)
-class _Tensor:
-    """A tensor seen in forward: its copy, and every site at which it was seen unchanged."""
-
-    alive: weakref.ref[Any]
-    version: int
-    #: Its values as they were copied, by level; empty where it came from a recomputation.
-    sources: dict[str, Taken | Left] = field(default_factory=dict)
-    sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
 
 
 def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
@@ -113,10 +89,11 @@ class Capture:
         self._levels = levels
         #: What the layers own.
         self.parameters = Parameters(self._notes, framework, nodes, owning, optimizers, levels, views)
+        self._interrupts = Interrupts(framework.hands_errors_on)
+        self._activations = Activations(self._notes, framework, levels, self._interrupts)
         self._hooks = Hooks(framework)
-        self._leaf_handles: list[Handle] = []
         self._begun = False
-        self._running: list[_Call] = []
+        self._running: list[Call] = []
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._recalls: Counter[tuple[str, bool]] = Counter()
         self._outermost: Counter[tuple[str, bool]] = Counter()
@@ -124,10 +101,7 @@ class Capture:
         #: The autocast that the model was called in (`padiff.frameworks.base.Framework.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
-        self._tensors: dict[int, _Tensor] = {}
-        self._fired: Counter[tuple[str, str, int, bool]] = Counter()
         self._losses = 0
-        self._closed = self._interrupted = False
         self._stepped = stepped
 
     def _take(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
@@ -139,7 +113,7 @@ class Capture:
 
     def attach(self) -> None:
         """Put the hooks on, if they are not. In a step that is not due they can do nothing: then they are not there."""
-        self._hooks.capture = self
+        self._hooks.observer = self
         self._hooks.on_layers(self._nodes)
         self._hooks.on_others(self._optimizers, self._switches)
         if self._begun:
@@ -148,13 +122,12 @@ class Capture:
     def take_over(self, before: Capture) -> None:
         """Go on with the hooks of the capture of the step before, instead of taking them off and putting them on."""
         self._hooks, before._hooks = before._hooks, Hooks(self._framework)
-        self._hooks.capture = self
+        self._hooks.observer = self
 
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
         self._hooks.remove()
-        while self._leaf_handles:
-            self._leaf_handles.pop().remove()
+        self._activations.detach()
         self._running.clear()
 
     def _begin(self) -> None:
@@ -185,7 +158,7 @@ class Capture:
         training = self._running[0].training if self._running else self._framework.training(self._nodes[0].layer)
         if transforming:
             # vmap, grad and their like call the layer with stand-ins: there are no values, and no one call for each.
-            self._running.append(_Call(node, 0, training, recomputed, transformed=True))
+            self._running.append(Call(node, 0, training, recomputed, transformed=True))
             self._transformed.add(node.path)
             if node.path in self._chosen:
                 self._notes.left_out.add(node.path, TRANSFORMED, training, "call")
@@ -195,7 +168,7 @@ class Capture:
         number = counter[node.path, training]
         counter[node.path, training] += 1
         outermost = not self._running
-        self._running.append(_Call(node, number, training, recomputed))
+        self._running.append(Call(node, number, training, recomputed))
         if self._keep_stacks and not recomputed:
             self.stacks[node.path, number] = traceback.extract_stack()
         if self._switches.path_log:
@@ -224,10 +197,10 @@ class Capture:
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
         if self._framework.is_tensor(output):
-            self._see(call, "output.0", output)
+            self._activations.see(call, "output.0", output)
             return
         for slot, tensor in flatten(output, "output", self._framework.is_tensor):
-            self._see(call, slot, tensor)
+            self._activations.see(call, slot, tensor)
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""
@@ -247,37 +220,11 @@ class Capture:
         if self._keep_stacks and not inside.recomputed:
             self.stacks[f"{inside.node.path}/{name}()", call.number] = traceback.extract_stack()
         for slot, tensor in flatten(output, f"{name}()", self._framework.is_tensor):
-            self._see(call, slot, tensor)
+            self._activations.see(call, slot, tensor)
 
-    def _see(self, call: _Call, slot: str, tensor: Any) -> None:
-        framework, path = self._framework, call.node.path
-        level = self._levels(path, "forward")
-        backward = self._levels(path, "backward") != NOTHING
-        if level == NOTHING and not backward:
-            return
-        try:
-            version = framework.version_of(tensor)
-            seen = self._tensors.get(id(tensor))
-            if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
-                seen = _Tensor(weakref.ref(tensor), version)
-                # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
-                # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
-                # parameter or an input that a layer hands on, which lives on.
-                handle = framework.hook_gradient(tensor, partial(self._gradient, seen))
-                if handle is not None and tensor.is_leaf:
-                    self._leaf_handles.append(handle)
-                self._tensors[id(tensor)] = seen
-        except Exception as error:
-            self._notes.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
-            return
-        if backward:
-            seen.sites.append((call.node, slot, call.number, call.training))
-        if level == NOTHING or call.recomputed:
-            return
-        taken = seen.sources.get(level)
-        if taken is None:
-            taken = seen.sources[level] = self._notes.take(tensor, level)
-        self._notes.write(call.node, "forward", slot, taken, call.number, call.training)
+    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._interrupts.raise_kept()
+        self.parameters.consume(optimizer, pairs)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         self.parameters.stepped(optimizer)
@@ -288,40 +235,11 @@ class Capture:
         try:
             self.parameters.add(key, gradient)
         except KeyboardInterrupt:
-            self._keep_interrupt()
-
-    def _gradient(self, seen: _Tensor, gradient: Any) -> None:
-        try:
-            self._see_gradient(seen, gradient)
-        except KeyboardInterrupt:
-            self._keep_interrupt()
-
-    def _keep_interrupt(self) -> None:
-        """Where the framework makes another error of what a hook raises in backward, keep Ctrl-C for later."""
-        if self._framework.hands_errors_on:
-            raise
-        self._interrupted = True
+            self._interrupts.keep()
 
     def raise_interrupt(self) -> None:
         """Raise a Ctrl-C that was kept."""
-        if self._interrupted:
-            self._interrupted = False
-            raise KeyboardInterrupt
-
-    def _see_gradient(self, seen: _Tensor, gradient: Any) -> None:
-        if self._closed or gradient is None:
-            return
-        copies: dict[str, Taken | Left] = {}
-        for node, slot, call, training in seen.sites:
-            level = self._levels(node.path, "backward")
-            if level not in copies:
-                copies[level] = self._notes.take(gradient, level)
-            taken = copies[level]
-            again = self._fired[node.path, slot, call, training]
-            self._fired[node.path, slot, call, training] += 1
-            # A second backward through the same graph is a quantity of its own.
-            name = f"{slot}@{again}" if again else slot
-            self._notes.write(node, "backward", name, taken, call, training)
+        self._interrupts.raise_kept()
 
     # -- the end of the step ------------------------------------------------------------------------------
 
@@ -358,13 +276,10 @@ class Capture:
         self.parameters.finish(updates)
         if detach:
             self.detach()
-        while self._leaf_handles:
-            self._leaf_handles.pop().remove()
         self._running.clear()
-        self._closed = True
+        self._activations.close()
         self._notes.fetch()
         step = self.peek(rank, loss_scale)
-        self._tensors.clear()
         self._notes.clear()
         return step
 

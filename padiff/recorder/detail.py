@@ -107,24 +107,3 @@ def _split(key: str) -> tuple[str, str]:
         return "", key
     pattern, slash, stage = key.rpartition("/")
     return (pattern, stage) if slash else (key, "")
-
-
-class Levels:
-    """The levels of one step, looked up once for each layer and stage.
-
-    Args:
-        full: whether full tensors are due instead of sketches; a collection of paths: for these layers.
-    """
-
-    def __init__(self, detail: Detail, full: bool | frozenset[str] = False) -> None:
-        self._detail, self._full = detail, full
-        self._known: dict[tuple[str, str], str] = {}
-
-    def __call__(self, path: str, stage: str) -> str:
-        level = self._known.get((path, stage))
-        if level is None:
-            level = self._detail.level_of(path, stage)
-            if level == SKETCH and (path in self._full if isinstance(self._full, frozenset) else self._full):
-                level = FULL
-            self._known[path, stage] = level
-        return level

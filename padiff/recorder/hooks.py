@@ -5,28 +5,41 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework, Handle
 from padiff.model.selection import Node
 from padiff.system.switches import Switches
 
-if TYPE_CHECKING:
-    from padiff.recorder.capture import Capture
+
+class Observer(Protocol):
+    """What hooks call. Keys are the identities of layers and parameters."""
+
+    def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def after_call(self, key: int, output: Any, failed: bool) -> None: ...
+
+    def after_function(self, name: str, output: Any) -> None: ...
+
+    def add_gradient(self, key: int, gradient: Any) -> None: ...
+
+    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None: ...
+
+    def optimizer_stepped(self, optimizer: Any) -> None: ...
 
 
 class Hooks:
-    """What is on the layers, the parameters and the optimizers; it hands on to the capture of the step under way.
+    """What is on the layers, the parameters and the optimizers; it hands on to the observer of the step under way.
 
     Attributes:
-        capture: that capture. Empty while no hook is on: it would be a cycle, and the model would live on until it is
-            collected.
+        observer: that observer. `None` while no hook is on: it would be a cycle, and the model would live on until it
+            is collected.
     """
 
-    __slots__ = ("_framework", "_gradients", "_layers", "_nodes", "_others", "capture")
+    __slots__ = ("_framework", "_gradients", "_layers", "_nodes", "_others", "observer")
 
     def __init__(self, framework: Framework) -> None:
-        self.capture: Capture | None = None
+        self.observer: Observer | None = None
         self._framework = framework
         #: The layers that are hooked are kept: no other object can have their identity.
         self._nodes: Sequence[Node] = ()
@@ -73,7 +86,7 @@ class Hooks:
 
     def remove(self) -> None:
         """Take every hook off; may be called twice."""
-        self.capture, self._nodes = None, ()
+        self.observer, self._nodes = None, ()
         while self._layers:
             _take_off(self._layers.popitem()[1])
         while self._gradients:
@@ -83,29 +96,28 @@ class Hooks:
     # -- what the hooks call -------------------------------------------------------------------------------
 
     def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.capture is not None:
-            self.capture.before_call(key, layer, args, kwargs)
+        if self.observer is not None:
+            self.observer.before_call(key, layer, args, kwargs)
 
     def _after_call(self, key: int, layer: Any, output: Any, failed: bool) -> None:
-        if self.capture is not None:
-            self.capture.after_call(key, output, failed)
+        if self.observer is not None:
+            self.observer.after_call(key, output, failed)
 
     def _after_function(self, name: str, output: Any) -> None:
-        if self.capture is not None:
-            self.capture.after_function(name, output)
+        if self.observer is not None:
+            self.observer.after_function(name, output)
 
     def _add(self, key: int, gradient: Any) -> None:
-        if self.capture is not None:
-            self.capture.add_gradient(key, gradient)
+        if self.observer is not None:
+            self.observer.add_gradient(key, gradient)
 
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-        if self.capture is not None:
-            self.capture.raise_interrupt()
-            self.capture.parameters.consume(optimizer, pairs)
+        if self.observer is not None:
+            self.observer.consume(optimizer, pairs)
 
     def _stepped(self, optimizer: Any) -> None:
-        if self.capture is not None:
-            self.capture.optimizer_stepped(optimizer)
+        if self.observer is not None:
+            self.observer.optimizer_stepped(optimizer)
 
 
 def _take_off(handles: list[Handle]) -> None:

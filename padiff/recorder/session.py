@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from padiff.dump.forks import own
-from padiff.dump.local import local_folder
-from padiff.dump.storage import Storage
-from padiff.dump.write import RunWriter
-from padiff.dump.zoom import Requests
-from padiff.environment import fingerprint
-from padiff.errors import UnwritableFolderError, UsageError, WriterError
+from padiff.errors import UsageError, WriterError
 from padiff.frameworks import framework_of
-from padiff.recorder.buffers import Buffers
 from padiff.recorder.capture import Capture
-from padiff.recorder.detail import Detail, Levels
+from padiff.recorder.description import Description
+from padiff.recorder.detail import Detail
 from padiff.recorder.layers import Layers
+from padiff.recorder.levels import LevelsOfSteps
 from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
+from padiff.recorder.options import Identity, Scope, Target
+from padiff.recorder.output import Output, Sink
 from padiff.recorder.parameters import View
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.warn import Notices
-from padiff.records import RunInfo, Step, bytes_text
-from padiff.sketches.samples import Samples
-from padiff.sketches.sketch import Kind
+from padiff.records import RunInfo, Step
 from padiff.system.distribution import warn_of_older
-from padiff.system.switches import say
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
 _of_the_parent: list[Any] = []
-
-
-class Sink(Protocol):
-    """Where finished steps go."""
-
-    def put(self, step: Step) -> None: ...
-
-    def describe(self, info: RunInfo) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self, finished: bool = True) -> None: ...
 
 
 class Recorder:
@@ -63,102 +40,37 @@ class Recorder:
 
     Attributes:
         step: number of the step under way.
-        run: the `MemoryRun` that the steps go to, `None` where they go to a folder.
-        active: false once recording was given up after a writing error (``on_error="warn"``).
         watched: whether `padiff doctor` looks on; live comparison is then left out.
         forked: whether this process is a fork of the one that opened the recorder; nothing is recorded here then.
     """
 
     watched = False
 
-    def __new__(cls, *args: Any, **options: Any) -> Recorder:
-        if "PADIFF_DOCTOR" not in os.environ:
-            return super().__new__(cls)
-        from padiff.recorder.watched import Watched  # it derives from this class
-
-        return super().__new__(Watched)
-
-    def __init__(
-        self,
-        model: Any,
-        dir_path: str | Path | None = None,
-        *,
-        every_n_steps: int | Schedule = 1,
-        detail: str | Mapping[str, str] | Detail = "full",
-        full_every_n_steps: int | Schedule | None = None,
-        optimizer: Any = None,
-        white_list: Iterable[Any] | None = None,
-        black_list: Iterable[Any] | None = None,
-        layer_map: Sequence[Any] | None = None,
-        pack: bool | None = None,
-        compression: str = "",
-        max_bytes: int | None = None,
-        name: str = "",
-        start_step: int = 0,
-        existing: str = "error",
-        on_error: str = "raise",
-        rank: int | None = None,
-        world_size: int | None = None,
-        on_written: Callable[[Step], None] | None = None,
-    ) -> None:
-        if on_error not in ("raise", "warn"):
-            raise UsageError(f"on_error is 'raise' or 'warn', got {on_error!r}")
-        if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
-            raise UsageError(f"start_step has to be a whole number of at least 0, got {start_step!r}")
+    def __init__(self, model: Any, scope: Scope, target: Target, identity: Identity) -> None:
         warn_of_older()
-        model, white_list, black_list, layer_map = unwrapped(model, white_list, black_list, layer_map)
+        model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.unwrap(model)
-        self._schedule = Schedule.of(every_n_steps)
-        self._detail = Detail.of(detail, full_every_n_steps)
-        self._storage = Storage.of(pack, compression, max_bytes, self._detail.sketches)
-        every = self._detail.full_every_n_steps
-        self._full = None if every is None else Schedule.of(every)
-        self._optimizers = optimizers_of(optimizer, self._framework)
+        self._schedule = Schedule.of(scope.every_n_steps)
+        detail = Detail.of(scope.detail, scope.full_every_n_steps)
+        self._output = Output(target, detail.sketches)
+        self._optimizers = optimizers_of(scope.optimizer, self._framework)
         self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
-        self._detail.check(self._layers.nodes)
+        detail.check(self._layers.nodes)
         if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
-        detected = self._framework.distributed()
-        self._rank = detected[0] if rank is None else rank
-        self._info = RunInfo(
-            framework=self._framework.name,
-            framework_version=self._framework.version,
-            layers=self._layers.described(),
-            name=name,
-            world_size=detected[1] if world_size is None else world_size,
-            layer_map=self._layers.mapped,
-            recording={
-                "every_n_steps": self._schedule.told(),
-                "layers": len(self._layers.chosen),
-                **self._detail.told(),
-            },
-            environment=fingerprint(self._framework, self._layers.nodes),
-        )
-        self._dir_path = local_folder(dir_path, "dir_path") if dir_path is not None else None
-        self._existing = existing
-        self._on_error = on_error
-        self._on_written = on_written
+        self._description = Description(self._framework, self._layers, self._schedule, detail, identity)
+        self._levels = LevelsOfSteps(detail)
         self._views: dict[int, View] = {}
-        self._counts: dict[Kind, int] = {}
-        self._requests: Requests | None = None
-        self._sparing = Levels(self._detail)
-        #: Bytes of each step that this process wrote.
-        self._written: Mapping[int, int] = {}
-        self._buffers = Buffers()
-        self._sink: Sink | None = None
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
         self._hooked: Capture | None = None
         self._mark: Mark | None = None
         self._entered = self._dumped = False
-        self._autocast_known = False
         self._notices = Notices()
         self.loss_scale: float = 1.0
-        self.step = start_step
-        self.active = True
+        self.step = scope.start_step
         self.forked = False
-        self.run: MemoryRun | None = None
 
     # -- the with ------------------------------------------------------------------------------------------
 
@@ -196,7 +108,7 @@ class Recorder:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
             UsageError: the recorder was made with another number of steps, or another folder.
         """
-        check_as_made(per_step, dir_path, self._schedule, self._dir_path)
+        check_as_made(per_step, dir_path, self._schedule, self._output.folder)
         self._dumped = True
         return self.end_step(go_on=True)
 
@@ -210,12 +122,22 @@ class Recorder:
     @property
     def due(self) -> bool:
         """Whether the step under way is to be recorded."""
-        return self.active and self._sink is not None and self._schedule.due(self.step)
+        return self._output.active and self._output.sink is not None and self._schedule.due(self.step)
 
     @property
     def info(self) -> RunInfo:
         """What holds for all steps: the framework, the layer tree."""
-        return self._info
+        return self._description.info
+
+    @property
+    def run(self) -> MemoryRun | None:
+        """The run in memory, `None` where the steps go to a folder."""
+        return self._output.run
+
+    @property
+    def active(self) -> bool:
+        """False once recording was given up after a writing error (``on_error="warn"``)."""
+        return self._output.active
 
     def open(self) -> None:
         """Make the run folder (or the run in memory) and claim the model.
@@ -225,36 +147,17 @@ class Recorder:
             RunFolderError: the folder holds a run already, and ``existing`` does not say what to do with it; another
                 process records into it; or it cannot be written to (with ``on_error="raise"``).
         """
-        if self._sink is not None:
+        if self._output.sink is not None:
             raise UsageError("this recorder is open already; a recorder records one model once")
         if marked(self._model):
             raise UsageError(
                 "another recorder is recording this model: leave its `with` (or close it) first. "
                 "One recorder can record all that two would"
             )
-        if self._dir_path is None:
-            self.run = MemoryRun(self._info, self._storage.max_bytes)
-            self._sink = self.run
-        else:
-            try:
-                writer = RunWriter(
-                    self._dir_path,
-                    self._info,
-                    rank=self._rank,
-                    storage=self._storage,
-                    existing=self._existing,
-                    on_written=self._on_written,
-                    on_done=self._buffers.recycle,
-                )
-                self._sink, self._written = writer, writer.written
-            except UnwritableFolderError as error:
-                if self._on_error == "raise":
-                    raise
-                self.active = False
-                warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=3)
-                return
-            if self._detail.sketches:
-                self._requests = Requests(self._dir_path)
+        self._output.open(self._description.info, self._description.rank)
+        if self._output.sink is None:
+            return
+        self._levels.listen(self._output.folder)
         self._mark = Mark.set(self._model, self)
         own(self)
 
@@ -263,20 +166,17 @@ class Recorder:
         if not self.due:
             return
         if self._capture is None:
-            # In memory, arrays stay with the run; on their way to a folder, they come back when they are written.
-            kept = self.run is not None
-            empty = np.empty if kept else self._buffers.empty
             self._capture = Capture(
                 self.step,
                 self._framework,
                 self._layers.nodes,
                 self._layers.chosen,
                 self._optimizers,
-                empty,
+                self._output.empty,
                 parameters=self._layers.owning,
-                levels=self._levels(),
+                levels=self._levels.of(self.step),
                 views=self._views,
-                samples=Samples(empty, None if kept else self._buffers.take_back, self._framework.fetch, self._counts),
+                samples=self._output.samples(self._framework.fetch),
                 layers=self._layers,
                 stepped=self._stepped,
             )
@@ -293,15 +193,6 @@ class Recorder:
         """An optimizer has stepped so often in the step under way."""
         if self._entered and not self._dumped:
             self._notices.unended(times)
-
-    def _levels(self) -> Levels:
-        """How much is kept in the step under way."""
-        if self._full is not None and self._full.due(self.step):
-            return Levels(self._detail, full=True)
-        zoomed = self._requests.due(self.step) if self._requests is not None else None
-        if zoomed:
-            return Levels(self._detail, full=zoomed)
-        return self._sparing
 
     def detach(self) -> None:
         """Take the hooks off; the step goes on."""
@@ -325,12 +216,12 @@ class Recorder:
         if self.forked:
             self._notices.forked()
         self.step += 1
-        self._buffers.keep = self.due
+        self._output.buffers.keep = self.due
         step = self._finish(keep_hooks=go_on and self.due)
         if go_on:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
-        written = step is not None and self._guard(lambda sink: sink.put(step))
+        written = step is not None and self._do(lambda sink: sink.put(step))
         if self.run is not None and self.run.dropped:
             self._notices.dropped(self.run)
         self._notices.tell()
@@ -341,7 +232,8 @@ class Recorder:
         # Never out of reach: an interrupt in what follows must find the hooks.
         capture = self._hooked = self._capture
         self._capture = None
-        if capture is None or self._sink is None:
+        sink = self._output.sink
+        if capture is None or sink is None:
             return None
         self._notices.called(capture)
         if capture.empty:
@@ -349,17 +241,17 @@ class Recorder:
             self._layers.look()
             return None
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
-        step = capture.finish(self._rank, scale, detach=not keep_hooks)
+        step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
         self._notices.left_out(capture)
-        info = self._with_autocast(self._info, capture.autocast)
+        news = self._description.with_autocast(capture.autocast)
         changed = self._layers.settle()
         if changed:
-            info = self._with_layers(info)
-        if info is not self._info:
-            self._info = info
-            self._sink.describe(info)
+            self._views.clear()  # they keep the parameters that they are of
+            self._description.with_layers()
+        if news or changed:
+            sink.describe(self._description.info)
         if not capture.called:
             self._layers.look()  # as a whole the model may have become another one, of which nothing is hooked
         elif changed:
@@ -367,30 +259,13 @@ class Recorder:
         self._notices.stepped(capture)
         return step
 
-    def _with_autocast(self, info: RunInfo, autocast: Mapping[str, Any]) -> RunInfo:
-        """Autocast is on inside of the loop only: what a first recorded call sees is what the training has."""
-        if self._autocast_known or not autocast:
-            return info
-        self._autocast_known = True
-        known = info.environment
-        same = all(known.get(name) == value for name, value in autocast.items())
-        return info if same else replace(info, environment={**known, **autocast})
-
-    def _with_layers(self, info: RunInfo) -> RunInfo:
-        """The layers as they are now."""
-        self._views.clear()  # they keep the parameters that they are of
-        layers = self._layers
-        recording = {**info.recording, "layers": len(layers.chosen)}
-        return replace(info, layers=layers.described(), layer_map=layers.mapped, recording=recording)
-
     def mark(self, step: int, badness: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
-        if isinstance(self._sink, RunWriter):
-            self._sink.mark(step, badness)
+        self._output.mark(step, badness)
 
     def flush(self) -> None:
         """Wait until every finished step is written."""
-        self._guard(lambda sink: sink.flush())
+        self._do(lambda sink: sink.flush())
 
     def close(self, finished: bool = True, raise_errors: bool = True) -> None:
         """Take the hooks off, write what is finished, free the model. May be called twice."""
@@ -398,43 +273,24 @@ class Recorder:
         if self._mark is not None:
             self._mark.remove()
             self._mark = None
-        if self._sink is None:
-            return
         try:
-            if self.active:
-                if self._guard(lambda sink: sink.close(finished)) and finished:
-                    self._say_what_is_there()
-            else:  # it was told already, and a run that was given up is not finished
-                with contextlib.suppress(WriterError):
-                    self._sink.close(finished=False)
+            if self._output.close(finished) and not self.watched and not self._description.rank:
+                self._output.say_what_is_there(self.info.world_size)
         except WriterError:
             # In a `with` that is left by an exception, that exception is the one to see.
             if raise_errors:
                 raise
         finally:
-            self._sink = None
-            self._buffers.clear()
             self._views.clear()
 
-    def _say_what_is_there(self) -> None:
-        if self._dir_path is None or self._rank or self.watched:
-            return
-        count, size = len(self._written), sum(self._written.values())
-        if not count:
-            why = "none was due, or nothing of the model was called in those that were"
-            say(f"recorded no step in {self._dir_path}: {why}")
-            return
-        of_rank = f" of rank 0 of {self._info.world_size}" if self._info.world_size > 1 else ""
-        say(f"recorded {count} step{'s' if count > 1 else ''}, {bytes_text(size)}{of_rank}, in {self._dir_path}")
-
     def __str__(self) -> str:
-        place = f"into {self._dir_path}" if self._dir_path is not None else "in memory"
+        folder = self._output.folder
+        place = f"into {folder}" if folder is not None else "in memory"
         due = f"every {self._schedule.every} steps" if self._schedule.steps is None else "at chosen steps"
-        written = len(self.run.numbers()) if self.run is not None else len(self._written)
-        state = "recording" if self._sink is not None else "closed"
+        state = "recording" if self._output.sink is not None else "closed"
         return (
             f"{state} {type(self._model).__name__} ({self._framework.name}) {place}, {due}: step {self.step} is under "
-            f"way, {written} recorded"
+            f"way, {len(self._output)} recorded"
         )
 
     def __repr__(self) -> str:
@@ -443,61 +299,16 @@ class Recorder:
     def leave_in_fork(self) -> None:
         """The run is the parent's, whose thread writes it: hooks off, the model free, nothing is recorded any more."""
         self.forked = True
-        _of_the_parent.append((self._capture, self._hooked, self._sink, dict(self._views)))
+        _of_the_parent.append((self._capture, self._hooked, self._output.sink, dict(self._views)))
         self.detach()
-        self._capture = self._sink = None
+        self._capture = self._output.sink = None
         if self._mark is not None:
             self._mark.remove()
             self._mark = None
 
-    def _guard(self, call: Callable[[Sink], None]) -> bool:
-        if self._sink is None:
-            return False
+    def _do(self, call: Callable[[Sink], None]) -> bool:
         try:
-            call(self._sink)
-        except WriterError as error:
-            self.active = False
-            self.discard()
-            if self._on_error == "raise":
-                raise
-            warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=4)
-            return False
-        return True
-
-
-def record(model: Any, dir_path: str | Path | None = None, **options: Any) -> Recorder:
-    """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
-
-    Args:
-        model: a torch Module or a paddle Layer; or what ``create_model`` made, whose lists and layer map hold where
-            none are given here.
-        dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
-        every_n_steps: which steps are due: a number or a `Schedule`. Default 1.
-        detail: how much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the
-            relative L2 error to another run is estimated), ``"nothing"``; or a mapping from stages and path patterns
-            to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
-        full_every_n_steps: in which of the due steps full tensors are kept instead of sketches. Default: none.
-        optimizer: the optimizer, or several; with it `grad` is what the optimizer consumed (after clipping and
-            unscaling) and `update` is what it did. Without it `grad` is what backward left.
-        white_list, black_list: which layers to record; see `padiff.model.selection.select`.
-        layer_map: layers that answer, in order, to those of the other run's ``layer_map``; their sublayers
-            are not recorded.
-        pack: whether all of a step goes into one file, in the safetensors format. Default: where sketches or a
-            compression ask for it; else a step is JSON and an ``.npy`` file for each tensor.
-        compression: of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none.
-        max_bytes: how large the run folder may become; of a run in memory, how much of it is held (default: 1 GB).
-            Before a step is written that does not fit, others are taken
-            away: first those in the middle; the first step, the worst ones (NaN, the largest diffs of a live
-            comparison) and the latest stay. Default: no limit.
-        name: what reports call the run. Default: the folder's name.
-        start_step: number of the first step. Default 0.
-        existing: what to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it
-            (steps recorded again are replaced), or ``"overwrite"`` it.
-        on_error: what a writing error (disk full) does: ``"raise"`` in the loop at the next step (default), or
-            ``"warn"`` and stop recording while the training goes on.
-        rank, world_size: of a distributed run. Default: what the framework says.
-
-    Raises:
-        UsageError: the model is of neither framework, a list's item matches no layer, an argument is wrong.
-    """
-    return Recorder(model, dir_path, **options)
+            return self._output.do(call)
+        finally:
+            if not self._output.active:
+                self.discard()

@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from padiff.dump.forks import own
 from padiff.errors import WriterError
 from padiff.frameworks.base import Handle, UncopiedError
 from padiff.recorder.memory import MemoryRun
+from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.session import Recorder
 from padiff.records import RunInfo, Step
 
@@ -70,15 +71,14 @@ class Watched(Recorder):
     #: Called when a script makes a recorder of its own: what looked for its model is not needed.
     leaving: ClassVar[list[Callable[[], None]]] = []
 
-    def __init__(self, model: Any, dir_path: str | Path | None = None, **options: Any) -> None:
+    def __init__(self, model: Any, scope: Scope, target: Target, identity: Identity) -> None:
         for leave in list(self.leaving):
             leave()
         self._plan = Plan.from_environment()
         self._number = next(_NUMBERS)
-        folder = None if dir_path is None else Path(self._plan.folder) / f"run_{self._number}"
+        folder = None if target.dir_path is None else Path(self._plan.folder) / f"run_{self._number}"
         # Live comparison and the scalars belong to the user's folders.
-        options.pop("on_written", None)
-        super().__init__(model, folder, **options)
+        super().__init__(model, scope, replace(target, dir_path=folder, on_written=None), identity)
         self._log: StepLog | None = None
         self._seen = self._caught = 0
 
@@ -86,10 +86,10 @@ class Watched(Recorder):
         if self._plan.record:
             super().open()
         else:
-            self._sink = Nowhere()
-            self.run = MemoryRun(self._info) if self._dir_path is None else None
+            self._output.sink = Nowhere()
+            self._output.run = MemoryRun(self.info) if self._output.folder is None else None
             own(self)
-        self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._rank}.jsonl")
+        self._log = StepLog(self, Path(self._plan.folder) / f"notes_{self._number}_rank_{self._description.rank}.jsonl")
 
     def attach(self) -> None:
         if self._plan.record:

@@ -18,7 +18,7 @@ from typing import Any
 from padiff.frameworks import framework_of
 from padiff.frameworks.base import Handle
 from padiff.model.tree import walk
-from padiff.recorder import Recorder
+from padiff.recorder import Recorder, record
 from padiff.recorder.watched import Enough, Plan, Watched
 
 #: What the finder writes where it gives up.
@@ -71,7 +71,7 @@ class Finder:
             self._refuse("no layer that it calls owns all parameters that the optimizer holds")
         self._optimizer = optimizer
         Watched.leaving.remove(self.leave)
-        recorder = Recorder(model, "found", optimizer=optimizer, start_step=1)
+        recorder = record(model, "found", optimizer=optimizer, start_step=1)
         Watched.leaving.append(self.leave)
         recorder.open()
         recorder.attach()

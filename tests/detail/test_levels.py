@@ -9,7 +9,8 @@ from recording.kits import batch, cnn, hook_count, mlp, one_step
 import padiff
 from padiff.errors import SelectionError, UsageError
 from padiff.model.selection import Node
-from padiff.recorder.detail import Detail, Levels
+from padiff.recorder.detail import Detail
+from padiff.recorder.levels import Levels
 from padiff.recorder.schedule import Schedule
 from padiff.sketches.sketch import sketch_of
 

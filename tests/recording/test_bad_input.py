@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import numpy as np
@@ -11,12 +12,20 @@ import pytest
 import torch
 
 import padiff
+import padiff_hapi as hapi
+import padiff_lightning as lightning
 from padiff.errors import RunFolderError, UsageError, WriterError
+from padiff.recorder.options import Identity, RecordOptions, Scope, Target
+from padiff_hooks.training import TrainingRecorder
 
 from .kits import batch, hook_count, mlp, one_step
 
 
-@pytest.mark.parametrize("model", [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear], ids=str)
+def _kind(model):
+    return type(model).__name__
+
+
+@pytest.mark.parametrize("model", [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear], ids=_kind)
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(UsageError, match=r"expected a torch.nn.Module or a paddle.nn.Layer, got \w+\.\w+"):
         padiff.record(model)
@@ -45,6 +54,17 @@ def test_an_unknown_on_error_or_existing_is_refused(kit, tmp_path):
     rec = padiff.record(mlp(kit), tmp_path / "run", existing="append")
     with pytest.raises(UsageError, match="existing is 'error', 'resume' or 'overwrite', got 'append'"), rec:
         pass
+
+
+@pytest.mark.parametrize("make", [padiff.record, TrainingRecorder, lightning.PaDiffCallback, hapi.PaDiffCallback])
+def test_a_mistyped_option_is_refused_with_the_nearest_one(make):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'every_n_step'\. Nearest: every_n_steps"):
+        make("run", every_n_step=2)
+
+
+def test_each_option_that_is_typed_is_taken_and_no_other():
+    taken = [field.name for kind in (Scope, Target, Identity) for field in dataclasses.fields(kind)]
+    assert sorted(taken) == sorted({*RecordOptions.__annotations__, "dir_path"})
 
 
 # -- two recorders ---------------------------------------------------------------------------------------------------

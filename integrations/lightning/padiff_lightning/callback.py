@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.records import FirstDiff, Report
-from padiff_hooks.training import TrainingRecorder
+from padiff_hooks.training import TrainingOptions, TrainingRecorder
 from padiff_lightning import packages
 from padiff_lightning.logger import LoggerSink, tensorboard_logger
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     _Base: Any
 else:
 
@@ -21,7 +24,7 @@ class PaDiffCallback(_Base):
     """Records a Lightning training, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; the sanity check and validation are not recorded. After a resume from a
-    checkpoint the step numbers go on. Arguments: those of `padiff_hooks.training.TrainingRecorder`; without
+    checkpoint the step numbers go on. Options: those of `padiff_hooks.training.TrainingOptions`; without
     ``logdir``, scalars go through the Trainer's TensorBoardLogger when there is one.
 
     It is a `Callback` of ``pytorch_lightning`` and of ``lightning.pytorch``, of those that are loaded.
@@ -30,7 +33,7 @@ class PaDiffCallback(_Base):
         ``pl.Trainer(callbacks=[PaDiffCallback("runs/torch", every_n_steps=10)])``
     """
 
-    def __init__(self, dir_path: Any, **options: Any) -> None:
+    def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
         become_callback(packages.in_use())
         super().__init__()
         self._training = TrainingRecorder(dir_path, **options)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from padiff.errors import UsageError
 from padiff.records import FirstDiff, Report
-from padiff_hooks.training import TrainingRecorder
+from padiff_hooks.training import TrainingOptions, TrainingRecorder
 
 try:
     from paddle.callbacks import Callback
 except ImportError as error:
     raise ImportError("padiff_hapi needs PaddlePaddle: pip install 'paddlepaddle>=3.0'") from error
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 class PaDiffCallback(Callback):
     """Records a ``paddle.Model.fit``, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; evaluation is not recorded. Gradients are those after `grad_clip`, and
-    unscaled under AMP. Arguments: those of `padiff_hooks.training.TrainingRecorder`.
+    unscaled under AMP. Options: those of `padiff_hooks.training.TrainingOptions`.
 
     hapi does forward, backward, step and clearing of gradients in one ``train_batch`` call. So for the length of
     that call, and no longer, the model object's ``train_batch`` is ours: hooks go on, the class's own
@@ -31,7 +35,7 @@ class PaDiffCallback(Callback):
         ``model.fit(data, callbacks=[PaDiffCallback("runs/paddle", every_n_steps=10)])``
     """
 
-    def __init__(self, dir_path: Any, **options: Any) -> None:
+    def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
         super().__init__()
         self._training = TrainingRecorder(dir_path, **options)
         self._trained = False

@@ -1,0 +1,62 @@
+"""What a run says of itself, kept true while the model changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from padiff.environment import fingerprint
+from padiff.frameworks.base import Framework
+from padiff.recorder.detail import Detail
+from padiff.recorder.layers import Layers
+from padiff.recorder.options import Identity
+from padiff.recorder.schedule import Schedule
+from padiff.records import RunInfo
+
+
+class Description:
+    """A run's `RunInfo`.
+
+    Attributes:
+        info: as it is now.
+        rank: number of this process.
+    """
+
+    def __init__(
+        self, framework: Framework, layers: Layers, schedule: Schedule, detail: Detail, identity: Identity
+    ) -> None:
+        rank, world_size = framework.distributed()
+        self.rank = rank if identity.rank is None else identity.rank
+        self._layers = layers
+        self._autocast_known = False
+        self.info = RunInfo(
+            framework=framework.name,
+            framework_version=framework.version,
+            layers=layers.described(),
+            name=identity.name,
+            world_size=world_size if identity.world_size is None else identity.world_size,
+            layer_map=layers.mapped,
+            recording={"every_n_steps": schedule.told(), "layers": len(layers.chosen), **detail.told()},
+            environment=fingerprint(framework, layers.nodes),
+        )
+
+    def with_autocast(self, autocast: Mapping[str, Any]) -> bool:
+        """Take over what a call saw; whether that is new.
+
+        Autocast is on inside of the loop only: what a first recorded call sees is what the training has.
+        """
+        if self._autocast_known or not autocast:
+            return False
+        self._autocast_known = True
+        known = self.info.environment
+        if all(known.get(name) == value for name, value in autocast.items()):
+            return False
+        self.info = replace(self.info, environment={**known, **autocast})
+        return True
+
+    def with_layers(self) -> None:
+        """Take over the layers as they are now."""
+        layers = self._layers
+        recording = {**self.info.recording, "layers": len(layers.chosen)}
+        self.info = replace(self.info, layers=layers.described(), layer_map=layers.mapped, recording=recording)

@@ -1,0 +1,33 @@
+"""Making a recorder: a plain one, or in a process that `padiff doctor` started, one that it looks on at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from padiff.recorder.options import Identity, RecordOptions, Scope, Target, check_names, group
+from padiff.recorder.session import Recorder
+from padiff.recorder.watched import VARIABLE, Watched
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def record(model: Any, dir_path: str | Path | None = None, **options: Unpack[RecordOptions]) -> Recorder:
+    """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
+
+    Args:
+        model: a torch Module or a paddle Layer; or what ``create_model`` made, whose lists and layer map hold where
+            none are given here.
+        dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
+        options: each is described in `padiff.recorder.options.RecordOptions`.
+
+    Raises:
+        UsageError: the model is of neither framework, a list's item matches no layer, an argument is wrong.
+        TypeError: there is no such option.
+    """
+    check_names(options, RecordOptions)
+    kind = Watched if VARIABLE in os.environ else Recorder
+    target = group(Target, options, dir_path=dir_path)
+    return kind(model, group(Scope, options), target, group(Identity, options))

@@ -1,0 +1,53 @@
+"""How much is kept in the step under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from padiff.dump.zoom import Requests
+from padiff.recorder.detail import FULL, SKETCH, Detail
+from padiff.recorder.schedule import Schedule
+
+
+class Levels:
+    """The levels of one step, looked up once for each layer and stage.
+
+    Args:
+        full: whether full tensors are due instead of sketches; a collection of paths: for these layers.
+    """
+
+    def __init__(self, detail: Detail, full: bool | frozenset[str] = False) -> None:
+        self._detail, self._full = detail, full
+        self._known: dict[tuple[str, str], str] = {}
+
+    def __call__(self, path: str, stage: str) -> str:
+        level = self._known.get((path, stage))
+        if level is None:
+            level = self._detail.level_of(path, stage)
+            if level == SKETCH and (path in self._full if isinstance(self._full, frozenset) else self._full):
+                level = FULL
+            self._known[path, stage] = level
+        return level
+
+
+class LevelsOfSteps:
+    """The levels of each due step: sometimes full tensors are due instead of sketches, or asked for."""
+
+    def __init__(self, detail: Detail) -> None:
+        self._detail = detail
+        every = detail.full_every_n_steps
+        self._full = None if every is None else Schedule.of(every)
+        self._requests: Requests | None = None
+        self._usual = Levels(detail)
+
+    def listen(self, run: Path | None) -> None:
+        """From now on, look in the run folder for requests for full tensors."""
+        if run is not None and self._detail.sketches:
+            self._requests = Requests(run)
+
+    def of(self, step: int) -> Levels:
+        """The levels of a due step."""
+        if self._full is not None and self._full.due(step):
+            return Levels(self._detail, full=True)
+        zoomed = self._requests.due(step) if self._requests is not None else None
+        return Levels(self._detail, full=zoomed) if zoomed else self._usual

@@ -1,0 +1,153 @@
+"""Where a recorder's steps go, and what a writing error does."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from padiff.dump.local import local_folder
+from padiff.dump.storage import Storage
+from padiff.dump.write import RunWriter
+from padiff.errors import UnwritableFolderError, WriterError
+from padiff.recorder.buffers import Buffers
+from padiff.recorder.memory import MemoryRun
+from padiff.recorder.options import Target
+from padiff.records import RunInfo, Step, bytes_text
+from padiff.sketches.samples import Empty, Samples
+from padiff.sketches.sketch import Kind
+from padiff.system.switches import say
+
+
+class Sink(Protocol):
+    """What takes finished steps."""
+
+    def put(self, step: Step) -> None: ...
+
+    def describe(self, info: RunInfo) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self, finished: bool = True) -> None: ...
+
+
+class Output:
+    """A run folder, or a run in memory, that finished steps go to.
+
+    Args:
+        target: where to, and what a writing error does.
+        sketches: whether anything may be sketched.
+
+    Attributes:
+        folder: the run folder, `None` where the run is kept in memory.
+        run: the run in memory.
+        sink: what takes the steps; `None` while it is not open.
+        active: false once writing was given up after an error (``on_error="warn"``).
+        buffers: memory for a step's copies, which comes back when the step is written.
+    """
+
+    def __init__(self, target: Target, sketches: bool) -> None:
+        self._target = target
+        self._storage = Storage.of(target.pack, target.compression, target.max_bytes, sketches)
+        self.folder = None if target.dir_path is None else local_folder(target.dir_path, "dir_path")
+        self.run: MemoryRun | None = None
+        self.sink: Sink | None = None
+        self.active = True
+        self.buffers = Buffers()
+        #: Bytes of each step that this process wrote.
+        self._sizes: Mapping[int, int] = {}
+        self._counts: dict[Kind, int] = {}
+
+    def open(self, info: RunInfo, rank: int) -> None:
+        """Make the run.
+
+        Raises:
+            RunFolderError: the folder can't be recorded into (with ``on_error="raise"``, also where it can't be
+                written to).
+        """
+        if self.folder is None:
+            self.run = self.sink = MemoryRun(info, self._storage.max_bytes)
+            return
+        try:
+            writer = RunWriter(
+                self.folder,
+                info,
+                rank=rank,
+                storage=self._storage,
+                existing=self._target.existing,
+                on_written=self._target.on_written,
+                on_done=self.buffers.recycle,
+            )
+        except UnwritableFolderError as error:
+            if self._target.on_error == "raise":
+                raise
+            self.active = False
+            warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=4)
+            return
+        self.sink, self._sizes = writer, writer.written
+
+    @property
+    def empty(self) -> Empty:
+        """Makes arrays for copies: in memory they stay with the run, on their way to a folder they come back."""
+        return np.empty if self.run is not None else self.buffers.empty
+
+    def samples(self, fetch: Callable[[Sequence[Any]], Callable[[], list[np.ndarray]]]) -> Samples:
+        """What a step's sketches are made from."""
+        return Samples(self.empty, None if self.run is not None else self.buffers.take_back, fetch, self._counts)
+
+    def do(self, call: Callable[[Sink], None]) -> bool:
+        """Hand something on to the sink. Returns whether that went well.
+
+        Raises:
+            WriterError: it did not (with ``on_error="raise"``).
+        """
+        if self.sink is None:
+            return False
+        try:
+            call(self.sink)
+        except WriterError as error:
+            self.active = False
+            if self._target.on_error == "raise":
+                raise
+            warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=5)
+            return False
+        return True
+
+    def mark(self, step: int, badness: float) -> None:
+        """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
+        if isinstance(self.sink, RunWriter):
+            self.sink.mark(step, badness)
+
+    def close(self, finished: bool) -> bool:
+        """Write what is left. Returns whether the run is finished now."""
+        if self.sink is None:
+            return False
+        try:
+            if self.active:
+                return self.do(lambda sink: sink.close(finished)) and finished
+            # The error was said already, and a run that was given up is not finished.
+            with contextlib.suppress(WriterError):
+                self.sink.close(finished=False)
+            return False
+        finally:
+            self.sink = None
+            self.buffers.clear()
+
+    def say_what_is_there(self, processes: int) -> None:
+        """Say on standard error what was recorded into the folder by the first of so many processes."""
+        if self.folder is None:
+            return
+        count, size = len(self._sizes), sum(self._sizes.values())
+        if not count:
+            why = "none was due, or nothing of the model was called in those that were"
+            say(f"recorded no step in {self.folder}: {why}")
+            return
+        of_rank = f" of rank 0 of {processes}" if processes > 1 else ""
+        say(f"recorded {count} step{'s' if count > 1 else ''}, {bytes_text(size)}{of_rank}, in {self.folder}")
+
+    def __len__(self) -> int:
+        """How many steps there are."""
+        return len(self.run.numbers() if self.run is not None else self._sizes)

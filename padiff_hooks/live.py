@@ -1,0 +1,192 @@
+"""Comparing a training with a reference run while it goes on: compared as steps are written, said as steps end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from padiff.compare import Policy
+from padiff.errors import PadiffError, RunsDifferError
+from padiff.model.layer_map import LayerMap
+from padiff.recorder import Recorder
+from padiff.records import CANNOT_TELL, Both, Report, verdict
+from padiff_hooks.event_files import ScalarSink
+from padiff_hooks.paired import PairedRuns
+from padiff_hooks.stream import DiffStream
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What is compared, and what a diff does.
+
+    Attributes:
+        reference, candidate: the run folders.
+        layer_map, policy: as `PairedRuns` takes them.
+        on_diff: ``warn``, ``stop`` or ``raise``.
+    """
+
+    reference: Path
+    candidate: Path
+    layer_map: LayerMap | None
+    policy: Policy | None
+    on_diff: str
+
+
+class LiveComparison:
+    """Compares what both runs have by now; the reference is recorded before, or grows beside the candidate.
+
+    A reference that can't be read does not end the recording.
+
+    Attributes:
+        first_report: the first report with a diff, or `None`.
+    """
+
+    def __init__(self, comparing: Comparing) -> None:
+        self._comparing = comparing
+        self._logdir: str | Path | None = None
+        self._host_sink: ScalarSink | None = None
+        self._pairs: PairedRuns | None = None
+        self._stream: DiffStream | None = None
+        self._news: list[Report] = []
+        self._remarks: list[str] = []
+        self._recordings: Both[str] | None = None
+        self._trouble: PadiffError | None = None
+        self._compared = 0
+        self._worst, self._doubt = 0.0, ""
+        self._warned = False
+        self.first_report: Report | None = None
+
+    def start(self, compares: bool, logdir: str | Path | None, sink: ScalarSink | None) -> None:
+        """A training begins.
+
+        Args:
+            compares: whether this process does it: only one looks at the pairs, a step is whole when all have written.
+            logdir, sink: where diffs are streamed to.
+        """
+        self._logdir, self._host_sink, self._recordings = logdir, sink, None
+        about = self._comparing
+        if compares:
+            self._pairs = PairedRuns(
+                about.reference, about.candidate, layer_map=about.layer_map, policy=about.policy, begin=self._begin
+            )
+
+    @property
+    def waits(self) -> bool:
+        """Whether to wait for a step's comparison: to stop at that very step."""
+        return self._pairs is not None and self._comparing.on_diff != "warn"
+
+    def compare(self, recorder: Recorder | None = None) -> None:
+        """Compare and stream what both runs have by now.
+
+        Args:
+            recorder: of the candidate, while it records: it keeps the worst steps.
+        """
+        if self._pairs is None or self._trouble is not None:
+            return
+        try:
+            for report in self._pairs.poll():
+                self._add(report)
+                if recorder is not None and report.first_diff is not None and report.failed:
+                    recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
+        except PadiffError as error:
+            self._trouble = error
+
+    def _add(self, report: Report) -> None:
+        self._compared += 1
+        stream = self._opened_stream()
+        if stream is not None:
+            stream.write(report)
+        if report.first_diff is not None:
+            self._news.append(report)
+        elif report.outcome == CANNOT_TELL and not self._doubt:
+            self._doubt = verdict(report)
+            self._remarks.append(self._doubt)
+        worst = report.worst
+        if worst is not None and worst.figures is not None:
+            self._worst = max(self._worst, worst.figures.rel_l2)
+
+    def _begin(self, recordings: Both[str]) -> Collection[int]:
+        """Both runs are there, for the first time or with a reference that is another recording than before."""
+        anew = self._recordings is not None
+        self._recordings = recordings
+        if anew:
+            self._news.clear()
+            self.first_report, self._compared = None, 0
+            self._worst, self._doubt = 0.0, ""
+            reference = self._comparing.reference
+            self._remarks.append(f"{reference} was recorded anew meanwhile: comparing with it starts over")
+        stream = self._opened_stream()
+        if stream is not None:
+            stream.begin(recordings)
+            if stream.replaced and not anew:
+                self._remarks.append(stream.replaced)
+        return ()
+
+    def _opened_stream(self) -> DiffStream | None:
+        if self._stream is None and self._logdir is not None:
+            names = (str(self._comparing.reference.resolve()), str(self._comparing.candidate.resolve()))
+            self._stream = DiffStream(self._logdir, names, self._host_sink)
+        return self._stream
+
+    def close(self) -> None:
+        """Close what diffs are streamed to."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def leave(self) -> None:
+        """In a fork: comparing and streaming is the parent's; closing would wait for threads that are not here."""
+        self._pairs = self._stream = None
+
+    # -- on the loop's thread -------------------------------------------------------------------------------
+
+    def say(self) -> bool:
+        """Warn of what is new, or raise it, as ``on_diff`` has it. Returns whether the host is asked to stop.
+
+        Raises:
+            RunsDifferError: a diff was found and ``on_diff="raise"``.
+        """
+        on_diff = self._comparing.on_diff
+        if self._trouble is not None and not self._warned:
+            self._warned = True
+            if on_diff == "raise":
+                raise self._trouble
+            text = f"padiff can't compare with the reference run, recording goes on: {self._trouble}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        while self._remarks:
+            warnings.warn(f"padiff: {self._remarks.pop(0)}", RuntimeWarning, stacklevel=4)
+        if not self._news:
+            return False
+        report = self._news[0]
+        self._news.clear()
+        first_time = self.first_report is None
+        if self.first_report is None:
+            self.first_report = report
+        message = report.first_diff.message if report.first_diff is not None else ""
+        if on_diff == "raise":
+            raise RunsDifferError(message, report)
+        if first_time:
+            warnings.warn(f"padiff: {message}", RuntimeWarning, stacklevel=4)
+        return on_diff == "stop"
+
+    def warn_of_nothing(self) -> None:
+        """Warn where nothing was compared in all of the training."""
+        if self._pairs is not None and not self._compared and self._trouble is None:
+            why = "has none of this run's steps" if self._pairs.started[0] else "was never there"
+            warnings.warn(
+                f"padiff compared nothing with the reference run {self._comparing.reference}: it {why}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def summary(self) -> str:
+        """What it came to; empty where there is nothing to sum up."""
+        if not self._compared or self._trouble is not None:
+            return ""
+        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._comparing.reference}"
+        first = self.first_report.first_diff if self.first_report is not None else None
+        if first is not None:
+            return f"{steps}: they differ, first at step {first.step}, stage {first.stage}, layer {first.reference}"
+        return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}'}"
