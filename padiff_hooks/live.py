@@ -126,7 +126,7 @@ class LiveComparison:
 
     def _opened_stream(self) -> DiffStream | None:
         if self._stream is None and self._logdir is not None:
-            names = (str(self._comparing.reference.resolve()), str(self._comparing.candidate.resolve()))
+            names = Both(str(self._comparing.reference.resolve()), str(self._comparing.candidate.resolve()))
             self._stream = DiffStream(self._logdir, names, self._host_sink)
         return self._stream
 
@@ -174,7 +174,7 @@ class LiveComparison:
     def warn_of_nothing(self) -> None:
         """Warn where nothing was compared in all of the training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
-            why = "has none of this run's steps" if self._pairs.started[0] else "was never there"
+            why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
             warnings.warn(
                 f"padiff compared nothing with the reference run {self._comparing.reference}: it {why}",
                 RuntimeWarning,
