@@ -71,7 +71,7 @@ class PairedRuns:
     def runs(self) -> Both[Run] | None:
         """The two runs, once both are there."""
         comparison = self._opened()
-        return Both(comparison.reference, comparison.candidate) if comparison is not None else None
+        return comparison.runs if comparison is not None else None
 
     def poll(self) -> Iterator[Report]:
         """Yield a report for each step that both runs have by now and that was not compared before.
@@ -97,13 +97,13 @@ class PairedRuns:
                     for recording in self._recordings:
                         recording.latest = max(recording.latest, number)
                     if self._zoom:
-                        self.asked = self._zooming.look(report, Both(comparison.reference, comparison.candidate))
+                        self.asked = self._zooming.look(report, comparison.runs)
                     yield report
 
     def finished(self) -> bool:
         """Whether both runs have ended and every common step is compared."""
         comparison = self._opened()
-        if comparison is None or not (comparison.reference.finished() and comparison.candidate.finished()):
+        if comparison is None or not all(run.finished() for run in comparison.runs):
             return False
         return all(number in self._done for number in comparison.common())
 

@@ -125,7 +125,7 @@ def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
     runs = MemoryRun(reference), MemoryRun(candidate)
     findings = _Findings(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
     if settings.single_step or settings.same_dropout:
-        findings.partners = aligned(reference, candidate, layer_map, tuple(seen_of(settings, carried)))
+        findings.partners = aligned(reference, candidate, layer_map, seen_of(settings, carried))
     return findings
 
 
@@ -193,11 +193,11 @@ def _passes(
 def _compare(findings: _Findings, steps: Both[Step], stages: Collection[str]) -> None:
     """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
     comparison = findings.comparison
-    of_stages = steps.zip(Both(comparison.reference, comparison.candidate)).map(
+    of_stages = steps.zip(comparison.runs).map(
         lambda side: [r for r in side[0].records if r.stage in stages and not _is_buffer(r, side[1].info.layers)]
     )
     steps = steps.zip(of_stages).map(lambda side: replace(side[0], records=tuple(side[1])))
-    diffs = comparison.step_diffs(steps.reference, steps.candidate)
+    diffs = comparison.step_diffs(steps)
     findings.diffs += findings.steered.judge(diffs)
     findings.steered.see(diffs)
     for compared, step in zip(findings.compared, steps):

@@ -10,22 +10,33 @@ from padiff.align import Alignment, LayerPair, Part, unzipped
 from padiff.align.matching.units import homes_of
 from padiff.compare.diagnose.causes import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
-from padiff.pair.processes import ranks_told
-from padiff.records import AMPLIFIED, PARAMETER_STAGES, Coverage, Diff, Figure, Kind, Layer, RunInfo, is_functional
+from padiff.pair.processes import describe_processes
+from padiff.records import (
+    AMPLIFIED,
+    PARAMETER_STAGES,
+    SIDES,
+    Both,
+    Coverage,
+    Diff,
+    Figure,
+    Kind,
+    Layer,
+    RunInfo,
+    is_functional,
+)
 
 
 class Tally:
     """What was compared so far, and what was not, step by step."""
 
     def __init__(self, alignment: Alignment) -> None:
-        self._alone = (
-            {layer.path for layer in alignment.reference_only},
-            {layer.path for layer in alignment.candidate_only},
+        self._alone = Both(alignment.reference_only, alignment.candidate_only).map(
+            lambda layers: {layer.path for layer in layers}
         )
         self._counts: Counter[str] = Counter()
-        self._sites: tuple[set[str], set[str]] = (set(), set())
+        self._sites: Both[set[str]] = Both(set(), set())
         #: Layers of which something was compared, by side.
-        self._compared: tuple[set[str], set[str]] = (set(), set())
+        self._compared: Both[set[str]] = Both(set(), set())
         self._differ = False
         self._unmeasured: set[str] = set()
         self._zeros: dict[str, None] = {}
@@ -49,8 +60,8 @@ class Tally:
             self._differ = self._differ or not diff.passed
             if compared:
                 assert pair.reference is not None and pair.candidate is not None
-                self._compared[0].add(pair.reference.layer)
-                self._compared[1].add(pair.candidate.layer)
+                self._compared.reference.add(pair.reference.layer)
+                self._compared.candidate.add(pair.candidate.layer)
                 judged = diff.judgement
                 if judged is not None and judged.figure is Figure.AROUND_ZERO:
                     self._zeros.setdefault(anchor.site)
@@ -66,9 +77,9 @@ class Tally:
             elif diff.counts:
                 counts["missing"] += 1
             elif diff.problem is None or diff.problem.kind is not Kind.OWN_SAMPLES:
-                side = pair.reference is None
-                if anchor.layer not in self._alone[side]:
-                    self._sites[side].add(anchor.site)
+                for record, alone, sites in zip(pair.sides, self._alone, self._sites):
+                    if record is not None and record.layer not in alone:
+                        sites.add(record.site)
 
     @property
     def compared(self) -> int:
@@ -78,10 +89,10 @@ class Tally:
     def coverage(
         self,
         steps: Sequence[int],
-        only: tuple[Sequence[int], Sequence[int]],
+        only: Both[Sequence[int]],
         alignment: Alignment,
-        infos: tuple[RunInfo, RunInfo],
-        called: tuple[Collection[str], Collection[str]],
+        infos: Both[RunInfo],
+        called: Both[Collection[str]],
     ) -> Coverage:
         """The coverage of all that was added.
 
@@ -92,29 +103,33 @@ class Tally:
             called: paths of the layers that each run was seen to call.
         """
         counts = self._counts
-        unpaired = alignment.reference_only, alignment.candidate_only
-        paired = zip(alignment.layers, unzipped(alignment.parameters))
-        uncovered = [_uncovered(layers, parts, left) for (layers, parts), left in zip(paired, unpaired)]
-        alone = [_paths(layers, containers=False) for layers in unpaired]
+        unpaired: Both[Sequence[Layer]] = Both(alignment.reference_only, alignment.candidate_only)
+        parts = unzipped(alignment.parameters)
+        uncovered = [_uncovered(*side) for side in zip(alignment.layers, parts, unpaired)]
+        containers = unpaired.map(lambda layers: _paths(layers, containers=True))
+        alone = unpaired.map(lambda layers: _paths(layers, containers=False)).zip(self._compared)
+        as_parts = alone.map(lambda side: tuple(path for path in side[0] if path in side[1]))
+        missing = alone.map(lambda side: tuple(path for path in side[0] if path not in side[1]))
+        sites = self._sites.map(lambda names: tuple(sorted(names)))
         return Coverage(
             compared=counts["compared"],
             missing=counts["missing"],
             reference_records=counts["reference"],
             candidate_records=counts["candidate"],
-            reference_layers=tuple(path for path in alone[0] if path not in self._compared[0]),
-            candidate_layers=tuple(path for path in alone[1] if path not in self._compared[1]),
-            reference_containers=_paths(alignment.reference_only, containers=True),
-            candidate_containers=_paths(alignment.candidate_only, containers=True),
-            reference_parts=tuple(path for path in alone[0] if path in self._compared[0]),
-            candidate_parts=tuple(path for path in alone[1] if path in self._compared[1]),
+            reference_layers=missing.reference,
+            candidate_layers=missing.candidate,
+            reference_containers=containers.reference,
+            candidate_containers=containers.candidate,
+            reference_parts=as_parts.reference,
+            candidate_parts=as_parts.candidate,
             reference_parameters=uncovered[0],
             candidate_parameters=uncovered[1],
-            reference_sites=tuple(sorted(self._sites[0])),
-            candidate_sites=tuple(sorted(self._sites[1])),
+            reference_sites=sites.reference,
+            candidate_sites=sites.candidate,
             uncalled=_uncalled(infos, called),
             steps=tuple(steps),
-            reference_steps=tuple(only[0]),
-            candidate_steps=tuple(only[1]),
+            reference_steps=tuple(only.reference),
+            candidate_steps=tuple(only.candidate),
             notes=setting_notes(alignment),
             ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
             assumed=tuple(f"{doubt.about}: {doubt.options[0]}" for doubt in alignment.doubts if not doubt.answer),
@@ -122,20 +137,17 @@ class Tally:
             cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
             sketched=counts["sketched"],
             bounded=counts["bounded"],
-            ranks=ranks_told(infos),
+            ranks=describe_processes(infos),
             unmeasured=tuple(sorted(self._unmeasured)),
             amplified=self._amplified,
             zeros=tuple(self._zeros),
         )
 
 
-def _uncalled(infos: tuple[RunInfo, RunInfo], called: tuple[Collection[str], Collection[str]]) -> tuple[str, ...]:
-    if not any(called):
-        return ()
-    sides = zip(("reference", "candidate"), infos, called)
+def _uncalled(infos: Both[RunInfo], called: Both[Collection[str]]) -> tuple[str, ...]:
     return tuple(
         f"{side}: {layer.path}"
-        for side, info, paths in sides
+        for side, info, paths in zip(SIDES, infos, called)
         if paths
         for layer in info.layers
         if layer.recorded and layer.path not in paths and layer.kind not in ("layerlist", "modulelist")

@@ -19,7 +19,7 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.pair.ranks import rank_steps, step_pairs
-from padiff.records import Diff, Figures, Pair, Problem, Record, Run, Step
+from padiff.records import Both, Diff, Figures, Pair, Problem, Record, Run, Step
 from padiff.system.follow import follow
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class Workers:
             pays. There are never more than there is work for, nor more than four for each core.
     """
 
-    def __init__(self, paths: Sequence[str], numbers: Iterable[tuple[int, int]], count: int | None = None) -> None:
+    def __init__(self, paths: Sequence[str], numbers: Iterable[Both[int]], count: int | None = None) -> None:
         self._paths, self._count = list(paths), count
         self._left = deque(numbers)
-        self._ahead: deque[tuple[tuple[int, int], list[Future[_Measured]]]] = deque()
+        self._ahead: deque[tuple[Both[int], list[Future[_Measured]]]] = deque()
         self._pool: ProcessPoolExecutor | None = None
         self._started = False
         self._job: tuple[Any, bytes] = (None, b"")
@@ -103,7 +103,7 @@ class Workers:
 
     def diffs(
         self,
-        numbers: tuple[int, int],
+        numbers: Both[int],
         pairs: Sequence[Pair],
         alignment: Alignment,
         stages: Collection[str],
@@ -134,7 +134,7 @@ class Workers:
         found = {k: Diff(pairs[k], figures, passed, problem=problem) for k, figures, passed, problem in rows}
         return [found[k] for k in range(len(pairs))]
 
-    def _submit(self, numbers: tuple[int, int], seconds: float) -> None:
+    def _submit(self, numbers: Both[int], seconds: float) -> None:
         """Have the next steps measured, the one that is asked for among them if it is large."""
         assert self._pool is not None and self._count is not None
         if self._left and self._left[0] == numbers:
@@ -163,7 +163,7 @@ class Workers:
         self._ahead.clear()
 
 
-def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) -> _Measured:
+def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Measured:
     """Measure every so-many-th pair of a step, the largest first; runs in a process of its own.
 
     Args:
@@ -172,9 +172,7 @@ def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) ->
         part, parts: which part of its pairs, of how many.
     """
     runs, alignment, stages, elementwise = _opened(job)
-    reference, candidate = runs
-    steps = reference.steps(numbers[0]), candidate.steps(numbers[1])
-    ranks = rank_steps(*steps, (reference.info, candidate.info))
+    ranks = rank_steps(runs.zip(numbers).map(lambda side: side[0].steps(side[1])), runs.map(lambda run: run.info))
     pairs = [pair for rank in step_pairs(ranks, alignment, stages) for pair in rank]
     if parts > 1:
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
@@ -185,9 +183,9 @@ def measure_part(job: bytes, numbers: tuple[int, int], part: int, parts: int) ->
 
 
 @lru_cache(maxsize=1)
-def _opened(job: bytes) -> tuple[list[Run], Alignment, frozenset[str], tuple[float, float] | None]:
+def _opened(job: bytes) -> tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None]:
     paths, alignment, stages, elementwise = pickle.loads(job)
-    return [open_run(path) for path in paths], alignment, stages, elementwise
+    return Both(*map(open_run, paths)), alignment, stages, elementwise
 
 
 def _ready() -> None:

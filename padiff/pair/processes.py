@@ -8,20 +8,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.records import LOOP, PARAMETER_STAGES, Diff, InMemory, Kind, Pair, Problem, Record, RunInfo, Step
+from padiff.records import LOOP, PARAMETER_STAGES, Both, InMemory, Kind, Problem, Record, RunInfo, Step
 
-# Why the rest is not compared.
-_OWN_SAMPLES = Problem(Kind.OWN_SAMPLES, "each process saw samples of its own")
+#: Why the rest is not compared.
+OWN_SAMPLES = Problem(Kind.OWN_SAMPLES, "each process saw samples of its own")
 
 
-def ranks_told(infos: tuple[RunInfo, RunInfo]) -> str:
+def processes_differ(infos: Both[RunInfo]) -> bool:
+    """Whether two runs have different numbers of processes."""
+    return infos.reference.world_size != infos.candidate.world_size
+
+
+def describe_processes(infos: Both[RunInfo]) -> str:
     """What is compared of two runs with different numbers of processes, in words; empty for equal numbers."""
-    ours, theirs = (info.world_size for info in infos)
-    if ours == theirs:
+    if not processes_differ(infos):
         return ""
+    reference, candidate = infos.map(lambda info: info.world_size)
     return (
-        f"{ours} process{'es' * (ours > 1)} against {theirs}: compared are parameters, the gradients that the "
-        "optimizers consumed, updates, learning rates, and the mean of the losses; each process saw samples of its own"
+        f"{reference} process{'es' * (reference > 1)} against {candidate}: compared are parameters, the gradients that "
+        "the optimizers consumed, updates, learning rates, and the mean of the losses; each process saw samples of its "
+        "own"
     )
 
 
@@ -46,15 +52,13 @@ def common_part(steps: Sequence[Step], info: RunInfo) -> Step:
     return replace(steps[0], records=tuple(kept))
 
 
-def rest(steps: Sequence[Step], common: Step, reference: bool) -> list[Diff]:
-    """What one side recorded besides the common part: shown, and not compared."""
+def rest(steps: Sequence[Step], common: Step) -> list[Record]:
+    """What one side recorded besides the common part."""
     known = {record.site for record in common.records}
-    alone = [
+    return [
         record
         for step in steps
         for record in step.records
         if step is not steps[0] or record.site not in known
         if not (record.layer == LOOP and record.stage == "loss" and record.site in known)
     ]
-    sides = ((record, None) if reference else (None, record) for record in alone)
-    return [Diff(Pair(common.number, ours, theirs, optional=True), problem=_OWN_SAMPLES) for ours, theirs in sides]

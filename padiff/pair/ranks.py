@@ -6,27 +6,26 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
 from padiff.align import Alignment
-from padiff.pair.processes import common_part, ranks_told, rest
+from padiff.pair.processes import OWN_SAMPLES, common_part, processes_differ, rest
 from padiff.pair.steps import pair_steps
-from padiff.records import Diff, Pair, RunInfo, Step
+from padiff.records import Both, Diff, Pair, RunInfo, Step
 
 
-def rank_steps(
-    references: Sequence[Step], candidates: Sequence[Step], infos: tuple[RunInfo, RunInfo]
-) -> list[tuple[Step, Step]]:
+def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[Step]]:
     """The two sides of one step, by rank; a rank that only one run has stands beside an empty step.
 
     Runs of different numbers of processes have one: of what does not depend on how the batch was shared out.
     """
-    if ranks_told(infos) and references and candidates:
-        return [(common_part(references, infos[0]), common_part(candidates, infos[1]))]
-    empty = Step((references or candidates)[0].number, ())
-    return [(ours or empty, theirs or empty) for ours, theirs in zip_longest(references, candidates)]
+    if processes_differ(infos) and all(steps):
+        return [steps.zip(infos).map(lambda side: common_part(*side))]
+    empty = Step((steps.reference or steps.candidate)[0].number, ())
+    return [Both(*(step or empty for step in rank)) for rank in zip_longest(*steps)]
 
 
-def step_pairs(ranks: Iterable[tuple[Step, Step]], alignment: Alignment, stages: Collection[str]) -> list[list[Pair]]:
+def step_pairs(ranks: Iterable[Both[Step]], alignment: Alignment, stages: Collection[str]) -> list[list[Pair]]:
     """Pairs of one step, by rank."""
-    return [[pair for pair in pair_steps(*sides, alignment) if pair.stage in stages] for sides in ranks]
+    pairs = (pair_steps(sides.reference, sides.candidate, alignment) for sides in ranks)
+    return [[pair for pair in rank if pair.stage in stages] for rank in pairs]
 
 
 def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
@@ -41,15 +40,12 @@ def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
 
 
 def left_out(
-    references: Sequence[Step],
-    candidates: Sequence[Step],
-    infos: tuple[RunInfo, RunInfo],
-    ranks: Sequence[tuple[Step, Step]],
-    stages: Collection[str],
+    steps: Both[Sequence[Step]], infos: Both[RunInfo], ranks: Sequence[Both[Step]], stages: Collection[str]
 ) -> list[Diff]:
     """What is not compared of runs of different numbers of processes: shown, and not judged."""
-    if not (ranks_told(infos) and references and candidates):
+    if not (processes_differ(infos) and all(steps)):
         return []
-    ours, theirs = ranks[0]
-    found = rest(references, ours, True) + rest(candidates, theirs, False)
-    return [diff for diff in found if diff.pair.stage in stages]
+    number, alone = ranks[0].reference.number, steps.zip(ranks[0]).map(lambda side: rest(*side))
+    found = [Pair(number, record, None, optional=True) for record in alone.reference]
+    found += [Pair(number, None, record, optional=True) for record in alone.candidate]
+    return [Diff(pair, problem=OWN_SAMPLES) for pair in found if pair.stage in stages]

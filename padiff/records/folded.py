@@ -43,8 +43,8 @@ _ROW = np.dtype(
         ("index", np.int64),
         *((name, np.int64) for name in _COUNTS),
         *((name, np.float64) for name in _FLOATS),
-        ("ours", np.float64),
-        ("theirs", np.float64),
+        ("reference_value", np.float64),
+        ("candidate_value", np.float64),
         ("value", np.float64),
         ("limit", np.float64),
     ]
@@ -129,7 +129,7 @@ class _Block:
         whole: diffs that do not fit into a row, by their place in the block.
     """
 
-    numbers: tuple[int, int]
+    numbers: Both[int]
     rank: int
     step: int
     rows: np.ndarray
@@ -163,14 +163,14 @@ class FoldedDiffs(_MadeAnew):
         runs: reference and candidate.
     """
 
-    def __init__(self, runs: tuple[Run, Run]) -> None:
-        self._steps = Steps(runs[0]), Steps(runs[1])
+    def __init__(self, runs: Both[Run]) -> None:
+        self._steps = runs.map(Steps)
         self._blocks: list[_Block] = []
         self._starts = array("q")
         self._count = 0
         self._places, self._things = _Names(), _Names()
 
-    def add(self, diffs: Sequence[Diff], numbers: tuple[int, int], rank: int) -> None:
+    def add(self, diffs: Sequence[Diff], numbers: Both[int], rank: int) -> None:
         """Add the diffs of one rank of one step."""
         if not diffs:
             return
@@ -203,7 +203,7 @@ class FoldedDiffs(_MadeAnew):
 
     def _row(self, diff: Diff) -> tuple[Any, ...]:
         pair, figures = diff.pair, diff.figures
-        sides = tuple(_place(record) for record in (pair.reference, pair.candidate))
+        sides = tuple(_place(record) for record in pair.sides)
         things, judged = self._things, diff.judgement
         about = (
             self._places[(*sides, pair.layout, pair.scales, pair.optional)],
@@ -234,9 +234,9 @@ class FoldedDiffs(_MadeAnew):
         if k in block.whole:
             return block.whole[k]
         place, problem, figure, rule, basis, passed, flat, size, beyond, nonfinite, overflowed, *floats = row
-        ours, theirs, layout, scales, optional = self._places.known[place]
-        reference = _record(ours, self._steps[0], block.numbers[0], block.rank)
-        candidate = _record(theirs, self._steps[1], block.numbers[1], block.rank)
+        reference_place, candidate_place, layout, scales, optional = self._places.known[place]
+        sides = zip((reference_place, candidate_place), self._steps, block.numbers)
+        reference, candidate = (_record(place, steps, number, block.rank) for place, steps, number in sides)
         pair = Pair(block.step, reference, candidate, layout, scales, optional)
         things = self._things.known
         figures = None
@@ -298,8 +298,7 @@ def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int)
 
 def _fits(diff: Diff) -> bool:
     """Whether a row says all of a diff."""
-    sides = (diff.pair.reference, diff.pair.candidate)
-    if not all(side is None or side.source.refetchable for side in sides):
+    if not all(side is None or side.source.refetchable for side in diff.pair.sides):
         return False  # a part of a tensor, or several in one: it is in no file
     index, shape = (diff.figures.index if diff.figures is not None else ()), diff.pair.anchor.shape
     return not index or (len(index) == len(shape) and all(i < n for i, n in zip(index, shape)))

@@ -164,9 +164,9 @@ DIFFS = {
 
 
 def test_every_kind_of_diff_comes_out_as_it_went_in(tmp_path):
-    runs = tuple(open_run(toy_folder(tmp_path / side, [0])) for side in "ab")
+    runs = Both(*(open_run(toy_folder(tmp_path / side, [0])) for side in "ab"))
     folded = FoldedDiffs(runs)
-    folded.add(list(DIFFS.values()), (5, 5), 0)
+    folded.add(list(DIFFS.values()), Both(5, 5), 0)
     for diff, name in zip(folded, DIFFS):
         assert told(diff) == told(DIFFS[name]), name
     assert [told(folded[k]) for k in range(len(DIFFS))] == [told(d) for d in DIFFS.values()]

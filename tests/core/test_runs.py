@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from padiff import Tolerance, compare_runs, open_run
-from padiff.compare import RunComparison
+from padiff.compare import NoisePolicy, RunComparison
+from padiff.compare.step import Before, Plan, compare_step
 from padiff.dump import RunWriter
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.recorder import MemoryRun
+from padiff.records import STAGES, Both
 
 from .making import (
     info,
@@ -256,3 +258,19 @@ def test_one_rank_does_not_loosen_what_is_asked_of_the_next():
     allowed = 1e-10  # float64, forward
     report = compare_runs(Ranks(ranks(0.0, 0.0)), Ranks(ranks(allowed * 0.9, allowed * 3)))
     assert [diff.passed for diff in report] == [True, False]
+
+
+def test_a_step_is_compared_by_a_pure_function_and_a_run_by_a_fold_over_it():
+    plant = planted("head/update/bias", lambda v: v * 1.5, at=1)
+    runs = Both(toy_run(range(3)), toy_run(range(3), paddle=True, plant=plant))
+    whole = compare_runs(*runs)
+    plan = Plan(runs, RunComparison(*runs).alignment, NoisePolicy(), frozenset(STAGES))
+    before, found = Before(), []
+    for number in range(3):
+        steps = runs.map(lambda run, number=number: run.steps(number))
+        [diffs], after = compare_step(steps, plan, before)
+        assert compare_step(steps, plan, before) == ([diffs], after)
+        before = after
+        found += diffs
+    judged = [[(d.pair.anchor.site, d.passed, d.judgement) for d in diffs] for diffs in (found, whole.diffs)]
+    assert judged[0] == judged[1] and not whole.passed

@@ -214,9 +214,9 @@ def test_progress_is_a_share_and_the_time_left(done, total, seconds, text):
 def test_progress_within_a_large_step_is_told_too(monkeypatch):
     from core.making import toy_run
 
-    from padiff.compare import runs
+    from padiff.compare import comparison
 
-    monkeypatch.setattr(runs, "_TICK", 0.0)
+    monkeypatch.setattr(comparison, "_TICK", 0.0)
     seen = []
     compare_runs(toy_run(), toy_run(), progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen if done == int(done)] == [0, 1, 2, 3] and {total for _, total in seen} == {3}

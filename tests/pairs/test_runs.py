@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.compare.runs import RunComparison
+from padiff.compare import RunComparison
 
 from . import DIFFERENT, PAIRS
 from .copying import MismatchError, layer, tensors

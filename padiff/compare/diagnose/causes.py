@@ -20,7 +20,7 @@ from padiff.records import LOOP, SIDES, Both, Diff, FirstDiff, Kind, Pair, Probl
 _CONSTANT = 1e-3
 
 
-def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: tuple[Run, Run]) -> FirstDiff | None:
+def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> FirstDiff | None:
     """The first diff that did not pass, in one sentence; `None` if all passed.
 
     Args:
@@ -31,7 +31,7 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: tuple[Run, Run
         return None
     pair = diff.pair
     sides = _sides(pair, alignment)
-    infos = runs[0].info, runs[1].info
+    infos = runs.map(lambda run: run.info)
     reason = (
         shift_cause(diff, runs)
         or environment_cause(diff, infos)
@@ -56,12 +56,12 @@ _TELLING = frozenset(
 )
 
 
-def setting_diff(alignment: Alignment, called: tuple[Collection[str], Collection[str]], step: int) -> FirstDiff | None:
+def setting_diff(alignment: Alignment, called: Both[Collection[str]], step: int) -> FirstDiff | None:
     """A hyper-parameter that differs between layers that ran, told as where the models part; `None` if none does."""
     found = []
     for pair in alignment.pairs:
         differing = [text for name, text in _differing(pair) if name in _TELLING]
-        if differing and pair.reference.path in called[0] and pair.candidate.path in called[1]:
+        if differing and pair.reference.path in called.reference and pair.candidate.path in called.candidate:
             found.append((pair, ", ".join(differing)))
     if not found:
         return None
@@ -79,7 +79,7 @@ def setting_diff(alignment: Alignment, called: tuple[Collection[str], Collection
     )
 
 
-def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: tuple[RunInfo, RunInfo]) -> str:
+def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: Both[RunInfo]) -> str:
     """The likely cause of a diff, or an empty string where nothing speaks for one."""
     pair = diff.pair
     if not pair.complete:
@@ -131,7 +131,7 @@ def _by_settings(pair: Pair, layers: LayerPair | None) -> str:
     return f"the layers are set differently: {', '.join(differing)}{convention}"
 
 
-def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos: tuple[RunInfo, RunInfo]) -> str:
+def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos: Both[RunInfo]) -> str:
     reference, candidate = _values(diff.pair)
     stage = diff.pair.stage
     if stage == "input":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from padiff.records import Diff, RunInfo
+from padiff.records import Both, Diff, RunInfo
 
 # TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
 _TF32_AT_MOST = 2e-2
 _PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
 
 
-def environment_cause(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:
+def environment_cause(diff: Diff, infos: Both[RunInfo]) -> str:
     """How the environments explain a diff, where that is what its figures look like; else empty.
 
     Args:
@@ -19,11 +19,11 @@ def environment_cause(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:
         return ""
     assert diff.pair.reference is not None
     path = diff.pair.reference.layer
-    kind = next((layer.kind for layer in infos[0].layers if layer.path == path), "")
+    kind = next((layer.kind for layer in infos.reference.layers if layer.path == path), "")
     return _autocast(diff, infos) or _tf32(diff, kind, infos)
 
 
-def _autocast(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:
+def _autocast(diff: Diff, infos: Both[RunInfo]) -> str:
     """Autocast differs, and so does what the tensors are made of."""
     ours, theirs = (str(info.environment.get("autocast.dtype", "")) for info in infos)
     if not ours or not theirs or ours == theirs:
@@ -35,7 +35,7 @@ def _autocast(diff: Diff, infos: tuple[RunInfo, RunInfo]) -> str:
     return f"autocast: {ours} in the reference run, {theirs} in the candidate (this is {dtypes[0]} against {dtypes[1]})"
 
 
-def _tf32(diff: Diff, kind: str, infos: tuple[RunInfo, RunInfo]) -> str:
+def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> str:
     """TF32 differs on a GPU, and a product of matrices is off by what TF32 leaves out."""
     name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
     used = [bool(info.environment.get(name)) and "gpu" in str(info.environment.get("device.kind")) for info in infos]

@@ -7,18 +7,18 @@ from dataclasses import replace
 from padiff.compare.judge.drift import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
-from padiff.records import Diff, Pair, Record, Run
+from padiff.records import Both, Diff, Pair, Record, Run
 
 # How many recorded steps before and after one are looked at.
 _NEARBY = 4
 
 
-def shift_cause(diff: Diff, runs: tuple[Run, Run]) -> str:
+def shift_cause(diff: Diff, runs: Both[Run]) -> str:
     """Why an input differs, if it is the reference's input of a neighbouring step; else empty."""
     pair = diff.pair
     if pair.stage != "input" or pair.reference is None or pair.candidate is None or diff.problem:
         return ""
-    reference = runs[0]
+    reference = runs.reference
     others = sorted((n for n in reference.numbers() if n != pair.step), key=lambda n: abs(n - pair.step))
     for number in others[: 2 * _NEARBY]:
         if _is_batch_of(pair, pair.candidate, reference, number):
@@ -32,15 +32,15 @@ def shift_cause(diff: Diff, runs: tuple[Run, Run]) -> str:
     return ""
 
 
-def _goes_on(pair: Pair, runs: tuple[Run, Run], away: int) -> bool:
+def _goes_on(pair: Pair, runs: Both[Run], away: int) -> bool:
     """Whether the candidate's next step has the batch of the reference's step that is as far away."""
     assert pair.candidate is not None
-    numbers = {*runs[0].numbers()}
-    step = next((n for n in runs[1].numbers() if n > pair.step and n + away in numbers), None)
+    numbers = {*runs.reference.numbers()}
+    step = next((n for n in runs.candidate.numbers() if n > pair.step and n + away in numbers), None)
     if step is None:
         return False
-    found = _record_of(pair.candidate, runs[1], step)
-    return found is not None and _is_batch_of(pair, found, runs[0], step + away)
+    found = _record_of(pair.candidate, runs.candidate, step)
+    return found is not None and _is_batch_of(pair, found, runs.reference, step + away)
 
 
 def _is_batch_of(pair: Pair, batch: Record, reference: Run, number: int) -> bool:

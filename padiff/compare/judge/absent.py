@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from padiff.records import LOOP, Diff, Run, Step
+from padiff.compare.judge.history import History
+from padiff.records import LOOP, Both, Diff, Run, Step
 
 # A loss may be logged now and then only; inputs and weights are there wherever the model was called.
 _STAGES = ("forward", "backward", "grad", "update")
@@ -13,48 +14,49 @@ _STAGES = ("forward", "backward", "grad", "update")
 _OTHERS = 8
 
 
-class AbsentStages:
-    """Makes diffs of what one side lacks in a step because a whole stage of it did not happen there.
+def absent_stages(
+    diffs: list[Diff], steps: Both[Step], history: Both[History], runs: Both[Run]
+) -> tuple[list[Diff], Both[History]]:
+    """Make diffs of what one side lacks in a step because a whole stage of it did not happen there.
 
     A stage that a side never records is a gap, not a diff. Other steps show which it is: those that were compared
     before, and, where these do not show it, a few of the nearest others.
+
+    Args:
+        diffs: of one rank of a step, judged as if a whole stage that is missing were a gap.
+        steps: the rank's records.
+        history: what each run was seen to record.
+
+    Returns:
+        The diffs, with those of an absent stage failed; and the history, with what other steps showed.
     """
+    there = steps.map(_stages_of)
+    lacking = Both(there.candidate - there.reference, there.reference - there.candidate)
+    found = []
+    for stages, known, run, step in zip(lacking, history, runs, steps):
+        for stage in stages.intersection(_STAGES) - known.stages - known.never:
+            known = _looked_elsewhere(known, stage, run, step.number)
+        found.append(known)
+    history = Both(*found)
+    absent = Both(*(stages.intersection(_STAGES) & known.stages for stages, known in zip(lacking, history)))
+    if any(absent):
+        diffs = [_failed(diff) if _is_of(diff, absent) else diff for diff in diffs]
+    return diffs, history
 
-    def __init__(self, reference: Run, candidate: Run) -> None:
-        self._runs = reference, candidate
-        self._known: tuple[set[str], set[str]] = (set(), set())
-        self._asked: set[tuple[int, str]] = set()
 
-    def judge(self, diffs: list[Diff], sides: tuple[Step, Step]) -> list[Diff]:
-        """The judged diffs of one rank of a step, with those of an absent stage failed.
+def _stages_of(step: Step) -> frozenset[str]:
+    return frozenset(record.stage for record in step.records if record.layer != LOOP)
 
-        Args:
-            diffs: judged as if a whole stage that is missing were a gap.
-            sides: the rank's records, of the reference and of the candidate.
-        """
-        there = tuple({record.stage for record in step.records if record.layer != LOOP} for step in sides)
-        absent = [
-            (side, stage)
-            for side in (0, 1)
-            for stage in _STAGES
-            if stage in there[1 - side] and stage not in there[side] and self._is_recorded(side, stage, sides[side])
-        ]
-        for known, stages in zip(self._known, there):
-            known |= stages
-        return [_failed(diff) if any(_is_of(diff, *one) for one in absent) else diff for diff in diffs]
 
-    def _is_recorded(self, side: int, stage: str, step: Step) -> bool:
-        """Whether the side records the stage in other steps."""
-        if stage not in self._known[side] and (side, stage) not in self._asked:
-            self._asked.add((side, stage))
-            run = self._runs[side]
-            others = sorted((n for n in run.numbers() if n != step.number), key=lambda n: abs(n - step.number))
-            for number in others[:_OTHERS]:
-                for other in run.steps(number):
-                    self._known[side].update(record.stage for record in other.records if record.layer != LOOP)
-                if stage in self._known[side]:
-                    break
-        return stage in self._known[side]
+def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:
+    """The history after a look at the steps around one, for a stage that none before had."""
+    others = sorted((n for n in run.numbers() if n != number), key=lambda n: abs(n - number))
+    for other in others[:_OTHERS]:
+        stages = history.stages.union(*map(_stages_of, run.steps(other)))
+        history = replace(history, stages=stages)
+        if stage in stages:
+            return history
+    return replace(history, never=history.never | {stage})
 
 
 def whole_stage_missing(diff: Diff, step: Sequence[Diff]) -> bool:
@@ -78,10 +80,11 @@ def optimizer_steps(step: Sequence[Diff]) -> tuple[int, int]:
     return calls[0], calls[1]
 
 
-def _is_of(diff: Diff, side: int, stage: str) -> bool:
+def _is_of(diff: Diff, absent: Both[frozenset[str]]) -> bool:
     pair = diff.pair
-    lacking = pair.candidate if side else pair.reference
-    return pair.stage == stage and lacking is None and not pair.optional and pair.anchor.layer != LOOP
+    if pair.complete or pair.optional or pair.anchor.layer == LOOP:
+        return False
+    return pair.stage in (absent.reference if pair.reference is None else absent.candidate)
 
 
 def _failed(diff: Diff) -> Diff:

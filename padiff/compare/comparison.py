@@ -1,0 +1,257 @@
+"""Comparing two runs a step at a time."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from padiff.align import Alignment, Seen, align, settled
+from padiff.compare.boundaries import cut_elsewhere
+from padiff.compare.coverage import Tally
+from padiff.compare.diagnose.causes import first_diff, setting_diff
+from padiff.compare.findings import Findings
+from padiff.compare.judge.drift import doubted
+from padiff.compare.judge.noise import NoisePolicy
+from padiff.compare.judge.policy import Policy
+from padiff.compare.judge.unrecorded import with_unrecorded
+from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.step import Before, Plan, compare_step
+from padiff.compare.workers import Workers
+from padiff.environment import differences
+from padiff.errors import UsageError
+from padiff.model.layer_map import LayerMap
+from padiff.model.selection import nearest
+from padiff.pair.processes import OWN_SAMPLES
+from padiff.records import PARAMETER_STAGES, STAGES, Both, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
+
+# Seconds between two looks at how much of a step is measured.
+_TICK = 0.2
+_NO_STEPS: Both[Sequence[int]] = Both((), ())
+
+
+class RunComparison:
+    """Compares two runs a step at a time, so that runs that still grow can be compared.
+
+    Args:
+        reference, candidate: the run to trust, the run in question.
+        layer_map: layers that answer to each other, as `padiff.model.layer_map.LayerMap.of` takes them.
+        policy: when a diff passes. Default: `NoisePolicy`.
+        stages: only these stages are reported; a policy may look at the others for what it allows these.
+        layers: only layers whose paths in either run match one of these patterns are reported; likewise.
+        cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.boundaries`);
+            where one side's layers run on the other's values, only for those whose outputs have other shapes.
+        aligned: what pairs the layers, called as `padiff.align.align` is.
+        workers: processes that measure steps ahead of the one that is judged.
+        measuring: called now and then while a step is measured, with the share of it that is done.
+
+    Raises:
+        UsageError: the layer map does not fit the runs; an unknown stage; a pattern that matches no layer.
+    """
+
+    def __init__(
+        self,
+        reference: Run,
+        candidate: Run,
+        layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+        policy: Policy | None = None,
+        stages: Collection[str] = STAGES,
+        cuts: bool = True,
+        aligned: Callable[..., Alignment] = align,
+        workers: Workers | None = None,
+        layers: Collection[str] | None = None,
+        measuring: Callable[[float], None] | None = None,
+    ) -> None:
+        self._workers, self._measuring = workers, measuring
+        self.runs = Both(reference, candidate)
+        self._infos = self.runs.map(lambda run: run.info)
+        self._map = LayerMap.of(layer_map)
+        self._policy: Policy = policy if policy is not None else NoisePolicy()
+        self.stages = frozenset(stages)
+        unknown = sorted(self.stages - set(STAGES))
+        if unknown:
+            raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
+        # A limit comes from the rest of the step, too.
+        self._measured_stages = frozenset(STAGES) if self._policy.in_context else self.stages
+        self._layers = None if layers is None else _matching(layers, self._infos)
+        self._cuts, self._aligned = cuts, aligned
+        self._plan: Plan | None = None
+        self._before = Before()
+        aligned(*self._infos, self._map)  # a map that does not fit is told before any step is there
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which layers answer to each other; as of the first compared step, which shows what is called."""
+        return self._plan.alignment if self._plan is not None else self._aligned(*self._infos, self._map)
+
+    def common(self) -> list[int]:
+        """Numbers of the steps that both runs have by now."""
+        numbers = self.runs.map(lambda run: run.numbers())
+        there = set(numbers.candidate)
+        return [number for number in numbers.reference if number in there]
+
+    def compare(self, number: int) -> Report:
+        """Compare one step, all ranks; what a rank recorded that only one run has stands alone."""
+        return self.report(self.diffs(number), [number])
+
+    def diffs(self, number: int) -> list[Diff]:
+        """The judged diffs of one step, in causal order."""
+        return [diff for diffs in self.rank_diffs(Both(number, number)) for diff in diffs]
+
+    def rank_diffs(self, numbers: Both[int]) -> list[list[Diff]]:
+        """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any."""
+        return self._diffs(self.runs.zip(numbers).map(lambda side: side[0].steps(side[1])), numbers)
+
+    def step_diffs(self, steps: Both[Step]) -> list[Diff]:
+        """The judged diffs of two given steps."""
+        return [diff for diffs in self._diffs(steps.map(lambda step: [step])) for diff in diffs]
+
+    def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[list[Diff]]:
+        if self._plan is None:
+            self._plan, diffs, before = self._first(steps, numbers)
+        else:
+            plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
+            diffs, before = compare_step(steps, plan, self._before)
+        self._before = before
+        return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
+
+    def _first(self, steps: Both[list[Step]], numbers: Both[int] | None) -> tuple[Plan, list[list[Diff]], Before]:
+        """The first step shows what is called, whether both start equal, and which layers end elsewhere."""
+        if self._workers is not None:
+            self._workers.start(steps.reference[0])  # they import while this process aligns
+        seen = steps.map(lambda ranks: Seen.of(ranks[0]))
+        alignment = settled(lambda choices: self._aligned(*self._infos, self._map, seen, choices=choices), seen)
+        measured: dict[Hashable, Diff] = {}
+
+        def measure(pairs: Sequence[Pair]) -> Sequence[Diff]:
+            # Of a step that was measured by another alignment most pairs are the same.
+            if measured:
+                known = [measured.get(_key(pair)) for pair in pairs]
+                elementwise = self._policy.elementwise
+                return [
+                    replace(diff, pair=pair) if diff is not None else measure_pair(pair, elementwise)
+                    for diff, pair in zip(known, pairs)
+                ]
+            found = self._measured(numbers, alignment, pairs)
+            measured.update((_key(diff.pair), diff) for diff in found)
+            return found
+
+        plan = Plan(self.runs, alignment, self._policy, self._measured_stages, measure)
+        diffs, before = compare_step(steps, plan, self._before)
+        compared = next(rank for rank in diffs if not rank or rank[0].problem is not OWN_SAMPLES)
+        cut = cut_elsewhere(compared, alignment, self._cuts)
+        if cut:
+            plan = replace(plan, alignment=replace(alignment, cut_elsewhere=cut))
+            diffs, before = compare_step(steps, plan, self._before)
+        return plan, diffs, before
+
+    def _is_asked_for(self, pair: Pair) -> bool:
+        if pair.stage not in self.stages:
+            return False
+        sides = zip(self._layers or (), pair.sides)
+        return self._layers is None or any(record is not None and record.layer in paths for paths, record in sides)
+
+    def _measured(self, numbers: Both[int] | None, alignment: Alignment, pairs: Sequence[Pair]) -> Sequence[Diff]:
+        elementwise = self._policy.elementwise
+        if self._workers is not None and numbers is not None:
+            diffs = self._workers.diffs(numbers, pairs, alignment, self._measured_stages, elementwise)
+            if diffs is not None:
+                return diffs
+        diffs, looked = [], time.monotonic()
+        for pair in pairs:
+            diffs.append(measure_pair(pair, elementwise))
+            if self._measuring is not None and time.monotonic() - looked > _TICK and len(diffs) < len(pairs):
+                self._measuring(len(diffs) / len(pairs))
+                looked = time.monotonic()
+        return diffs
+
+    def report(
+        self,
+        diffs: Sequence[Diff],
+        steps: Sequence[int],
+        only: Both[Sequence[int]] = _NO_STEPS,
+        settings: bool | None = None,
+    ) -> Report:
+        """Put diffs of several steps together.
+
+        Args:
+            only: steps that only one run has.
+            settings: whether hyper-parameters that differ between layers that ran are a diff, too, where no tensor is.
+                Default: as the policy says, where outputs are compared.
+        """
+        tally = Tally(self.alignment)
+        tally.add(diffs)
+        return self._reported(tuple(diffs), tally, self.first(diffs), steps, only, settings)
+
+    def report_of(
+        self,
+        findings: Findings,
+        first: FirstDiff | None,
+        steps: Sequence[int],
+        only: Both[Sequence[int]],
+    ) -> Report:
+        """The report of all that was found, given the first diff among it."""
+        return self._reported(findings.diffs, findings.tally, first, steps, only, None)
+
+    def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
+        """The first diff that did not pass, in words; `None` if all passed."""
+        return first_diff(diffs, self.alignment, self.runs)
+
+    def _reported(
+        self,
+        diffs: Sequence[Diff],
+        tally: Tally,
+        first: FirstDiff | None,
+        steps: Sequence[int],
+        only: Both[Sequence[int]],
+        settings: bool | None,
+    ) -> Report:
+        history = self._before.history
+        called = history.map(lambda side: side.called)
+        coverage = tally.coverage(steps, only, self.alignment, self._infos, called)
+        if self.stages & PARAMETER_STAGES:
+            coverage = with_unrecorded(coverage, self._infos.zip(history), self._layers)
+        if first is not None:
+            first = doubted(first, coverage)
+        if settings is None:
+            settings = self._policy.settings_count and "forward" in self.stages
+        if first is None and settings and steps:
+            first = setting_diff(self.alignment, called, steps[0])
+            # Runs whose layers are set differently come apart for that reason.
+            coverage = replace(coverage, amplified=None) if first is not None else coverage
+        return Report(
+            diffs=diffs,
+            coverage=coverage,
+            first_diff=first,
+            tolerance=self._policy.describe(),
+            reference=self.runs.reference.name,
+            candidate=self.runs.candidate.name,
+            environment=differences(*self._infos),
+        )
+
+
+def _key(pair: Pair) -> Hashable:
+    """What is measured of a pair depends on nothing else."""
+    return id(pair.reference), id(pair.candidate), pair.layout, pair.scales
+
+
+def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]:
+    """Paths of the reference's and of the candidate's layers that match one of the patterns.
+
+    Raises:
+        UsageError: a pattern matches no layer of either.
+    """
+    found: Both[set[str]] = Both(set(), set())
+    paths = infos.map(lambda info: {path for layer in info.layers for path in (layer.path, *layer.aliases)})
+    for pattern in patterns:
+        matching = [set(fnmatch.filter(side, pattern)) for side in paths]
+        if not any(matching):
+            raise UsageError(
+                f"no layer of either run matches {pattern!r}. {nearest(pattern, sorted(set().union(*paths)))}"
+            )
+        for side, more in zip(found, matching):
+            side |= more
+    return found

@@ -1,0 +1,46 @@
+"""What a run was seen to record in the steps that were compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from padiff.compare.judge.drift import Key
+from padiff.records import LOOP, PARAMETER_STAGES, Both, Step
+
+
+@dataclass(frozen=True)
+class History:
+    """What one run was seen to record.
+
+    Attributes:
+        called: layers whose forward ran, by path.
+        stages: stages that layers have records of.
+        never: stages that a step lacked, and that other steps lack, too.
+        parameters: those that have a record.
+        notes: what the first step that notes anything says was not recorded.
+    """
+
+    called: frozenset[str] = frozenset()
+    stages: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
+    parameters: frozenset[Key] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def after(self, steps: Iterable[Step]) -> History:
+        """The history after one more step, as each rank saw it."""
+        called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
+        for step in steps:
+            notes = notes or step.notes
+            for record in step.records:
+                if record.layer == LOOP:
+                    continue
+                stages.add(record.stage)
+                if record.stage == "forward":
+                    called.add(record.layer)
+                elif record.stage in PARAMETER_STAGES:
+                    parameters.add((record.layer, record.slot))
+        return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes)
+
+
+NOTHING_YET = Both(History(), History())

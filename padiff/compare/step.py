@@ -1,0 +1,83 @@
+"""Comparing one step of two runs: a pure function of the steps, of what holds for all of them, and of those before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from padiff.align import Alignment
+from padiff.compare.judge.absent import absent_stages
+from padiff.compare.judge.drift import NONE, Drift, drift
+from padiff.compare.judge.history import NOTHING_YET, History
+from padiff.compare.judge.policy import Policy
+from padiff.compare.judge.unrecorded import excused
+from padiff.compare.measure.pairs import measure_pair
+from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
+from padiff.records import Both, Diff, Pair, Run, Step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds for all steps of a comparison.
+
+    Attributes:
+        runs: other steps of them show whether a stage that a step lacks is recorded at all.
+        alignment: which layers answer to each other.
+        policy: when a diff passes.
+        stages: what is measured.
+        measure: measures pairs. Default: one after the other, in this process.
+    """
+
+    runs: Both[Run]
+    alignment: Alignment
+    policy: Policy
+    stages: Collection[str]
+    measure: Callable[[Sequence[Pair]], Sequence[Diff]] | None = None
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the steps that were compared so far leave to the next one.
+
+    Attributes:
+        drift: how far the runs were apart in the last one.
+        history: what each run was seen to record.
+    """
+
+    drift: Drift = NONE
+    history: Both[History] = field(default=NOTHING_YET)
+
+
+def compare_step(steps: Both[Sequence[Step]], plan: Plan, before: Before) -> tuple[list[list[Diff]], Before]:
+    """The judged diffs of one step, and what it leaves to the next one.
+
+    Args:
+        steps: the step of each run, as each rank saw it.
+        plan: what holds for all steps.
+        before: what the steps before leave.
+
+    Returns:
+        The diffs of each rank in causal order; first, what is not compared of any.
+    """
+    infos = plan.runs.map(lambda run: run.info)
+    history = before.history.zip(steps).map(lambda side: side[0].after(side[1]))
+    sides = rank_steps(steps, infos)
+    ranks = step_pairs(sides, plan.alignment, plan.stages)
+    pairs = [pair for rank in ranks for pair in rank]
+    if plan.measure is None:
+        measured = iter([measure_pair(pair, plan.policy.elementwise) for pair in pairs])
+    else:
+        measured = iter(plan.measure(pairs))
+    found = []
+    for rank, both in zip(ranks, sides):
+        # Every rank of a step is judged by the step before it, none by another rank.
+        diffs = plan.policy.judge(list(islice(measured, len(rank))), before.drift)
+        diffs = excused(diffs, infos.zip(history), both, plan.alignment)
+        diffs, history = absent_stages(diffs, both, history, plan.runs)
+        found.append(diffs)
+    alone = left_out(steps, infos, sides, plan.stages)
+    found = [alone, *found] if alone else found
+    known = all(weights_known(*side) for side in infos.zip(steps))
+    apart = drift([diff for diffs in found for diff in diffs], before.drift, known)
+    return found, replace(before, drift=apart, history=history)
