@@ -12,6 +12,7 @@ from padiff.auto.settings import Settings, Side
 from padiff.auto.words import Said, said
 from padiff.compare import Tolerance
 from padiff.errors import UsageError
+from padiff.frameworks.known import FRAMEWORKS
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
 from padiff.records import ROOT
@@ -39,7 +40,7 @@ def _names(call: Said) -> tuple[str, str]:
     """What the two models are called, in the order in which the call gives them."""
     frameworks = [frameworks_name(model) for model in call.models]
     if call.first_generation and frameworks[0] != frameworks[1]:
-        return ("layer", "module") if frameworks[0] == "paddle" else ("module", "layer")
+        return FRAMEWORKS[frameworks[0]].layer, FRAMEWORKS[frameworks[1]].layer
     return "base", "raw"
 
 
@@ -80,7 +81,7 @@ def _call(given: Any, name: str, live: LiveModel) -> tuple[tuple[Any, ...], dict
     kwargs: dict[str, Any] = {}
     if isinstance(given, Mapping):
         kwargs = dict(given)
-    elif framework.is_tensor(given):
+    elif framework.tensors.is_tensor(given):
         args = (given,)
     elif isinstance(given, (tuple, list)):
         args = tuple(given)
@@ -108,7 +109,7 @@ def _settings(sides: tuple[Side, ...], call: Said) -> Settings:
         raise UsageError(f"steps={steps} needs optimizers, or every step would be the first one again")
     if steps > 1 and (phase != "both" or options["single_step"]):
         raise UsageError(f"steps={steps} needs diff_phase='both' and single_step=False: weights have to be updated")
-    modes = [side.framework.training(side.live.model) for side in sides]
+    modes = [side.framework.layers.training(side.live.model) for side in sides]
     if modes[0] != modes[1]:
         told = [f"the {side.name} model is in {'train' if mode else 'eval'} mode" for side, mode in zip(sides, modes)]
         raise UsageError(f"{told[0]}, {told[1]}: call train() or eval() on both")

@@ -30,10 +30,10 @@ def outputs_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[Non
 
         def new(slot: str, tensor: Any) -> Any:
             array = of_base.get(slot)
-            fits = array is not None and array.shape == raw.framework.shape(tensor)
-            return raw.framework.tensor_like(tensor, array) if fits else tensor
+            fits = array is not None and array.shape == raw.framework.tensors.shape(tensor)
+            return raw.framework.tensors.like(tensor, array) if fits else tensor
 
-        return replace_tensors(output, "output", raw.framework.is_tensor, new)
+        return replace_tensors(output, "output", raw.framework.tensors.is_tensor, new)
 
     with hooked(raw, _partners(alignment), replaced):
         yield
@@ -48,20 +48,20 @@ def gradients_of_base(raw: Side, base: Step, alignment: Alignment) -> Iterator[N
 
     def catch(path: str, call: int, _: tuple[Any, ...], output: Any) -> None:
         of_base = _by_slot(values.get((path, call), {}), output, raw)
-        for slot, tensor in flatten(output, "output", raw.framework.is_tensor):
+        for slot, tensor in flatten(output, "output", raw.framework.tensors.is_tensor):
             array = of_base.get(slot)
-            if array is None or id(tensor) in seen or array.shape != raw.framework.shape(tensor):
+            if array is None or id(tensor) in seen or array.shape != raw.framework.tensors.shape(tensor):
                 continue
             seen.add(id(tensor))
             alive.append(tensor)
-            raw.framework.hook_gradient(tensor, partial(_in_place_of, raw, array))
+            raw.framework.hooks.on_gradient(tensor, partial(_in_place_of, raw, array))
 
     with hooked(raw, _partners(alignment), catch):
         yield
 
 
 def _in_place_of(raw: Side, array: np.ndarray, gradient: Any) -> Any:
-    return raw.framework.tensor_like(gradient, array)
+    return raw.framework.tensors.like(gradient, array)
 
 
 @contextmanager
@@ -80,14 +80,14 @@ def hooked(
 
     def hook(path: str, args: tuple[Any, ...], output: Any) -> Any:
         # Recomputation in backward repeats the calls of forward, in their order.
-        counter = again if side.framework.recomputing() else calls
+        counter = again if side.framework.hooks.recomputing() else calls
         call = counter[path]
         counter[path] += 1
         return replaced(partners[path], call, args, output)
 
     try:
         for path in partners:
-            handles.append(side.framework.hook_outputs(side.live.layer(path), partial(hook, path)))
+            handles.append(side.framework.hooks.on_outputs(side.live.layer(path), partial(hook, path)))
         yield
     finally:
         for handle in handles:
@@ -108,7 +108,7 @@ def _values(base: Step, stage: str) -> _Values:
 
 def _by_slot(of_base: Mapping[str, np.ndarray], output: Any, raw: Side) -> Mapping[str, np.ndarray]:
     """The base's values under the raw layer's slots: those of one name, and by position where all names differ."""
-    slots = [slot for slot, _ in flatten(output, "output", raw.framework.is_tensor)]
+    slots = [slot for slot, _ in flatten(output, "output", raw.framework.tensors.is_tensor)]
     if len(slots) == len(of_base) and not of_base.keys() & set(slots):
         return dict(zip(slots, of_base.values()))
     return of_base

@@ -23,13 +23,13 @@ from padiff.compare.judge.unrecorded import Unrecorded, excused, with_unrecorded
 from padiff.compare.measure.sketches import measure_pair
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import SingleDump, open_run
-from padiff.environment import differences
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import ranks_told
 from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
 from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
+from padiff.records.environment import differences
 
 # Seconds between two looks at how much of a step is measured.
 _TICK = 0.2

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.errors import UsageError
+from padiff.frameworks.known import FRAMEWORKS
 from padiff.weights.live import frameworks_name
 
 _NEW, _OLD = ("base_model", "raw_model"), ("layer", "module")
@@ -66,4 +67,4 @@ def torch_is_second(first: Any, second: Any) -> bool:
 
     Of such a pair torch is the one to trust, in calls of that generation; of any other pair it is the first.
     """
-    return [frameworks_name(model) for model in (first, second)] == ["paddle", "torch"]
+    return [FRAMEWORKS[frameworks_name(model)].layer for model in (first, second)] == ["layer", "module"]

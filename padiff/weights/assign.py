@@ -150,11 +150,11 @@ def carry_over(
     pairs = LayerMap.resolve(layer_map, base.nodes, raw.nodes)
     rules = ruled(base.framework.name, raw.framework.name)
     given = Inputs.pair(inputs) if inputs is not None else None
-    before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
+    before = [(tensor, raw.framework.tensors.copy(tensor)) for _, tensor in raw.tensors()]
 
     def restore() -> None:
         for tensor, array in before:
-            raw.framework.write(tensor, array)
+            raw.framework.tensors.write(tensor, array)
 
     aligned = functools.partial(align, base.info, raw.info, pairs, whole=rules)
     plan = functools.partial(planned, base, raw, layer_map=pairs, partial=partial, may_stay=may_stay)
@@ -238,7 +238,7 @@ class _Transfer:
             self._restore()  # what another try wrote, and this one leaves
         self._written = True
         for tensor, array in plan.writes:
-            self._raw.framework.write(tensor, array)
+            self._raw.framework.tensors.write(tensor, array)
         for call in plan.calls:
             call()
         return plan
