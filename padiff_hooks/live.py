@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from padiff.compare import Policy
@@ -17,34 +16,25 @@ from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
 
 
-@dataclass(frozen=True)
-class Comparing:
-    """What is compared, and what a diff does.
-
-    Attributes:
-        reference, candidate: the run folders.
-        layer_map, policy: as `PairedRuns` takes them.
-        on_diff: ``warn``, ``stop`` or ``raise``.
-    """
-
-    reference: Path
-    candidate: Path
-    layer_map: LayerMap | None
-    policy: Policy | None
-    on_diff: str
-
-
 class LiveComparison:
     """Compares what both runs have by now; the reference is recorded before, or grows beside the candidate.
 
     A reference that can't be read does not end the recording.
 
+    Args:
+        reference, candidate: the run folders.
+        on_diff: ``warn``, ``stop`` or ``raise``.
+        layer_map, policy: as `PairedRuns` takes them.
+
     Attributes:
         first_report: the first report with a diff, or `None`.
     """
 
-    def __init__(self, comparing: Comparing) -> None:
-        self._comparing = comparing
+    def __init__(
+        self, reference: Path, candidate: Path, on_diff: str, layer_map: LayerMap | None, policy: Policy | None
+    ) -> None:
+        self._reference, self._candidate, self._on_diff = reference, candidate, on_diff
+        self._layer_map, self._policy = layer_map, policy
         self._logdir: str | Path | None = None
         self._host_sink: ScalarSink | None = None
         self._pairs: PairedRuns | None = None
@@ -66,16 +56,15 @@ class LiveComparison:
             logdir, sink: where diffs are streamed to.
         """
         self._logdir, self._host_sink, self._recordings = logdir, sink, None
-        about = self._comparing
         if compares:
             self._pairs = PairedRuns(
-                about.reference, about.candidate, layer_map=about.layer_map, policy=about.policy, begin=self._begin
+                self._reference, self._candidate, layer_map=self._layer_map, policy=self._policy, begin=self._begin
             )
 
     @property
     def waits(self) -> bool:
         """Whether to wait for a step's comparison: to stop at that very step."""
-        return self._pairs is not None and self._comparing.on_diff != "warn"
+        return self._pairs is not None and self._on_diff != "warn"
 
     def compare(self, recorder: Recorder | None = None) -> None:
         """Compare and stream what both runs have by now.
@@ -115,8 +104,7 @@ class LiveComparison:
             self._news.clear()
             self.first_report, self._compared = None, 0
             self._worst, self._doubt = 0.0, ""
-            reference = self._comparing.reference
-            self._remarks.append(f"{reference} was recorded anew meanwhile: comparing with it starts over")
+            self._remarks.append(f"{self._reference} was recorded anew meanwhile: comparing with it starts over")
         stream = self._opened_stream()
         if stream is not None:
             stream.begin(recordings)
@@ -126,7 +114,7 @@ class LiveComparison:
 
     def _opened_stream(self) -> DiffStream | None:
         if self._stream is None and self._logdir is not None:
-            names = Both(str(self._comparing.reference.resolve()), str(self._comparing.candidate.resolve()))
+            names = Both(str(self._reference.resolve()), str(self._candidate.resolve()))
             self._stream = DiffStream(self._logdir, names, self._host_sink)
         return self._stream
 
@@ -148,10 +136,9 @@ class LiveComparison:
         Raises:
             RunsDifferError: a diff was found and ``on_diff="raise"``.
         """
-        on_diff = self._comparing.on_diff
         if self._trouble is not None and not self._warned:
             self._warned = True
-            if on_diff == "raise":
+            if self._on_diff == "raise":
                 raise self._trouble
             text = f"padiff can't compare with the reference run, recording goes on: {self._trouble}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -165,18 +152,18 @@ class LiveComparison:
         if self.first_report is None:
             self.first_report = report
         message = report.first_diff.message if report.first_diff is not None else ""
-        if on_diff == "raise":
+        if self._on_diff == "raise":
             raise RunsDifferError(message, report)
         if first_time:
             warnings.warn(f"padiff: {message}", RuntimeWarning, stacklevel=4)
-        return on_diff == "stop"
+        return self._on_diff == "stop"
 
     def warn_of_nothing(self) -> None:
         """Warn where nothing was compared in all of the training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
             warnings.warn(
-                f"padiff compared nothing with the reference run {self._comparing.reference}: it {why}",
+                f"padiff compared nothing with the reference run {self._reference}: it {why}",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -185,7 +172,7 @@ class LiveComparison:
         """What it came to; empty where there is nothing to sum up."""
         if not self._compared or self._trouble is not None:
             return ""
-        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._comparing.reference}"
+        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._reference}"
         first = self.first_report.first_diff if self.first_report is not None else None
         if first is not None:
             return f"{steps}: they differ, first at step {first.step}, stage {first.stage}, layer {first.reference}"

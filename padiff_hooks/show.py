@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from padiff.dump.budget import size_of
-from padiff.environment import environment_text
 from padiff.records import (
     CANNOT_TELL,
     DIFFER,
@@ -28,6 +27,7 @@ from padiff.records import (
     steps_text,
     verdict,
 )
+from padiff.records.environment import environment_text
 
 #: Lines of what differs unless everything is asked for.
 LISTED = 10

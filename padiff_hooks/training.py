@@ -21,7 +21,7 @@ from padiff.recorder.schedule import Schedule
 from padiff.records import FirstDiff, Report, Step
 from padiff.system.switches import say
 from padiff_hooks.event_files import EventFile, ScalarSink
-from padiff_hooks.live import Comparing, LiveComparison
+from padiff_hooks.live import LiveComparison
 from padiff_hooks.stream import own_scalars_of
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class TrainingRecorder:
         policy = options.pop("policy", None)
         self._live: LiveComparison | None = None
         if reference is not None:
-            about = Comparing(Path(reference), self._dir_path, pair_map, policy, on_diff)
-            self._live = LiveComparison(about)
+            self._live = LiveComparison(Path(reference), self._dir_path, on_diff, pair_map, policy)
         self.step = options.get("start_step", 0)
         self._options = _lasting(options)
         self._own_map = own_map

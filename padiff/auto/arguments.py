@@ -12,6 +12,7 @@ from padiff.auto.settings import Settings, Side
 from padiff.auto.words import Said, said
 from padiff.compare import Tolerance
 from padiff.errors import UsageError
+from padiff.frameworks.known import FRAMEWORKS
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
 from padiff.records import ROOT, Both
@@ -42,7 +43,7 @@ def _names(call: Said) -> Both[str]:
     """What the two models are called, in the order in which the call gives them."""
     frameworks = call.models.map(frameworks_name)
     if call.first_generation and frameworks.reference != frameworks.candidate:
-        return frameworks.map(lambda name: "layer" if name == "paddle" else "module")
+        return frameworks.map(lambda name: FRAMEWORKS[name].layer)
     return Both("base", "raw")
 
 
@@ -76,7 +77,7 @@ def _call(given: Any, name: str, live: LiveModel) -> tuple[tuple[Any, ...], dict
     kwargs: dict[str, Any] = {}
     if isinstance(given, Mapping):
         kwargs = dict(given)
-    elif framework.is_tensor(given):
+    elif framework.tensors.is_tensor(given):
         args = (given,)
     elif isinstance(given, (tuple, list)):
         args = tuple(given)
@@ -104,7 +105,7 @@ def _settings(sides: Both[Side], call: Said) -> Settings:
         raise UsageError(f"steps={steps} needs optimizers, or every step would be the first one again")
     if steps > 1 and (phase != "both" or options["single_step"]):
         raise UsageError(f"steps={steps} needs diff_phase='both' and single_step=False: weights have to be updated")
-    modes = sides.map(lambda side: "train" if side.framework.training(side.live.model) else "eval")
+    modes = sides.map(lambda side: "train" if side.framework.layers.training(side.live.model) else "eval")
     if modes.reference != modes.candidate:
         texts = [f"the {side.name} model is in {mode} mode" for side, mode in sides.zip(modes)]
         raise UsageError(f"{', '.join(texts)}: call train() or eval() on both")

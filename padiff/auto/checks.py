@@ -25,17 +25,17 @@ def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: L
             hint = f" {wrong[0]!r} is none of them. {nearest(wrong[0], signature.parameters)}"
         raise UsageError(f"inputs: the {name} model's forward takes ({takes}): {error}.{hint}") from None
     framework = live.framework
-    devices = {framework.device(tensor) for _, tensor in live.tensors()}
+    devices = {framework.tensors.device(tensor) for _, tensor in live.tensors()}
     for key, value in (*enumerate(args), *kwargs.items()):
         other = framework_of_tensor(value)
-        if other is not None and other.name != framework.name:
+        if other is not None and other is not framework:
             raise UsageError(
                 f"inputs: the {name} model is of {framework.name}, its input {key!r} is a tensor of {other.name}"
             )
-        if framework.is_tensor(value) and devices and framework.device(value) not in devices:
+        if framework.tensors.is_tensor(value) and devices and framework.tensors.device(value) not in devices:
             raise UsageError(
                 f"inputs: the {name} model is on {', '.join(sorted(devices))}, an input of it on "
-                f"{framework.device(value)}: bring them to one device"
+                f"{framework.tensors.device(value)}: bring them to one device"
             )
 
 
@@ -45,7 +45,7 @@ def check_loss(loss: Any, name: str, live: LiveModel) -> None:
         raise UsageError(f"loss_fns: the {name} model's loss has to be a function of the output, got {loss!r}")
     try:
         # A layer's __call__ takes anything: what it takes is said by its forward.
-        inspect.signature(loss.forward if live.framework.is_model(loss) else loss).bind(None)
+        inspect.signature(loss.forward if live.framework.layers.is_model(loss) else loss).bind(None)
     except TypeError as error:
         raise UsageError(
             f"loss_fns: the {name} model's loss has to take one argument, the model's output ({error}). "
@@ -57,7 +57,7 @@ def check_loss(loss: Any, name: str, live: LiveModel) -> None:
 
 def check_optimizer(optimizer: Any, name: str, live: LiveModel) -> None:
     """Whether an optimizer is one of the model's framework, or a function that steps and clears."""
-    if optimizer is None or live.framework.is_optimizer(optimizer):
+    if optimizer is None or live.framework.optimizers.is_optimizer(optimizer):
         return
     if callable(optimizer) and not hasattr(optimizer, "step"):
         return  # a function without arguments that steps and clears the gradients
@@ -72,6 +72,6 @@ def drop_inside(side: Side) -> list[str]:
     found = []
     for node in side.live.nodes:
         rate = getattr(node.layer, "dropout", 0.0)
-        if isinstance(rate, float) and rate > 0 and side.framework.training(node.layer):
+        if isinstance(rate, float) and rate > 0 and side.framework.layers.training(node.layer):
             found.append(node.path)
     return found

@@ -26,7 +26,7 @@ def masks_drawn(reference: Side, masks: Masks) -> Iterator[None]:
             return output
         # An output of zero may come from an input of zero, so the mask can't be seen from it: one is drawn on ones.
         mask = _on_ones(reference, path, args[0])
-        masks.setdefault((path, call), reference.framework.to_numpy(mask))
+        masks.setdefault((path, call), reference.framework.tensors.copy(mask))
         return args[0] * mask
 
     with hooked(reference, {path: path for path in paths}, replaced):
@@ -45,11 +45,15 @@ def masks_of_reference(candidate: Side, masks: Masks, alignment: Alignment) -> I
 
     def replaced(path: str, call: int, args: tuple[Any, ...], output: Any) -> Any:
         mask = masks.get((path, call))
-        if mask is None or not _fits(candidate, args, output) or mask.shape != candidate.framework.shape(output):
+        if (
+            mask is None
+            or not _fits(candidate, args, output)
+            or mask.shape != candidate.framework.tensors.shape(output)
+        ):
             return output
-        own = candidate.framework.to_numpy(_on_ones(candidate, own_paths[path], args[0])).astype(np.float64)
+        own = candidate.framework.tensors.copy(_on_ones(candidate, own_paths[path], args[0])).astype(np.float64)
         scale = own.max() if own.any() else float(mask.max())
-        return args[0] * candidate.framework.tensor_like(output, np.where(mask != 0, scale, 0.0))
+        return args[0] * candidate.framework.tensors.like(output, np.where(mask != 0, scale, 0.0))
 
     with hooked(candidate, partners, replaced):
         yield
@@ -62,18 +66,18 @@ def _dropouts(side: Side) -> set[str]:
         for layer in side.live.info.layers
         if "dropout" in layer.kind
         and "alpha" not in layer.kind
-        and side.framework.training(side.live.layer(layer.path))
+        and side.framework.layers.training(side.live.layer(layer.path))
     }
 
 
 def _fits(side: Side, args: tuple[Any, ...], output: Any) -> bool:
     framework = side.framework
-    if not args or not framework.is_tensor(args[0]) or not framework.is_tensor(output):
+    if not args or not framework.tensors.is_tensor(args[0]) or not framework.tensors.is_tensor(output):
         return False
-    return bool(framework.shape(args[0]) == framework.shape(output))
+    return bool(framework.tensors.shape(args[0]) == framework.tensors.shape(output))
 
 
 def _on_ones(side: Side, path: str, like: Any) -> Any:
-    ones = np.ones(side.framework.shape(like), np.float32)
-    with side.framework.without_grad():
-        return side.live.layer(path).forward(side.framework.tensor_like(like, ones))
+    ones = np.ones(side.framework.tensors.shape(like), np.float32)
+    with side.framework.tensors.without_grad():
+        return side.live.layer(path).forward(side.framework.tensors.like(like, ones))

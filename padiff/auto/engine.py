@@ -110,7 +110,7 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
                 break
     finally:
         for side in settings.sides:
-            side.framework.clear_gradients(side.live.model)
+            side.framework.layers.clear_gradients(side.live.model)
     teller.dumped(leave_dumps(settings, findings.compared))
     report = findings.comparison.report(findings.diffs, findings.steps, settings=True)
     if settings.first_generation:
@@ -221,17 +221,17 @@ def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
 def _buffers_kept(settings: Settings) -> Iterator[None]:
     """Passes that are run besides the model's own training leave its buffers as they were."""
     kept = [
-        (side.framework, tensor, side.framework.to_numpy(tensor))
+        (side.framework, tensor, side.framework.tensors.copy(tensor))
         for side in settings.sides
         for node in side.live.nodes
-        for _, tensor, role in side.framework.parameters(node.layer)
+        for _, tensor, role in side.framework.layers.parameters(node.layer)
         if role == "buffer"
     ]
     try:
         yield
     finally:
         for framework, tensor, array in kept:
-            framework.write(tensor, array)
+            framework.tensors.write(tensor, array)
 
 
 def _not_assigned(settings: Settings, error: AssignError) -> Report:

@@ -40,7 +40,7 @@ def run_pass(
     """
     framework, live = side.framework, side.live
     capture = Capture(number, framework, live.nodes, side.chosen, parameters=side.owning, stacks=True)
-    framework.clear_gradients(live.model)
+    framework.layers.clear_gradients(live.model)
     with around():
         capture.attach()
         try:
@@ -64,8 +64,8 @@ def weights_after(side: Side, number: int) -> Step:
 
 def update(side: Side) -> None:
     """Step the side's optimizer and clear its gradients; a function does both itself."""
-    if side.framework.is_optimizer(side.optimizer):
-        side.framework.step(side.optimizer)
+    if side.framework.optimizers.is_optimizer(side.optimizer):
+        side.framework.optimizers.step(side.optimizer)
     elif side.optimizer is not None:
         side.optimizer()
 
@@ -76,11 +76,11 @@ def _forward(side: Side) -> Any:
     except (RuntimeError, ValueError, TypeError) as error:
         framework = side.framework
         given = {
-            name: f"{framework.dtype(value)} {list(framework.shape(value))}"
+            name: f"{framework.tensors.dtype(value)} {list(framework.tensors.shape(value))}"
             for name, value in (*enumerate(side.args), *side.kwargs.items())
-            if framework.is_tensor(value)
+            if framework.tensors.is_tensor(value)
         }
-        owned = sorted({framework.dtype(tensor) for _, tensor in side.live.tensors()})
+        owned = sorted({framework.tensors.dtype(tensor) for _, tensor in side.live.tensors()})
         raise UsageError(
             f"the {side.name} model's forward failed on its inputs {given} (its parameters are {', '.join(owned)}): "
             f"{error}"
@@ -92,8 +92,8 @@ def _loss(side: Side, output: Any) -> Any:
     if side.loss_fn is None:
         return _mean_of_all(side, output)
     loss = side.loss_fn(output)
-    if not framework.is_tensor(loss) or _size(framework.shape(loss)) != 1:
-        got = list(framework.shape(loss)) if framework.is_tensor(loss) else type(loss).__name__
+    if not framework.tensors.is_tensor(loss) or _size(framework.tensors.shape(loss)) != 1:
+        got = list(framework.tensors.shape(loss)) if framework.tensors.is_tensor(loss) else type(loss).__name__
         raise UsageError(f"loss_fns: the {side.name} model's loss has to be a tensor of one element, got {got}")
     return loss
 
@@ -103,8 +103,8 @@ def _mean_of_all(side: Side, output: Any) -> Any:
     framework = side.framework
     floating = [
         tensor
-        for _, tensor in flatten(output, "output", framework.is_tensor)
-        if framework.dtype(tensor).startswith(("float", "bfloat")) and framework.trainable(tensor)
+        for _, tensor in flatten(output, "output", framework.tensors.is_tensor)
+        if framework.tensors.dtype(tensor).startswith(("float", "bfloat")) and framework.tensors.trainable(tensor)
     ]
     if not floating:
         raise UsageError(

@@ -30,10 +30,10 @@ def outputs_of_reference(candidate: Side, reference: Step, alignment: Alignment)
 
         def new(slot: str, tensor: Any) -> Any:
             array = of_reference.get(slot)
-            fits = array is not None and array.shape == candidate.framework.shape(tensor)
-            return candidate.framework.tensor_like(tensor, array) if fits else tensor
+            fits = array is not None and array.shape == candidate.framework.tensors.shape(tensor)
+            return candidate.framework.tensors.like(tensor, array) if fits else tensor
 
-        return replace_tensors(output, "output", candidate.framework.is_tensor, new)
+        return replace_tensors(output, "output", candidate.framework.tensors.is_tensor, new)
 
     with hooked(candidate, _partners(alignment), replaced):
         yield
@@ -48,20 +48,20 @@ def gradients_of_reference(candidate: Side, reference: Step, alignment: Alignmen
 
     def catch(path: str, call: int, _: tuple[Any, ...], output: Any) -> None:
         of_reference = _by_slot(values.get((path, call), {}), output, candidate)
-        for slot, tensor in flatten(output, "output", candidate.framework.is_tensor):
+        for slot, tensor in flatten(output, "output", candidate.framework.tensors.is_tensor):
             array = of_reference.get(slot)
-            if array is None or id(tensor) in seen or array.shape != candidate.framework.shape(tensor):
+            if array is None or id(tensor) in seen or array.shape != candidate.framework.tensors.shape(tensor):
                 continue
             seen.add(id(tensor))
             alive.append(tensor)
-            candidate.framework.hook_gradient(tensor, partial(_in_place_of, candidate, array))
+            candidate.framework.hooks.on_gradient(tensor, partial(_in_place_of, candidate, array))
 
     with hooked(candidate, _partners(alignment), catch):
         yield
 
 
 def _in_place_of(candidate: Side, array: np.ndarray, gradient: Any) -> Any:
-    return candidate.framework.tensor_like(gradient, array)
+    return candidate.framework.tensors.like(gradient, array)
 
 
 @contextmanager
@@ -80,14 +80,14 @@ def hooked(
 
     def hook(path: str, args: tuple[Any, ...], output: Any) -> Any:
         # Recomputation in backward repeats the calls of forward, in their order.
-        counter = again if side.framework.recomputing() else calls
+        counter = again if side.framework.hooks.recomputing() else calls
         call = counter[path]
         counter[path] += 1
         return replaced(partners[path], call, args, output)
 
     try:
         for path in partners:
-            handles.append(side.framework.hook_outputs(side.live.layer(path), partial(hook, path)))
+            handles.append(side.framework.hooks.on_outputs(side.live.layer(path), partial(hook, path)))
         yield
     finally:
         for handle in handles:
@@ -108,7 +108,7 @@ def _values(reference: Step, stage: str) -> _Values:
 
 def _by_slot(of_reference: Mapping[str, np.ndarray], output: Any, candidate: Side) -> Mapping[str, np.ndarray]:
     """The reference's values under the candidate's slots: those of one name, and by position where all names differ."""
-    slots = [slot for slot, _ in flatten(output, "output", candidate.framework.is_tensor)]
+    slots = [slot for slot, _ in flatten(output, "output", candidate.framework.tensors.is_tensor)]
     if len(slots) == len(of_reference) and not of_reference.keys() & set(slots):
         return dict(zip(slots, of_reference.values()))
     return of_reference

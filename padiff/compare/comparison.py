@@ -21,12 +21,12 @@ from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.step import Before, Plan, compare_step
 from padiff.compare.workers import Workers
-from padiff.environment import differences
 from padiff.errors import UsageError
 from padiff.model.layer_map import LayerMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import PARAMETER_STAGES, STAGES, Both, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
+from padiff.records.environment import differences
 
 # Seconds between two looks at how much of a step is measured.
 _TICK = 0.2

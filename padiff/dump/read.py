@@ -29,9 +29,9 @@ from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
-from padiff.environment import environment_from_json
 from padiff.errors import RunFolderError
 from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text
+from padiff.records.environment import environment_from_json
 
 _STEP_NAME = re.compile(r"\d{8,}")
 # Run folders that are named where another one was looked for.

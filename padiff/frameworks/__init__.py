@@ -9,12 +9,11 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
-
-_NAMES = ("torch", "paddle")
+from padiff.frameworks.known import FRAMEWORKS
 
 
 def _imported() -> Iterator[Framework]:
-    for name in _NAMES:
+    for name in FRAMEWORKS:
         if name in sys.modules:
             framework: Framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
             yield framework
@@ -22,7 +21,7 @@ def _imported() -> Iterator[Framework]:
 
 def framework_of_tensor(value: Any) -> Framework | None:
     """The framework that a tensor belongs to, `None` for anything else."""
-    return next((framework for framework in _imported() if framework.is_tensor(value)), None)
+    return next((framework for framework in _imported() if framework.tensors.is_tensor(value)), None)
 
 
 def framework_of(model: Any) -> Framework:
@@ -32,7 +31,7 @@ def framework_of(model: Any) -> Framework:
         UsageError: the value is neither a torch Module nor a paddle Layer.
     """
     for framework in _imported():
-        if framework.is_model(model):
+        if framework.layers.is_model(model):
             return framework
     hint = ""
     if hasattr(model, "network") and hasattr(model, "train_batch"):

@@ -1,20 +1,21 @@
-"""What a room may ask of a framework: one small interface, one file for each framework.
+"""What a room may ask of a framework, split by what it is about; each part is one module of a framework's folder.
 
-The two implementations are the only files that import torch or paddle. Which one serves a model is found
-through ``sys.modules``: a model's own framework is always imported already.
+Those folders are the only places that import torch or paddle. Which framework serves a model is found through
+``sys.modules``: a model's own is always imported already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.sketches.samples import Empty
 
-#: Why nothing is recorded inside of a function transform (`Framework.transforming`).
+#: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
 TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
 
 
@@ -67,11 +68,11 @@ class Override:
 
     def __init__(self, owner: Any, name: str, value: Any) -> None:
         self._owner, self._name, self._value = owner, name, value
-        self._before = vars(owner).get(name)  # somebody else's, set the same way before us
+        self._before = vars(owner).get(name)  # somebody else's, set the same way before
         vars(owner)[name] = value
 
     def remove(self) -> None:
-        # Somebody may have put their own over ours meanwhile: theirs stays.
+        # Somebody may have set another one over this meanwhile: that one stays.
         if vars(self._owner).get(self._name) is not self._value:
             return
         if self._before is not None:
@@ -80,61 +81,24 @@ class Override:
             del vars(self._owner)[self._name]
 
 
-class Framework(Protocol):
-    """A deep-learning framework, as far as recording needs it."""
-
-    name: str
-    #: Whether what a hook raises in backward reaches whoever called backward as it is.
-    hands_errors_on: bool
-
-    @property
-    def version(self) -> str: ...
-
-    def is_model(self, value: Any) -> bool:
-        """Whether the value is a torch Module / a paddle Layer."""
+class Tensors(Protocol):
+    """Values, and what tensors are."""
 
     def is_tensor(self, value: Any) -> bool: ...
 
-    def is_optimizer(self, value: Any) -> bool: ...
-
-    def steppers(self, optimizer: Any) -> list[Any]:
-        """What to hook of an optimizer (`hook_optimizer`): itself, or those inside that it hands its work to.
-
-        Empty where it is no optimizer, or one of which nothing can be seen.
-        """
-
-    def unwrap(self, model: Any) -> Any:
-        """The user's model inside a data-parallel wrapper."""
-
-    def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
-        """Direct sublayers with their names, in order of definition, repeats included."""
-
-    def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
-        """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
-
-    def sharded(self, layer: Any) -> bool:
-        """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
-        layer is called, whole ones take their places.
-        """
-
-    def kind(self, layer: Any) -> str:
-        """The framework's own class that the layer is or derives from, lower case."""
-
-    def layout(self, layer: Any, slot: str) -> str:
-        """``in_out`` / ``out_in`` for the matrix of a linear layer, else empty."""
-
-    def settings(self, layer: Any) -> dict[str, Any]:
-        """The layer's hyper-parameters that are plain values, under common names."""
-
     def trainable(self, tensor: Any) -> bool: ...
-
-    def training(self, model: Any) -> bool: ...
 
     def dtype(self, tensor: Any) -> str: ...
 
     def shape(self, tensor: Any) -> tuple[int, ...]: ...
 
-    def to_numpy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+    def itemsize(self, tensor: Any) -> int:
+        """Bytes of one element."""
+
+    def device(self, tensor: Any) -> str:
+        """``cpu`` or ``gpu`` (or what torch calls another kind)."""
+
+    def copy(self, tensor: Any, empty: Empty = np.empty) -> np.ndarray:
         """A copy of the tensor's values that nothing else can write to; bfloat16 stays bfloat16.
 
         ``empty`` makes the array to copy into.
@@ -159,58 +123,85 @@ class Framework(Protocol):
     def memory(self, tensor: Any) -> Any:
         """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
 
+    def version_of(self, tensor: Any) -> int:
+        """A number that changes when the tensor is written in place; -1 where there is none."""
+
     def fetch(self, tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
         """Begin to bring tensors over from their device, all at once; what is returned waits for them."""
-
-    def itemsize(self, tensor: Any) -> int:
-        """Bytes of one element."""
 
     def write(self, tensor: Any, array: np.ndarray) -> None:
         """Set a parameter's or buffer's values in place; its dtype and device stay, no graph is recorded."""
 
-    def version_of(self, tensor: Any) -> int:
-        """A number that changes when the tensor is written in place; -1 where it can't be told."""
+    def like(self, tensor: Any, array: np.ndarray) -> Any:
+        """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
 
-    def hook_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+    def gradient(self, parameter: Any) -> Any | None:
+        """What backward left at a parameter."""
 
-    def see_calls(self, called: OnCall, third_party: Sequence[str]) -> Handle:
+    def without_grad(self) -> AbstractContextManager[Any]:
+        """No graph is recorded."""
+
+
+class Layers(Protocol):
+    """Models: torch Modules, paddle Layers."""
+
+    def is_model(self, value: Any) -> bool: ...
+
+    def unwrap(self, model: Any) -> Any:
+        """The user's model inside a data-parallel wrapper."""
+
+    def children(self, layer: Any) -> Iterator[tuple[str, Any]]:
+        """Direct sublayers with their names, in order of definition, repeats included."""
+
+    def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
+        """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
+
+    def sharded(self, layer: Any) -> bool:
+        """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
+        layer is called, whole ones take their places.
+        """
+
+    def kind(self, layer: Any) -> str:
+        """The framework's own class that the layer is or derives from, lower case."""
+
+    def layout(self, layer: Any, slot: str) -> str:
+        """``in_out`` / ``out_in`` for the matrix of a linear layer, else empty."""
+
+    def settings(self, layer: Any) -> dict[str, Any]:
+        """The layer's hyper-parameters that are plain values, under common names."""
+
+    def training(self, model: Any) -> bool: ...
+
+    def evaluating(self, layers: Iterable[Any]) -> AbstractContextManager[None]:
+        """In eval mode, without a graph, each layer calling those inside; modes are as before afterwards."""
+
+    def clear_gradients(self, model: Any) -> None:
+        """Let go of the gradients of a model's parameters."""
+
+
+class Hooking(Protocol):
+    """Seeing a training's calls and gradients."""
+
+    #: Whether what a hook raises in backward reaches whoever called backward as it is.
+    RAISES_AS_IT_IS: bool
+
+    def on_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+
+    def on_outputs(self, layer: Any, replaced: Replaced) -> Handle:
+        """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
+
+    def on_functions(self, called: OnCall, third_party: Sequence[str]) -> Handle:
         """Call back after each functional call and tensor method that computes something, made from the user's side.
 
         ``third_party`` are dotted names of custom operators (paddle only).
         """
 
-    def hook_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
+    def on_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
         """Call back with the tensor's gradient in each backward; `None` if it takes part in none.
 
         For the output of an operation that is the whole gradient of the backward, for a parameter what this
         backward adds to it.
         """
-
-    def hook_optimizer(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
-        """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has."""
-
-    def hook_outputs(self, layer: Any, replaced: Replaced) -> Handle:
-        """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
-
-    def device(self, tensor: Any) -> str:
-        """``cpu`` or ``gpu`` (or what torch calls another kind)."""
-
-    def tensor_like(self, tensor: Any, array: np.ndarray) -> Any:
-        """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
-
-    def clear_gradients(self, model: Any) -> None:
-        """Let go of the gradients of a model's parameters."""
-
-    def step(self, optimizer: Any) -> None:
-        """One step of an optimizer, and its gradients cleared."""
-
-    def gradient(self, parameter: Any) -> Any | None: ...
-
-    def optimized(self, optimizer: Any) -> Sequence[Any]:
-        """The parameters that an optimizer may change."""
-
-    def learning_rates(self, optimizer: Any) -> list[float]:
-        """The learning rate of each of the optimizer's parameter groups."""
 
     def transforming(self) -> bool:
         """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""
@@ -218,15 +209,45 @@ class Framework(Protocol):
     def recomputing(self) -> bool:
         """Whether a forward call made now is activation recomputation inside a backward."""
 
-    def without_grad(self) -> AbstractContextManager[Any]: ...
 
-    def on_trial(self, layers: Iterable[Any]) -> AbstractContextManager[None]:
-        """For the length of a trial run: eval mode, no graph; modes and random state are as before afterwards."""
+class Optimizers(Protocol):
+    """Optimizers, and what they do."""
 
-    def environment(self, kinds: Collection[str]) -> dict[str, Any]:
-        """Versions, devices, threads and switches that can change numbers, under the names of `padiff.environment`.
+    def is_optimizer(self, value: Any) -> bool: ...
 
-        ``kinds`` are the devices that the model is on; others are not touched. Reading changes nothing.
+    def steppers(self, optimizer: Any) -> list[Any]:
+        """What to hook of an optimizer (`hook`): itself, or those inside that it hands its work to.
+
+        Empty where it is no optimizer, or one of which nothing can be seen.
+        """
+
+    def hook(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+        """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has."""
+
+    def optimized(self, optimizer: Any) -> Sequence[Any]:
+        """The parameters that an optimizer may change."""
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """The learning rate of each of the optimizer's parameter groups."""
+
+    def step(self, optimizer: Any) -> None:
+        """One step of an optimizer, and its gradients cleared."""
+
+
+class Randomness(Protocol):
+    """The framework's own random numbers."""
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Whatever draws inside, the random state is as before afterwards."""
+
+
+class Environment(Protocol):
+    """What around a training can change its numbers. Reading changes nothing."""
+
+    def read(self, kinds: Collection[str]) -> dict[str, Any]:
+        """Versions, devices, threads and switches, under the names of `padiff.recorder.environment`.
+
+        ``kinds`` are the devices that the model is on; others are not touched.
         """
 
     def autocast(self) -> dict[str, Any]:
@@ -234,3 +255,17 @@ class Framework(Protocol):
 
     def distributed(self) -> tuple[int, int]:
         """``(rank, world size)``; ``(0, 1)`` where nothing is distributed."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A deep-learning framework, as far as recording needs it."""
+
+    name: str
+    version: str
+    tensors: Tensors
+    layers: Layers
+    hooks: Hooking
+    optimizers: Optimizers
+    randomness: Randomness
+    environment: Environment

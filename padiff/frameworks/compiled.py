@@ -1,4 +1,4 @@
-"""Telling of layers whose inside can't be recorded, because it is compiled."""
+"""Warning of layers whose inside can't be recorded, because it is compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 
 
-def tell_compiled(paths: Iterable[str], by: str, instead: str) -> None:
+def warn_of_compiled(paths: Iterable[str], by: str, instead: str) -> None:
     """Warn of compiled layers; of those inside of one another only the outermost.
 
     Args:
@@ -20,9 +20,9 @@ def tell_compiled(paths: Iterable[str], by: str, instead: str) -> None:
             outer.append(path)
     if not outer:
         return
-    told = ", ".join(path or "the model itself" for path in outer[:5]) + (", ..." if len(outer) > 5 else "")
+    named = ", ".join(path or "the model itself" for path in outer[:5]) + (", ..." if len(outer) > 5 else "")
     warnings.warn(
-        f"padiff: what {by} compiled is recorded from outside ({told}): its inputs, outputs, weights, gradients and "
+        f"padiff: what {by} compiled is recorded from outside ({named}): its inputs, outputs, weights, gradients and "
         f"updates, but not the outputs of the layers inside, of which compiled code leaves no trace. To see those, "
         f"record a run without: {instead}",
         RuntimeWarning,

@@ -101,7 +101,7 @@ def _in_code(function: FunctionType) -> _Calls:
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
 
     def restore() -> None:
-        if function.__code__ is new:  # somebody may have put their own over ours: theirs stays
+        if function.__code__ is new:  # somebody may have set another one meanwhile: that one stays
             function.__code__ = old
 
     calls = _Calls(copy, restore)

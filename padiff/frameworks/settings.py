@@ -23,21 +23,10 @@ _COMMON = {
 }
 
 # Only settings that change what is computed, and that both frameworks can state, are worth comparing.
-_KEPT = frozenset(
-    {"eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope"}
-    | {
-        "ceil_mode",
-        "num_heads",
-        "num_kv_heads",
-        "num_groups",
-        "inputs",
-        "outputs",
-        "kernel_size",
-        "alpha",
-        "beta",
-        "act",
-    }
-)
+_KEPT = frozenset((
+    "eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope",
+    "ceil_mode", "num_heads", "num_kv_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta", "act",
+))  # fmt: skip
 
 
 def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...])
     if id(layer) in above:  # a layer that holds itself
         return
     yield prefix or ROOT, layer
-    for name, child in framework.children(layer):
+    for name, child in framework.layers.children(layer):
         yield from _walk(child, f"{prefix}.{name}" if prefix else name, framework, (*above, id(layer)))
 
 
@@ -40,7 +40,7 @@ def owning(
     for item in layer_map:
         for path in find_paths(list(nodes), item, "layer_map"):
             layer = next(node.layer for node in nodes if node.path == path)
-            if path in chosen and equivalents.common_kind(framework.kind(layer)) in equivalents.COMPOSITE:
+            if path in chosen and equivalents.common_kind(framework.layers.kind(layer)) in equivalents.COMPOSITE:
                 found.update(node.path for node in nodes if path == ROOT or node.path.startswith(f"{path}."))
     return frozenset(found)
 
@@ -48,7 +48,7 @@ def owning(
 def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
     """A tensor's shape; 0 for a length that it has not one of (jagged), and one such where it has no shape (nested)."""
     try:
-        return tuple(length if isinstance(length, int) else 0 for length in framework.shape(tensor))
+        return tuple(length if isinstance(length, int) else 0 for length in framework.tensors.shape(tensor))
     except Exception:  # of a kind of its own: that it is there is known all the same
         return (0,)
 
@@ -59,17 +59,17 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
     layers = []
     for node in nodes:
         parameters = []
-        for slot, tensor, role in framework.parameters(node.layer):
+        for slot, tensor, role in framework.layers.parameters(node.layer):
             site = f"{node.path}/{slot}"
             tied_to = first_seen.setdefault(id(tensor), site)
             parameters.append(
                 Parameter(
                     slot=slot,
                     shape=shape_of(framework, tensor),
-                    dtype=framework.dtype(tensor),
+                    dtype=framework.tensors.dtype(tensor),
                     role=role,
-                    layout=framework.layout(node.layer, slot),
-                    trainable=role == "parameter" and framework.trainable(tensor),
+                    layout=framework.layers.layout(node.layer, slot),
+                    trainable=role == "parameter" and framework.tensors.trainable(tensor),
                     tied_to="" if tied_to == site else tied_to,
                 )
             )
@@ -77,11 +77,11 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
             Layer(
                 path=node.path,
                 type=type(node.layer).__name__,
-                kind=framework.kind(node.layer),
+                kind=framework.layers.kind(node.layer),
                 parameters=tuple(parameters),
-                settings=framework.settings(node.layer),
+                settings=framework.layers.settings(node.layer),
                 aliases=node.aliases,
-                children=sum(1 for _ in framework.children(node.layer)),
+                children=sum(1 for _ in framework.layers.children(node.layer)),
                 recorded=node.path in recorded,
             )
         )

@@ -78,4 +78,4 @@ def _arrays(value: Any, path: str) -> Any:
             yield from _arrays(item, f"{path}.{key}")
     elif value is not None and not isinstance(value, str):
         framework = framework_of_tensor(value)
-        yield path, framework.to_numpy(value) if framework is not None else np.asarray(value)
+        yield path, framework.tensors.copy(value) if framework is not None else np.asarray(value)

@@ -48,7 +48,7 @@ class ProxyModel:
         if isinstance(dump_freq, bool) or not isinstance(dump_freq, int) or dump_freq < 1:
             raise UsageError(f"dump_freq has to be a whole number of at least 1, got {dump_freq!r}")
         self._framework = framework_of(model)
-        self.model = self._framework.unwrap(model)
+        self.model = self._framework.layers.unwrap(model)
         self.name = claim_name(name or type(self.model).__name__, self)
         self.framework = self._framework.name
         self.dump_freq = dump_freq
@@ -110,7 +110,7 @@ class ProxyModel:
         # per_step: "once try_dump was called per_step times"; dump_freq: steps 0, N, 2 N, ...
         due = (self.step + 1) % every == 0 if per_step is not None else self.step % every == 0
         if due:
-            rank = self._framework.distributed()[0]
+            rank = self._framework.environment.distributed()[0]
             path = dir_path or Path(self.dump_path) / f"step_{self.step}" / f"rank_{rank}"
             self.dump_report(path)
             self.dump_params(path)
@@ -120,7 +120,7 @@ class ProxyModel:
 
     def dump_report(self, dir_path: str | Path) -> None:
         """Write what was recorded since the last `clear_report`: inputs, outputs, losses, activation gradients."""
-        self._write(dir_path, self._report.peek(self._framework.distributed()[0]), _REPORT)
+        self._write(dir_path, self._report.peek(self._framework.environment.distributed()[0]), _REPORT)
 
     def dump_params(self, dir_path: str | Path) -> None:
         """Write weights and gradients as they are now."""

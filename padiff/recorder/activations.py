@@ -13,7 +13,7 @@ from padiff.model.selection import Node
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, Notes, Taken
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
 
 
 @dataclass(slots=True)
@@ -43,40 +43,41 @@ class Activations:
     """Records what calls give, and in backward the gradients of it.
 
     Args:
-        notes: where records go.
+        records: where records go.
         levels: how much is kept of each.
         interrupts: keeps Ctrl-C in backward.
     """
 
-    def __init__(self, notes: Notes, framework: Framework, levels: LevelOf, interrupts: Interrupts) -> None:
-        self._notes, self._framework = notes, framework
+    def __init__(self, records: RecordBuffer, framework: Framework, levels: LevelOf, interrupts: Interrupts) -> None:
+        self._records = records
+        self._version_of, self._on_gradient = framework.tensors.version_of, framework.hooks.on_gradient
         self._levels, self._interrupts = levels, interrupts
-        self._tensors: dict[int, _Tensor] = {}
+        self._seen: dict[int, _Tensor] = {}
         self._times: Counter[tuple[str, str, int, bool]] = Counter()
         self._leaf_handles: list[Handle] = []
         self._closed = False
 
     def see(self, call: Call, slot: str, tensor: Any) -> None:
         """Record a tensor that a call gave, and from now on its gradient."""
-        framework, path = self._framework, call.node.path
+        path = call.node.path
         level = self._levels(path, "forward")
         backward = self._levels(path, "backward") != NOTHING
         if level == NOTHING and not backward:
             return
         try:
-            version = framework.version_of(tensor)
-            seen = self._tensors.get(id(tensor))
+            version = self._version_of(tensor)
+            seen = self._seen.get(id(tensor))
             if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
                 seen = _Tensor(weakref.ref(tensor), version)
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
                 # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
                 # parameter or an input that a layer hands on, which lives on.
-                handle = framework.hook_gradient(tensor, partial(self._gradient, seen))
+                handle = self._on_gradient(tensor, partial(self._gradient, seen))
                 if handle is not None and tensor.is_leaf:
                     self._leaf_handles.append(handle)
-                self._tensors[id(tensor)] = seen
+                self._seen[id(tensor)] = seen
         except Exception as error:
-            self._notes.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
+            self._records.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
             return
         if backward:
             seen.sites.append((call.node, slot, call.number, call.training))
@@ -84,8 +85,8 @@ class Activations:
             return
         taken = seen.sources.get(level)
         if taken is None:
-            taken = seen.sources[level] = self._notes.take(tensor, level)
-        self._notes.write(call.node, "forward", slot, taken, call.number, call.training)
+            taken = seen.sources[level] = self._records.take(tensor, level)
+        self._records.write(call.node, "forward", slot, taken, call.number, call.training)
 
     def _gradient(self, seen: _Tensor, gradient: Any) -> None:
         try:
@@ -100,13 +101,13 @@ class Activations:
         for node, slot, call, training in seen.sites:
             level = self._levels(node.path, "backward")
             if level not in copies:
-                copies[level] = self._notes.take(gradient, level)
+                copies[level] = self._records.take(gradient, level)
             taken = copies[level]
             again = self._times[node.path, slot, call, training]
             self._times[node.path, slot, call, training] += 1
             # A second backward through the same graph is a quantity of its own.
             name = f"{slot}@{again}" if again else slot
-            self._notes.write(node, "backward", name, taken, call, training)
+            self._records.write(node, "backward", name, taken, call, training)
 
     def detach(self) -> None:
         """Take the hooks off that would outlive the graph."""
@@ -117,4 +118,4 @@ class Activations:
         """The step is over: from now on nothing is recorded."""
         self.detach()
         self._closed = True
-        self._tensors.clear()
+        self._seen.clear()

@@ -23,7 +23,7 @@ from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.parameters import Parameters, View
-from padiff.recorder.record_buffer import LevelOf, Notes, everything
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
 from padiff.records import LOOP, Step
 from padiff.sketches.samples import Empty, Samples
 from padiff.system.switches import Switches
@@ -34,7 +34,7 @@ def _wrappers(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
     return frozenset(
         node.path
         for node in nodes[1:]
-        if not any(framework.parameters(node.layer)) and len(list(framework.children(node.layer))) == 1
+        if not any(framework.layers.parameters(node.layer)) and len(list(framework.layers.children(node.layer))) == 1
     )
 
 
@@ -48,13 +48,12 @@ class Capture:
         chosen: paths of the layers whose tensors are recorded.
         parameters: whether weights, gradients and updates are recorded too; or the layers whose are.
         stacks: whether to keep each call's Python stack, as `stacks`.
-        switches: what the environment switched on. Default: as it stands now.
         empty: makes the arrays that tensors are copied into.
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
         levels: how much is kept of each layer's tensors at each stage. Default: everything.
         views: where parameters' memory is, as earlier captures of the model found it.
         samples: what the step's sketches are to be made from.
-        layers: the model's layers, to be followed when they change; nodes, chosen and parameters are theirs.
+        layers: the model's layers, to be followed when they change; nodes, chosen and parameters are of these.
         stepped: called when an optimizer has stepped, with how often it did within this step.
     """
 
@@ -68,7 +67,6 @@ class Capture:
         empty: Empty = np.empty,
         parameters: bool | Collection[str] = True,
         stacks: bool = False,
-        switches: Switches | None = None,
         levels: LevelOf = everything,
         views: dict[int, View] | None = None,
         samples: Samples | None = None,
@@ -76,21 +74,22 @@ class Capture:
         stepped: Callable[[int], None] | None = None,
     ) -> None:
         self.number = number
-        self._framework = framework
+        self._framework, self._is_tensor = framework, framework.tensors.is_tensor
+        self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._layers, self._optimizers = layers, optimizers
-        self._switches = switches if switches is not None else Switches.from_environment()
+        self._switches = Switches.from_environment()
         self._take(nodes, chosen)
         self._keep_stacks = stacks
         #: Python stack of each layer's call, outermost frame first, by path and number of the call; a
         #: functional call's by ``path/name()``.
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
-        self._notes = Notes(framework, empty, samples)
+        self._records = RecordBuffer(framework, empty, samples)
         owning = (self._chosen if parameters else ()) if isinstance(parameters, bool) else parameters
         self._levels = levels
         #: What the layers own.
-        self.parameters = Parameters(self._notes, framework, nodes, owning, optimizers, levels, views)
-        self._interrupts = Interrupts(framework.hands_errors_on)
-        self._activations = Activations(self._notes, framework, levels, self._interrupts)
+        self.parameters = Parameters(self._records, framework, nodes, owning, optimizers, levels, views)
+        self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
+        self._activations = Activations(self._records, framework, levels, self._interrupts)
         self._hooks = Hooks(framework)
         self._begun = False
         self._running: list[Call] = []
@@ -98,7 +97,7 @@ class Capture:
         self._recalls: Counter[tuple[str, bool]] = Counter()
         self._outermost: Counter[tuple[str, bool]] = Counter()
         self._transformed: set[str] = set()
-        #: The autocast that the model was called in (`padiff.frameworks.base.Framework.autocast`); empty before.
+        #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
         self._losses = 0
@@ -148,20 +147,20 @@ class Capture:
     # -- forward and backward -----------------------------------------------------------------------------
 
     def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        transforming = self._framework.transforming()
+        transforming = self._transforming()
         if not self._begun and not transforming:
             self._begin()
         node = self._known.get(key)
         if node is None:  # a layer that the model had before
             return
-        recomputed = self._framework.recomputing()
-        training = self._running[0].training if self._running else self._framework.training(self._nodes[0].layer)
+        recomputed = self._recomputing()
+        training = self._running[0].training if self._running else self._framework.layers.training(self._nodes[0].layer)
         if transforming:
             # vmap, grad and their like call the layer with stand-ins: there are no values, and no one call for each.
             self._running.append(Call(node, 0, training, recomputed, transformed=True))
             self._transformed.add(node.path)
             if node.path in self._chosen:
-                self._notes.left_out.add(node.path, TRANSFORMED, training, "call")
+                self._records.left_out.add(node.path, TRANSFORMED, training, "call")
             self.parameters.snapshot_later()
             return
         counter = self._recalls if recomputed else self._calls
@@ -174,21 +173,21 @@ class Capture:
         if self._switches.path_log:
             print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
         if outermost and (training or not self.autocast):
-            self.autocast = self._framework.autocast()
+            self.autocast = self._framework.environment.autocast()
         if not outermost or recomputed:
             return
         self.parameters.snapshot()
         self._outermost[node.path, training] += 1
         if node.path in self._chosen:
-            for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._framework.is_tensor):
-                self._notes.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
+            for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
+                self._records.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
 
     def after_call(self, key: int, output: Any, failed: bool) -> None:
         node, call = self._known.get(key), None
         if node is None:
             return
         while self._running:
-            # A call that ended in an exception which the model itself caught may still lie above ours.
+            # A call that ended in an exception which the model itself caught may still lie above this one.
             call = self._running.pop()
             if call.node is node:
                 break
@@ -196,10 +195,10 @@ class Capture:
             self._take_lazy()
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
-        if self._framework.is_tensor(output):
+        if self._is_tensor(output):
             self._activations.see(call, "output.0", output)
             return
-        for slot, tensor in flatten(output, "output", self._framework.is_tensor):
+        for slot, tensor in flatten(output, "output", self._is_tensor):
             self._activations.see(call, slot, tensor)
 
     def _take_lazy(self) -> None:
@@ -209,7 +208,7 @@ class Capture:
 
     def after_function(self, name: str, output: Any) -> None:
         """A functional call inside of a layer is a record of that layer, in a slot of its own: ``softmax().0``."""
-        if self._notes.copying or not self._running or self._running[-1].node.path not in self._chosen:
+        if self._records.copying or not self._running or self._running[-1].node.path not in self._chosen:
             return
         inside = self._running[-1]
         if inside.transformed:
@@ -219,7 +218,7 @@ class Capture:
         self._functional[key] += 1
         if self._keep_stacks and not inside.recomputed:
             self.stacks[f"{inside.node.path}/{name}()", call.number] = traceback.extract_stack()
-        for slot, tensor in flatten(output, f"{name}()", self._framework.is_tensor):
+        for slot, tensor in flatten(output, f"{name}()", self._is_tensor):
             self._activations.see(call, slot, tensor)
 
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -245,21 +244,21 @@ class Capture:
 
     def log_loss(self, value: Any) -> None:
         """Note the loss of a micro-batch: a number, or a tensor of one element."""
-        if self._framework.is_tensor(value):
+        if self._is_tensor(value):
             try:
-                array = self._notes.copy(value)
+                array = self._records.copy(value)
             except Exception as error:
-                self._notes.left_out.add(LOOP, Left.because(error).reason, training=True)
+                self._records.left_out.add(LOOP, Left.because(error).reason, training=True)
                 return
         else:
             array = np.asarray(value, dtype=np.float64)
-        self._notes.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
+        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
         self._losses += 1
 
     @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
-        return not len(self._notes) and not self._calls and not self._transformed
+        return not len(self._records) and not self._calls and not self._transformed
 
     @property
     def called(self) -> frozenset[str]:
@@ -278,9 +277,9 @@ class Capture:
             self.detach()
         self._running.clear()
         self._activations.close()
-        self._notes.fetch()
+        self._records.fetch()
         step = self.peek(rank, loss_scale)
-        self._notes.clear()
+        self._records.clear()
         return step
 
     def parameters_now(self) -> Step:
@@ -297,7 +296,7 @@ class Capture:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What could not be recorded, in words, but for calls in evaluation mode within the step."""
-        return self._notes.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
+        return self._records.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
 
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
@@ -309,7 +308,7 @@ class Capture:
         evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return Step(
             number=self.number,
-            records=self._notes.records(bool(left_out), recomputed),
+            records=self._records.records(bool(left_out), recomputed),
             rank=rank,
             loss_scale=loss_scale,
             micro_batches=max(counts, default=1),

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from padiff.environment import fingerprint
 from padiff.frameworks.base import Framework
 from padiff.recorder.detail import Detail
+from padiff.recorder.environment import fingerprint
 from padiff.recorder.layers import Layers
 from padiff.recorder.options import Identity
 from padiff.recorder.schedule import Schedule
@@ -26,7 +26,7 @@ class Description:
     def __init__(
         self, framework: Framework, layers: Layers, schedule: Schedule, detail: Detail, identity: Identity
     ) -> None:
-        rank, world_size = framework.distributed()
+        rank, world_size = framework.environment.distributed()
         self.rank = rank if identity.rank is None else identity.rank
         self._layers = layers
         self._autocast_known = False
@@ -37,7 +37,7 @@ class Description:
             name=identity.name,
             world_size=world_size if identity.world_size is None else identity.world_size,
             layer_map=layers.mapped,
-            recording={"every_n_steps": schedule.told(), "layers": len(layers.chosen), **detail.told()},
+            recording={"every_n_steps": schedule.described(), "layers": len(layers.chosen), **detail.described()},
             environment=fingerprint(framework, layers.nodes),
         )
 

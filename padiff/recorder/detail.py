@@ -72,12 +72,12 @@ class Detail:
         """Whether anything may be sketched."""
         return SKETCH in (self.level, *self.rules.values())
 
-    def told(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """The levels as a run's ``recording`` has them; empty where everything is kept."""
         if self.level == FULL and not self.rules:
             return {}
         every = self.full_every_n_steps
-        full = {} if every is None else {"full_every_n_steps": Schedule.of(every).told()}
+        full = {} if every is None else {"full_every_n_steps": Schedule.of(every).described()}
         return {"detail": {"*": self.level, **self.rules}, **full}
 
     def check(self, nodes: Sequence[Node]) -> None:

@@ -57,7 +57,7 @@ class Hooks:
         for key, layer in there.items():
             if key not in self._layers:
                 # By identity, not by node: a layer may get another path while it is hooked.
-                self._layers[key] = self._framework.hook_calls(
+                self._layers[key] = self._framework.hooks.on_calls(
                     layer, partial(self._before_call, key), partial(self._after_call, key)
                 )
         self._nodes = nodes
@@ -69,7 +69,7 @@ class Hooks:
             self._gradients.pop(key)[1].remove()
         for key, tensor in wanted.items():
             if key not in self._gradients:
-                handle = self._framework.hook_gradient(tensor, partial(self._add, key))
+                handle = self._framework.hooks.on_gradient(tensor, partial(self._add, key))
                 if handle is not None:
                     self._gradients[key] = weakref.ref(tensor), handle
 
@@ -78,9 +78,9 @@ class Hooks:
         if self._others:
             return
         if switches.api_check:
-            self._others.append(self._framework.see_calls(self._after_function, switches.third_party))
+            self._others.append(self._framework.hooks.on_functions(self._after_function, switches.third_party))
         for optimizer in optimizers:
-            self._others += self._framework.hook_optimizer(
+            self._others += self._framework.optimizers.hook(
                 optimizer, partial(self._consume, optimizer), partial(self._stepped, optimizer)
             )
 

@@ -118,7 +118,9 @@ def _by_path(nodes: Sequence[Node], items: Iterable[Any] | None) -> list[tuple[A
 
 def _held(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, int]]:
     """Which layer holds which, by identity; the nodes keep them, so that no other can have it."""
-    return [(k, name, id(child)) for k, node in enumerate(nodes) for name, child in framework.children(node.layer)]
+    return [
+        (k, name, id(child)) for k, node in enumerate(nodes) for name, child in framework.layers.children(node.layer)
+    ]
 
 
 def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, object]]:
@@ -126,13 +128,13 @@ def _owned(nodes: Sequence[Node], framework: Framework) -> list[tuple[int, str, 
     return [
         (k, slot, _shape(framework, tensor) if role == "parameter" else role)
         for k, node in enumerate(nodes)
-        for slot, tensor, role in framework.parameters(node.layer)
+        for slot, tensor, role in framework.layers.parameters(node.layer)
     ]
 
 
 def _shape(framework: Framework, tensor: Any) -> object:
     try:
-        return framework.shape(tensor)
+        return framework.tensors.shape(tensor)
     except Exception:  # nested, say: it has none
         return None
 

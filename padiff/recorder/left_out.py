@@ -1,4 +1,4 @@
-"""What a step has no records of, because it can't be copied, and how that is told."""
+"""What a step has no records of, because it can't be copied, and the sentences that say so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from padiff.frameworks.base import UncopiedError
 
-# Letters of an error's text, layers that are named, reasons that are told: a step may have thousands of such tensors.
+# Letters of an error's text, layers that are named, reasons that are given: a step may have thousands of such tensors.
 _LETTERS, _NAMED, _REASONS = 120, 3, 5
 
 
@@ -59,10 +59,10 @@ class LeftOut:
                 of_layers = merged.setdefault((what, reason), {})
                 for path, count in counts.items():
                     of_layers[path] = of_layers.get(path, 0) + count
-        told = []
+        sentences = []
         for (what, reason), of_layers in list(merged.items())[:_REASONS]:
             named = ", ".join(list(of_layers)[:_NAMED]) + (", ..." if len(of_layers) > _NAMED else "")
             count = sum(of_layers.values())
-            told.append(f"{count} {what}(s) of {len(of_layers)} layer(s) are not recorded ({named}): {reason}")
+            sentences.append(f"{count} {what}(s) of {len(of_layers)} layer(s) are not recorded ({named}): {reason}")
         more = len(merged) - _REASONS
-        return (*told, f"more is not recorded, for {more} other reason(s)") if more > 0 else tuple(told)
+        return (*sentences, f"more is not recorded, for {more} other reason(s)") if more > 0 else tuple(sentences)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from padiff.recorder.record_buffer import Difference
 from padiff.records import InMemory, RunInfo, Sketched, Step, make_sketches, run_line, run_text
 
-#: Bytes that a run in memory holds, unless it is told otherwise.
+#: Bytes that a run in memory holds, unless ``max_bytes`` says otherwise.
 MAX_BYTES = 1_000_000_000
 
 

@@ -23,7 +23,7 @@ def optimizers_of(given: Any, framework: Framework) -> list[Any]:
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
     found: dict[int, Any] = {}
     for one in listed:
-        steppers = framework.steppers(one)
+        steppers = framework.optimizers.steppers(one)
         if not steppers:
             raise UsageError(_refusal(one, framework))
         found.update((id(stepper), stepper) for stepper in steppers)
@@ -32,7 +32,7 @@ def optimizers_of(given: Any, framework: Framework) -> list[Any]:
 
 def _refusal(one: Any, framework: Framework) -> str:
     got = f"{type(one).__module__}.{type(one).__qualname__}"
-    if framework.is_optimizer(one):
+    if framework.optimizers.is_optimizer(one):
         return (
             f"optimizer: of {got} nothing can be seen: it was not initialised as an optimizer of {framework.name} "
             "(super().__init__), and holds none whose parameters are its own. Give the optimizer whose step() does the "

@@ -13,7 +13,7 @@ from padiff.dump.local import local_folder
 from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.errors import UnwritableFolderError, WriterError
-from padiff.recorder.buffers import Buffers
+from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
 from padiff.records import RunInfo, Step, bytes_text
@@ -46,7 +46,7 @@ class Output:
         run: the run in memory.
         sink: what takes the steps; `None` while it is not open.
         active: false once writing was given up after an error (``on_error="warn"``).
-        buffers: memory for a step's copies, which comes back when the step is written.
+        pool: memory for a step's copies, which comes back when the step is written.
     """
 
     def __init__(self, target: Target, sketches: bool) -> None:
@@ -56,7 +56,7 @@ class Output:
         self.run: MemoryRun | None = None
         self.sink: Sink | None = None
         self.active = True
-        self.buffers = Buffers()
+        self.pool = ArrayPool()
         #: Bytes of each step that this process wrote.
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
@@ -79,7 +79,7 @@ class Output:
                 storage=self._storage,
                 existing=self._target.existing,
                 on_written=self._target.on_written,
-                on_done=self.buffers.recycle,
+                on_done=self.pool.recycle,
             )
         except UnwritableFolderError as error:
             if self._target.on_error == "raise":
@@ -92,11 +92,11 @@ class Output:
     @property
     def empty(self) -> Empty:
         """Makes arrays for copies: in memory they stay with the run, on their way to a folder they come back."""
-        return np.empty if self.run is not None else self.buffers.empty
+        return np.empty if self.run is not None else self.pool.empty
 
     def samples(self, fetch: Callable[[Sequence[Any]], Callable[[], list[np.ndarray]]]) -> Samples:
         """What a step's sketches are made from."""
-        return Samples(self.empty, None if self.run is not None else self.buffers.take_back, fetch, self._counts)
+        return Samples(self.empty, None if self.run is not None else self.pool.take_back, fetch, self._counts)
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Hand something on to the sink. Returns whether that went well.
@@ -134,7 +134,7 @@ class Output:
             return False
         finally:
             self.sink = None
-            self.buffers.clear()
+            self.pool.clear()
 
     def say_what_is_there(self, processes: int) -> None:
         """Say on standard error what was recorded into the folder by the first of so many processes."""

@@ -11,7 +11,7 @@ from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
 from padiff.recorder.detail import NOTHING, SKETCH
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, Notes, Sampled, Taken, Whole, everything
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole, everything
 from padiff.records import LOOP
 from padiff.sketches.sketch import Cut, cut_of
 
@@ -26,7 +26,7 @@ class View(NamedTuple):
 
     Attributes:
         tensor: the parameter.
-        memory: what `Framework.memory` said when this was made; it is of no use any more when that says something else.
+        memory: what `Tensors.memory` said when this was made; it is of no use any more when that says something else.
         dtype, shape: of the parameter.
         turned: whether its sketch is of the transposed matrix.
         cut: where its sample is, if it is plain memory of the CPU.
@@ -47,7 +47,7 @@ class Parameters:
     what the backwards of the step added up to.
 
     Args:
-        notes: where records go.
+        records: where records go.
         nodes: all of the model's layers.
         chosen: paths of the layers whose parameters are recorded.
         optimizers: those whose gradients and updates are recorded.
@@ -57,7 +57,7 @@ class Parameters:
 
     def __init__(
         self,
-        notes: Notes,
+        records: RecordBuffer,
         framework: Framework,
         nodes: Sequence[Node],
         chosen: Collection[str],
@@ -65,8 +65,8 @@ class Parameters:
         levels: LevelOf = everything,
         views: dict[int, View] | None = None,
     ) -> None:
-        self._notes = notes
-        self._framework = framework
+        self._records = records
+        self._framework, self._tensors = framework, framework.tensors
         self._optimizers = optimizers
         self._levels = levels
         self._views = {} if views is None else views
@@ -95,8 +95,8 @@ class Parameters:
         for node in self._nodes:
             if node.path not in self._chosen:
                 continue
-            sharded = self._framework.sharded(node.layer)
-            for slot, tensor, role in self._framework.parameters(node.layer):
+            sharded = self._framework.layers.sharded(node.layer)
+            for slot, tensor, role in self._framework.layers.parameters(node.layer):
                 if not (sharded and role == "parameter"):
                     owners.setdefault(id(tensor), (node, slot, tensor, role))
         return owners
@@ -127,7 +127,7 @@ class Parameters:
         return [
             (key, tensor)
             for key, (_, _, tensor, role) in self._owners.items()
-            if role == "parameter" and self._framework.trainable(tensor)
+            if role == "parameter" and self._tensors.trainable(tensor)
         ]
 
     def snapshot_later(self) -> None:
@@ -148,8 +148,8 @@ class Parameters:
         level, later = self._levels(node.path, "weight"), self._levels(node.path, "update")
         taken = self._take(key, level) if level != NOTHING else None
         if taken is not None:
-            self._notes.write(node, "weight", slot, taken, 0)
-        if role == "parameter" and later != NOTHING and self._framework.trainable(tensor):
+            self._records.write(node, "weight", slot, taken, 0)
+        if role == "parameter" and later != NOTHING and self._tensors.trainable(tensor):
             # Compared as it is kept: a sample with a sample.
             before = taken if taken is not None and taken.level == later else self._take(key, later)
             if not isinstance(before, Left):
@@ -158,10 +158,10 @@ class Parameters:
     def _note_sharded(self) -> None:
         for node in self._nodes:
             wanted = any(self._levels(node.path, stage) != NOTHING for stage in ("weight", "grad", "update"))
-            if wanted and node.path in self._chosen and self._framework.sharded(node.layer):
-                for _, _, role in self._framework.parameters(node.layer):
+            if wanted and node.path in self._chosen and self._framework.layers.sharded(node.layer):
+                for _, _, role in self._framework.layers.parameters(node.layer):
                     if role == "parameter":
-                        self._notes.left_out.add(node.path, _SHARDED, training=True, what="parameter")
+                        self._records.left_out.add(node.path, _SHARDED, training=True, what="parameter")
 
     def finish(self, updates: bool = True) -> None:
         """Record what is not recorded yet; without ``updates`` no optimizer has stepped."""
@@ -209,29 +209,30 @@ class Parameters:
             self._note_exchanged(unknown)
         if id(optimizer) not in self._rates_seen:
             self._rates_seen.add(id(optimizer))
-            for rate in self._framework.learning_rates(optimizer):
-                known = self._notes.count(LOOP, "update")
-                self._notes.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
+            for rate in self._framework.optimizers.learning_rates(optimizer):
+                known = self._records.count(LOOP, "update")
+                self._records.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
 
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
         self._taken[id(optimizer)] += 1
-        mine = {id(parameter) for parameter in self._framework.optimized(optimizer)}
-        self._record([key for key in self._consumed if key in mine])
+        its = {id(parameter) for parameter in self._framework.optimizers.optimized(optimizer)}
+        self._record([key for key in self._consumed if key in its])
 
     def _note_exchanged(self, keys: Collection[int]) -> None:
         """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
         kept = (owner for key, owner in self._owners.items() if self._level(key, "grad") != NOTHING)
         known = {(node.path, slot) for node, slot, _, _ in kept}
         for node in self._nodes:
-            for slot, tensor, _ in self._framework.parameters(node.layer):
+            for slot, tensor, _ in self._framework.layers.parameters(node.layer):
                 if id(tensor) in keys and (node.path, slot) in known:
-                    self._notes.left_out.add(node.path, _EXCHANGED, training=True, what="gradient")
+                    self._records.left_out.add(node.path, _EXCHANGED, training=True, what="gradient")
 
     def _moved(self) -> bool:
         """Whether parameters of the optimizers have changed since the step began; some of them tell."""
-        mine = {id(parameter) for optimizer in self._optimizers for parameter in self._framework.optimized(optimizer)}
-        keys = [key for key in self._before if key in mine]
+        optimized = self._framework.optimizers.optimized
+        stepping = {id(parameter) for optimizer in self._optimizers for parameter in optimized(optimizer)}
+        keys = [key for key in self._before if key in stepping]
         some = keys[:: max(1, len(keys) // _LOOKED_AT)]
         now = {key: self._take(key, self._before[key].level) for key in some}
         return any(not isinstance(taken, Left) and not _same(taken, self._before[key]) for key, taken in now.items())
@@ -246,24 +247,24 @@ class Parameters:
         node, slot, parameter, _ = self._owners[key]
         tensor = parameter if tensor is None else tensor
         if level != SKETCH:
-            return self._notes.take(tensor, level)
-        view, framework = self._views.get(key), self._framework
+            return self._records.take(tensor, level)
+        view = self._views.get(key)
         try:
-            if view is None or view.tensor is not parameter or view.memory != framework.memory(parameter):
+            if view is None or view.tensor is not parameter or view.memory != self._tensors.memory(parameter):
                 view = self._views[key] = self._view(node, slot, parameter)
         except Exception:  # of a kind that has no memory, or no shape; `take` says what to make of it
-            return self._notes.take(tensor, level)
+            return self._records.take(tensor, level)
         if view.cut is not None and tensor is parameter:
-            return self._notes.take_cut(view.dtype, view.shape, view.cut, view.turned)
-        return self._notes.take(tensor, level, view.turned)
+            return self._records.take_cut(view.dtype, view.shape, view.cut, view.turned)
+        return self._records.take(tensor, level, view.turned)
 
     def _view(self, node: Node, slot: str, parameter: Any) -> View:
-        framework = self._framework
-        turned = framework.layout(node.layer, slot) == "in_out"
-        live = framework.live(parameter)
+        tensors = self._tensors
+        turned = self._framework.layers.layout(node.layer, slot) == "in_out"
+        live = tensors.live(parameter)
         cut = cut_of(live, turned) if live is not None and live.dtype.kind != "c" else None
-        about = framework.dtype(parameter), framework.shape(parameter)
-        return View(parameter, framework.memory(parameter), *about, turned, cut)
+        about = tensors.dtype(parameter), tensors.shape(parameter)
+        return View(parameter, tensors.memory(parameter), *about, turned, cut)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
@@ -273,21 +274,21 @@ class Parameters:
             call = self._steps[key]
             self._steps[key] += 1
             if taken is not None:
-                self._notes.write(node, "grad", slot, taken, call)
+                self._records.write(node, "grad", slot, taken, call)
             before = self._before.get(key)
-            if before is not None and before.shape == self._framework.shape(tensor):
+            if before is not None and before.shape == self._tensors.shape(tensor):
                 after = self._take(key, before.level)
                 if isinstance(after, Left):
                     del self._before[key]
-                    self._notes.write(node, "update", slot, after, call)
+                    self._records.write(node, "update", slot, after, call)
                     continue
                 self._before[key] = after
-                dtype = after.dtype if self._framework.itemsize(tensor) >= 4 else "float32"
-                self._notes.put(node, "update", slot, after.less(before), dtype, after.shape, call)
+                dtype = after.dtype if self._tensors.itemsize(tensor) >= 4 else "float32"
+                self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call)
 
     def _take_what_is_there(self) -> None:
         for key, tensor in self.trainable():
-            gradient = self._framework.gradient(tensor)
+            gradient = self._tensors.gradient(tensor)
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:

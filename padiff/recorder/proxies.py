@@ -44,7 +44,8 @@ def check_as_made(per_step: Any, dir_path: Any, schedule: Schedule, folder: Path
         raise UsageError(f"per_step has to be a whole number of at least 1, got {per_step!r}")
     if schedule.steps is not None or schedule.every != per_step:
         raise UsageError(
-            f"try_dump: this recorder was made with every_n_steps={schedule.told()!r}, not with per_step={per_step}. "
-            f"Give padiff.record every_n_steps={per_step} (steps 0, {per_step}, ...), or every_n_steps=padiff.Schedule("
-            f"every={per_step}, first={per_step - 1}), which are the steps that a proxy's per_step={per_step} dumps"
+            f"try_dump: this recorder was made with every_n_steps={schedule.described()!r}, not with "
+            f"per_step={per_step}. Give padiff.record every_n_steps={per_step} (steps 0, {per_step}, ...), or "
+            f"every_n_steps=padiff.Schedule(every={per_step}, first={per_step - 1}), which are the steps that a "
+            f"proxy's per_step={per_step} dumps"
         )

@@ -135,7 +135,7 @@ class Sampled:
 Taken = Whole | Sampled
 
 
-class _Note(NamedTuple):
+class _Entry(NamedTuple):
     """A record to be, without its place in the order."""
 
     node: Node | None
@@ -148,7 +148,7 @@ class _Note(NamedTuple):
     training: bool
 
 
-class Notes:
+class RecordBuffer:
     """The records of a step so far, each with whether the model was in training mode.
 
     Attributes:
@@ -157,43 +157,43 @@ class Notes:
     """
 
     def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
-        self._framework = framework
+        self._tensors = framework.tensors
         self._empty = empty
-        self._samples = Samples(bring=framework.fetch) if samples is None else samples
-        self._notes: list[_Note] = []
+        self._samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
+        self._entries: list[_Entry] = []
         self.copying = False
         self.left_out = LeftOut()
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._entries)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._notes.clear()
+        self._entries.clear()
 
     def copy(self, tensor: Any) -> np.ndarray:
         """The tensor's values as they are now."""
         self.copying = True
         try:
-            return self._framework.to_numpy(tensor, self._empty)
+            return self._tensors.copy(tensor, self._empty)
         finally:
             self.copying = False
 
     def take(self, tensor: Any, level: str, turned: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
-        framework, samples = self._framework, self._samples
+        tensors, samples = self._tensors, self._samples
         self.copying = True
         try:
-            dtype = framework.dtype(tensor)
+            dtype = tensors.dtype(tensor)
             if level == FULL:
-                array = framework.to_numpy(tensor, self._empty)
+                array = tensors.copy(tensor, self._empty)
                 return Whole(dtype, array.shape, array)
-            live = framework.live(tensor)
+            live = tensors.live(tensor)
             if live is not None:
                 return self.take_cut(dtype, live.shape, cut_of(live, turned), turned)
-            values = framework.sample(tensor, turned)
+            values = tensors.sample(tensor, turned)
             number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
-            return Sampled(dtype, framework.shape(tensor), samples, number, turned)
+            return Sampled(dtype, tensors.shape(tensor), samples, number, turned)
         except Exception as error:
             # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
             return Left.because(error)
@@ -228,16 +228,16 @@ class Notes:
         training: bool = True,
     ) -> None:
         """Write down values that are copied already."""
-        self._notes.append(_Note(node, stage, slot, source, dtype, tuple(shape), call, training))
+        self._entries.append(_Entry(node, stage, slot, source, dtype, tuple(shape), call, training))
 
     def scalar(self, stage: str, slot: str, value: float, call: int, dtype: str = "float64") -> None:
         """Write down a number that belongs to the whole step."""
         source = InMemory(np.asarray(value, dtype=np.float64))
-        self._notes.append(_Note(None, stage, slot, source, dtype, (), call, True))
+        self._entries.append(_Entry(None, stage, slot, source, dtype, (), call, True))
 
     def count(self, path: str, stage: str) -> int:
         """How many records there are of a layer at a stage."""
-        return sum(n.stage == stage and (n.node.path if n.node else LOOP) == path for n in self._notes)
+        return sum(n.stage == stage and (n.node.path if n.node else LOOP) == path for n in self._entries)
 
     def fetch(self) -> None:
         """Begin to bring over the samples that are still on another device: all of them at once."""
@@ -250,7 +250,7 @@ class Notes:
             training_only: leave out those of calls in evaluation mode.
             recomputed: layers whose forward ran again inside of a backward.
         """
-        kept = [note for note in self._notes if note.training] if training_only else self._notes
+        kept = [entry for entry in self._entries if entry.training] if training_only else self._entries
         return tuple(
             Record(LOOP, n.stage, n.slot, n.source, n.dtype, n.shape, n.call, order)
             if n.node is None

@@ -52,7 +52,7 @@ class Schedule:
             return False
         return step in self.steps if self.steps is not None else (step - self.first) % self.every == 0
 
-    def told(self) -> int | list[int] | dict[str, int | None]:
+    def described(self) -> int | list[int] | dict[str, int | None]:
         """As a run says it: the number of steps, the steps themselves, or what is set."""
         if self.steps is not None:
             few = len(self.steps) <= _FEW

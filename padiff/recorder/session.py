@@ -12,11 +12,11 @@ from padiff.dump.forks import own
 from padiff.errors import UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.capture import Capture
+from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
 from padiff.recorder.detail import Detail
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import LevelsOfSteps
-from padiff.recorder.mark import Mark, marked
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
@@ -24,7 +24,7 @@ from padiff.recorder.output import Output, Sink
 from padiff.recorder.parameters import View
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
-from padiff.recorder.warn import Notices
+from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.system.distribution import warn_of_older
 
@@ -50,7 +50,7 @@ class Recorder:
         warn_of_older()
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
-        self._model = self._framework.unwrap(model)
+        self._model = self._framework.layers.unwrap(model)
         self._schedule = Schedule.of(scope.every_n_steps)
         detail = Detail.of(scope.detail, scope.full_every_n_steps)
         self._output = Output(target, detail.sketches)
@@ -65,9 +65,9 @@ class Recorder:
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
         self._hooked: Capture | None = None
-        self._mark: Mark | None = None
+        self._claim: Claim | None = None
         self._entered = self._dumped = False
-        self._notices = Notices()
+        self._warnings = RecorderWarnings()
         self.loss_scale: float = 1.0
         self.step = scope.start_step
         self.forked = False
@@ -91,7 +91,7 @@ class Recorder:
         ended = False
         try:
             if kind is None and not self._dumped and self._capture is not None and not self._capture.empty:
-                self._notices.folded(self._capture)
+                self._warnings.folded(self._capture)
                 self.end_step()
             ended = kind is None
         finally:
@@ -101,7 +101,7 @@ class Recorder:
         """End a step; it is written if it is due. Returns whether it was.
 
         Args:
-            per_step, dir_path: as a proxy's ``try_dump`` takes them. A recorder is told both when it is made, so they
+            per_step, dir_path: as a proxy's ``try_dump`` takes them. A recorder has both from when it is made, so they
                 have to be what it was made with.
 
         Raises:
@@ -149,7 +149,7 @@ class Recorder:
         """
         if self._output.sink is not None:
             raise UsageError("this recorder is open already; a recorder records one model once")
-        if marked(self._model):
+        if claimed(self._model):
             raise UsageError(
                 "another recorder is recording this model: leave its `with` (or close it) first. "
                 "One recorder can record all that two would"
@@ -158,7 +158,7 @@ class Recorder:
         if self._output.sink is None:
             return
         self._levels.listen(self._output.folder)
-        self._mark = Mark.set(self._model, self)
+        self._claim = Claim.set(self._model, self)
         own(self)
 
     def attach(self) -> None:
@@ -176,7 +176,7 @@ class Recorder:
                 parameters=self._layers.owning,
                 levels=self._levels.of(self.step),
                 views=self._views,
-                samples=self._output.samples(self._framework.fetch),
+                samples=self._output.samples(self._framework.tensors.fetch),
                 layers=self._layers,
                 stepped=self._stepped,
             )
@@ -192,7 +192,7 @@ class Recorder:
     def _stepped(self, times: int) -> None:
         """An optimizer has stepped so often in the step under way."""
         if self._entered and not self._dumped:
-            self._notices.unended(times)
+            self._warnings.unended(times)
 
     def detach(self) -> None:
         """Take the hooks off; the step goes on."""
@@ -214,17 +214,17 @@ class Recorder:
         if self._capture is not None:
             self._capture.raise_interrupt()
         if self.forked:
-            self._notices.forked()
+            self._warnings.forked()
         self.step += 1
-        self._output.buffers.keep = self.due
+        self._output.pool.keep = self.due
         step = self._finish(keep_hooks=go_on and self.due)
         if go_on:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
         written = step is not None and self._do(lambda sink: sink.put(step))
         if self.run is not None and self.run.dropped:
-            self._notices.dropped(self.run)
-        self._notices.tell()
+            self._warnings.dropped(self.run)
+        self._warnings.give()
         return written
 
     def _finish(self, keep_hooks: bool) -> Step | None:
@@ -235,7 +235,7 @@ class Recorder:
         sink = self._output.sink
         if capture is None or sink is None:
             return None
-        self._notices.called(capture)
+        self._warnings.called(capture)
         if capture.empty:
             self.detach()
             self._layers.look()
@@ -244,7 +244,7 @@ class Recorder:
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
-        self._notices.left_out(capture)
+        self._warnings.left_out(capture)
         news = self._description.with_autocast(capture.autocast)
         changed = self._layers.settle()
         if changed:
@@ -255,8 +255,8 @@ class Recorder:
         if not capture.called:
             self._layers.look()  # as a whole the model may have become another one, of which nothing is hooked
         elif changed:
-            self._notices.changed(capture, self._layers.changes)
-        self._notices.stepped(capture)
+            self._warnings.changed(capture, self._layers.changes)
+        self._warnings.stepped(capture)
         return step
 
     def mark(self, step: int, badness: float) -> None:
@@ -270,9 +270,9 @@ class Recorder:
     def close(self, finished: bool = True, raise_errors: bool = True) -> None:
         """Take the hooks off, write what is finished, free the model. May be called twice."""
         self.discard()
-        if self._mark is not None:
-            self._mark.remove()
-            self._mark = None
+        if self._claim is not None:
+            self._claim.remove()
+            self._claim = None
         try:
             if self._output.close(finished) and not self.watched and not self._description.rank:
                 self._output.say_what_is_there(self.info.world_size)
@@ -302,9 +302,9 @@ class Recorder:
         _of_the_parent.append((self._capture, self._hooked, self._output.sink, dict(self._views)))
         self.detach()
         self._capture = self._output.sink = None
-        if self._mark is not None:
-            self._mark.remove()
-            self._mark = None
+        if self._claim is not None:
+            self._claim.remove()
+            self._claim = None
 
     def _do(self, call: Callable[[Sink], None]) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What a recorder tells of a training that it can't see all of."""
+"""What a recorder warns of in a training that it can't see all of."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from padiff.records import bytes_text
 _MANY_STEPS = 10
 
 
-class Notices:
-    """Warnings about a training, told when its step is over. What is said once for a training is not said again."""
+class RecorderWarnings:
+    """Warnings about a training, given when its step is over. What is said once for a training is not said again."""
 
     def __init__(self) -> None:
         self._waiting: list[str] = []
@@ -22,7 +22,7 @@ class Notices:
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
-        """Tell of a step in which nothing was called."""
+        """Warn of a step in which nothing was called."""
         if not capture.called:
             self._waiting.append(
                 f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
@@ -31,7 +31,7 @@ class Notices:
             )
 
     def changed(self, capture: Capture, changes: str) -> None:
-        """Tell that the model has other layers since a step."""
+        """Warn that the model has other layers since a step."""
         if changes and not self._changed:
             self._changed = True
             self._waiting.append(
@@ -42,7 +42,7 @@ class Notices:
             )
 
     def stepped(self, capture: Capture) -> None:
-        """Tell that it is another optimizer that steps, once it did so in two due steps in a row: accumulated gradients
+        """Warn that it is another optimizer that steps, once it did so in two due steps in a row: accumulated gradients
         and steps that a loss scaler skips change no parameter.
         """
         self._unseen_steps = self._unseen_steps + 1 if capture.parameters.moved_unseen else 0
@@ -66,7 +66,7 @@ class Notices:
             )
 
     def folded(self, capture: Capture) -> None:
-        """Tell that several optimizer steps became one step, since none was ended."""
+        """Warn that several optimizer steps became one step, since none was ended."""
         times = capture.parameters.steps_taken
         if times > 1:
             self._waiting.append(
@@ -75,7 +75,7 @@ class Notices:
             )
 
     def dropped(self, run: MemoryRun) -> None:
-        """Tell that a run in memory is full."""
+        """Warn that a run in memory is full."""
         if not self._dropped:
             self._dropped = True
             self._waiting.append(
@@ -85,17 +85,17 @@ class Notices:
             )
 
     def left_out(self, capture: Capture) -> None:
-        """Tell what of a step could not be copied."""
-        notes: Sequence[str] = capture.left_out
-        if notes and not self._left_out:
+        """Warn of what of a step could not be copied."""
+        why: Sequence[str] = capture.left_out
+        if why and not self._left_out:
             self._left_out = True
             self._waiting.append(
-                f"padiff: in step {capture.number}, {'; '.join(notes)}. All else is recorded, and the training is not "
+                f"padiff: in step {capture.number}, {'; '.join(why)}. All else is recorded, and the training is not "
                 "touched. This is said once; each step's notes tell what it has no records of."
             )
 
     def forked(self) -> None:
-        """Tell that a step ended in a fork of the process that records."""
+        """Warn that a step ended in a fork of the process that records."""
         if not self._forked:
             self._forked = True
             self._waiting.append(
@@ -103,7 +103,7 @@ class Notices:
                 "after the fork, with a folder of its own"
             )
 
-    def tell(self) -> None:
+    def give(self) -> None:
         """Warn, at the line that ended the step: a warning that is an error must not cost the step."""
         while self._waiting:
             warnings.warn(self._waiting.pop(0), RuntimeWarning, stacklevel=4)

@@ -163,14 +163,16 @@ class StepLog:
         self._owned()
         self._handles: list[Handle] = []
         for optimizer in recorder._optimizers:
-            self._handles += self._framework.hook_optimizer(optimizer, self._consumed, lambda: None)
+            self._handles += self._framework.optimizers.hook(optimizer, self._consumed, lambda: None)
         self._own = 0.0
         self._began = time.perf_counter()
 
     def loss(self, value: Any) -> None:
         began = time.perf_counter()
         with contextlib.suppress(UncopiedError):
-            array = self._framework.to_numpy(value) if self._framework.is_tensor(value) else np.asarray(value)
+            array = (
+                self._framework.tensors.copy(value) if self._framework.tensors.is_tensor(value) else np.asarray(value)
+            )
             self._losses.append((digest(array), float(array.astype(np.float64).mean())))
         self._own += time.perf_counter() - began
 
@@ -179,12 +181,12 @@ class StepLog:
         owned = self._owned()
         with contextlib.suppress(UncopiedError, ValueError):
             # On a GPU, work that is queued is part of the step; a copy of the smallest tensor waits for it.
-            self._framework.to_numpy(min((tensor for _, tensor in owned), key=self._size))
+            self._framework.tensors.copy(min((tensor for _, tensor in owned), key=self._size))
         began = time.perf_counter()
         self._parameters = {name: self._digest(tensor) for name, tensor in owned}
         if not self._handles:
             for name, tensor in owned:
-                gradient = self._framework.gradient(tensor)
+                gradient = self._framework.tensors.gradient(tensor)
                 if gradient is not None:
                     self._gradients[name] = self._digest(gradient)
         self._own += time.perf_counter() - began
@@ -225,7 +227,7 @@ class StepLog:
     def _digest(self, tensor: Any) -> str:
         """Of a tensor's values; empty where it has none, which is the same with and without recording."""
         try:
-            return digest(self._framework.to_numpy(tensor))
+            return digest(self._framework.tensors.copy(tensor))
         except UncopiedError:
             return ""
 
@@ -233,13 +235,13 @@ class StepLog:
         """Parameters and buffers with their names, a tied one once."""
         found: dict[int, tuple[str, Any]] = {}
         for node in self._nodes:
-            for slot, tensor, _ in self._framework.parameters(node.layer):
+            for slot, tensor, _ in self._framework.layers.parameters(node.layer):
                 found.setdefault(id(tensor), (f"{node.path}/{slot}", tensor))
         self._names = {key: name for key, (name, _) in found.items()}
         return list(found.values())
 
     def _size(self, tensor: Any) -> int:
-        return int(np.prod(self._framework.shape(tensor)))
+        return int(np.prod(self._framework.tensors.shape(tensor)))
 
 
 def peak_memory() -> int:

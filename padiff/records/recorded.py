@@ -167,7 +167,7 @@ class RunInfo:
         world_size: how many processes record it.
         layer_map: paths that answer, in order, to the other run's (the seeds' ``set_layer_map``).
         recording: how it was recorded, for people (schedule, lists).
-        environment: what around the training can change its numbers (`padiff.environment`); empty where not known.
+        environment: what around the training can change its numbers (`padiff.records.environment`); empty: not known.
         identity: which recording this is: a new one whenever a run folder is begun anew, kept by a resume. Empty for
             runs in memory, and for folders of an older padiff.
     """

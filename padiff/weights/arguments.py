@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.errors import UsageError
+from padiff.frameworks.known import FRAMEWORKS
 from padiff.records import Both
 from padiff.weights.live import frameworks_name
 
@@ -66,4 +67,4 @@ def torch_is_second(models: Both[Any]) -> bool:
 
     Of such a pair torch is the one to trust, in calls of that generation; of any other pair it is the first.
     """
-    return models.map(frameworks_name) == Both("paddle", "torch")
+    return models.map(lambda model: FRAMEWORKS[frameworks_name(model)].layer) == Both("layer", "module")

@@ -149,11 +149,11 @@ def carry_over(
     pairs = LayerMap.resolve(layer_map, models.map(lambda model: model.nodes))
     rules = ruled(models.map(lambda model: model.framework.name))
     given = Inputs.pair(inputs) if inputs is not None else None
-    before = [(tensor, raw.framework.to_numpy(tensor)) for _, tensor in raw.tensors()]
+    before = [(tensor, raw.framework.tensors.copy(tensor)) for _, tensor in raw.tensors()]
 
     def restore() -> None:
         for tensor, array in before:
-            raw.framework.write(tensor, array)
+            raw.framework.tensors.write(tensor, array)
 
     aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
     plan = functools.partial(planned, models, layer_map=pairs, partial=partial, may_stay=may_stay)
@@ -237,7 +237,7 @@ class _Transfer:
             self._restore()  # what another try wrote, and this one leaves
         self._written = True
         for tensor, array in plan.writes:
-            self._models.candidate.framework.write(tensor, array)
+            self._models.candidate.framework.tensors.write(tensor, array)
         for call in plan.calls:
             call()
         return plan

@@ -19,7 +19,7 @@ class LiveModel:
 
     def __init__(self, model: Any, layer_map: tuple[Any, ...] = ()) -> None:
         self.framework: Framework = framework_of(model)
-        self.model = self.framework.unwrap(model)
+        self.model = self.framework.layers.unwrap(model)
         self.nodes = walk(self.model, self.framework)
         layers = describe(self.nodes, self.framework, [node.path for node in self.nodes])
         self.info = RunInfo(
@@ -47,18 +47,18 @@ class LiveModel:
 
     def owned(self, path: str, slot: str) -> tuple[Any, str]:
         """The live parameter or buffer, and which of the two it is."""
-        owned = self.framework.parameters(self.layer(path))
+        owned = self.framework.layers.parameters(self.layer(path))
         return next((tensor, role) for name, tensor, role in owned if name == slot)
 
     def value(self, path: str, slot: str) -> np.ndarray:
         """A copy of a parameter's or buffer's values."""
-        return self.framework.to_numpy(self.tensor(path, slot))
+        return self.framework.tensors.copy(self.tensor(path, slot))
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """``(path/slot, tensor)`` of all parameters and buffers, each once."""
         seen: set[int] = set()
         for node in self.nodes:
-            for slot, tensor, _ in self.framework.parameters(node.layer):
+            for slot, tensor, _ in self.framework.layers.parameters(node.layer):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{node.path}/{slot}", tensor

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from padiff.errors import UsageError
+from padiff.frameworks.known import FRAMEWORKS
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Layer
 
@@ -15,8 +16,6 @@ from padiff.records import ROOT, Both, Layer
 Init = Callable[[Any, Any], None]
 #: Framework and class name of the layer that weights are copied from, and of the one that they are copied to.
 Key = Both[tuple[str, str]]
-
-_FRAMEWORKS = ("torch", "paddle")
 
 # Replaced, never edited: who reads it sees one whole state of it, and a thread's registrations are its own.
 _RULES: ContextVar[MappingProxyType[Key, Init]] = ContextVar("padiff_special_init", default=MappingProxyType({}))
@@ -110,7 +109,7 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Init]:
             raise UsageError(f"add_special_init: func has to be a function of two layers, got {func!r}")
         return Both(("torch", given["torch_name"]), ("paddle", given["paddle_name"])), torch_to_paddle
     for name in ("base_framework", "raw_framework"):
-        if given[name] not in _FRAMEWORKS:
+        if given[name] not in FRAMEWORKS:
             raise UsageError(f"add_special_init: {name} is 'torch' or 'paddle', got {given[name]!r}")
     base, raw = ((given[f"{model}_framework"], given[f"{model}_model_name"]) for model in ("base", "raw"))
     return Both(base, raw), given["func"]

@@ -59,12 +59,12 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
     paths = frozenset(node.path for node in live.nodes)
     capture = Capture(0, framework, live.nodes, paths, parameters=False)
     kept = [
-        (tensor, framework.to_numpy(tensor))
+        (tensor, framework.tensors.copy(tensor))
         for node in live.nodes
-        for _, tensor, role in framework.parameters(node.layer)
+        for _, tensor, role in framework.layers.parameters(node.layer)
         if role == "buffer"
     ]
-    with framework.on_trial(node.layer for node in live.nodes):
+    with framework.layers.evaluating(node.layer for node in live.nodes), framework.randomness.kept():
         capture.attach()
         try:
             live.model(*inputs.args, **inputs.kwargs)
@@ -74,7 +74,7 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
         finally:
             capture.detach()
             for tensor, values in kept:
-                framework.write(tensor, values)
+                framework.tensors.write(tensor, values)
 
 
 @dataclass(frozen=True)

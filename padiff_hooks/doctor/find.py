@@ -81,8 +81,8 @@ class Finder:
         """The first layer called that owns all that the optimizer holds; what is around others is called first."""
         for layer in self._called.values():
             framework = framework_of(layer)
-            held = {id(tensor) for tensor in framework.optimized(optimizer)}
-            owned = {id(t) for node in walk(layer, framework) for _, t, _ in framework.parameters(node.layer)}
+            held = {id(tensor) for tensor in framework.optimizers.optimized(optimizer)}
+            owned = {id(t) for node in walk(layer, framework) for _, t, _ in framework.layers.parameters(node.layer)}
             if held and held <= owned:
                 return layer
         return None
@@ -136,14 +136,14 @@ class Finder:
         handles: list[Handle] = []
 
         def stepped() -> None:
-            # Ours is off while the recorder's come and go, and on above them again: it is to be told last.
+            # This hook is off while the recorder's come and go, and on above them again: it is to be called last.
             while handles:
                 handles.pop().remove()
             self._stepped(optimizer)
             if not self._gone:
                 self._on_top(optimizer)
 
-        handles += framework.hook_optimizer(optimizer, lambda _: None, stepped)
+        handles += framework.optimizers.hook(optimizer, lambda _: None, stepped)
         self._tops += handles
 
 

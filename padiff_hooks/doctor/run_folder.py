@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from padiff.dump.format import STEPS
-from padiff.environment import cautions
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
+from padiff.records.environment import cautions
 
 # Ranks that are named where they are missing; of more only the first.
 _NAMED = 8

@@ -14,7 +14,7 @@ import torch
 import padiff
 from padiff.frameworks.base import UncopiedError
 from padiff.frameworks.torch import FRAMEWORK
-from padiff.frameworks.torch_memory import memory_of
+from padiff.frameworks.torch.memory import memory_of
 from padiff.sketches.sketch import sketch_of
 
 from .freed import KINDS, MADE, Elsewhere, Flat, part, without_memory
@@ -57,8 +57,8 @@ def test_the_training_is_the_same_and_all_else_is_recorded(name, options, tmp_pa
 def test_there_is_no_view_of_such_memory_and_no_copy(name):
     tensor = MADE[name][0]()
     assert memory_of(tensor) is None
-    assert FRAMEWORK.live(tensor) is None
-    for copy in (FRAMEWORK.to_numpy, FRAMEWORK.sample):
+    assert FRAMEWORK.tensors.live(tensor) is None
+    for copy in (FRAMEWORK.tensors.copy, FRAMEWORK.tensors.sample):
         with pytest.raises(UncopiedError, match=MADE[name][1]):
             copy(tensor)
 
@@ -89,12 +89,12 @@ def test_parameters_whose_memory_comes_and_goes(options, tmp_path):
 def test_where_memory_is_says_whether_a_view_of_it_still_holds():
     def of(change):
         tensor = torch.zeros(64, 64)
-        before = FRAMEWORK.memory(tensor)
-        assert FRAMEWORK.memory(tensor) == before
+        before = FRAMEWORK.tensors.memory(tensor)
+        assert FRAMEWORK.tensors.memory(tensor) == before
         tensor += 1
-        assert FRAMEWORK.memory(tensor) == before
+        assert FRAMEWORK.tensors.memory(tensor) == before
         change(tensor)
-        return FRAMEWORK.memory(tensor) == before
+        return FRAMEWORK.tensors.memory(tensor) == before
 
     assert of(lambda t: t.mul_(2))
     assert not of(without_memory)
@@ -110,10 +110,10 @@ def test_memory_that_begins_where_the_old_one_did_and_is_shorter_is_other_memory
     """The allocator gives out what it got back, most of the time."""
     for _ in range(20):
         tensor = torch.zeros(300, 400)
-        before = FRAMEWORK.memory(tensor)
+        before = FRAMEWORK.tensors.memory(tensor)
         without_memory(without_memory(tensor), 300 * 400 * 4 - 4096)
-        assert FRAMEWORK.memory(tensor) != before
-        assert FRAMEWORK.live(tensor) is None
+        assert FRAMEWORK.tensors.memory(tensor) != before
+        assert FRAMEWORK.tensors.live(tensor) is None
 
 
 def test_a_square_weight_that_is_transposed_in_place_is_sketched_as_it_is():

@@ -11,7 +11,7 @@ import torch
 
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
-from padiff.frameworks.torch_memory import memory_of
+from padiff.frameworks.torch.memory import memory_of
 
 from .making import TORCH, Training, assert_neutral, train
 
@@ -113,17 +113,17 @@ def test_memory_is_seen_as_torch_lays_it_out(dtype, view):
     whole = torch.tensor(np.random.default_rng(0).normal(size=(6, 8)) * 50)
     tensor = VIEWS[view]((whole > 0 if dtype == "bool" else whole).to(getattr(torch, dtype)))
     expected = (tensor.float() if dtype == "bfloat16" else tensor).clone().numpy()
-    for array in (memory_of(tensor), FRAMEWORK.to_numpy(tensor)):
+    for array in (memory_of(tensor), FRAMEWORK.tensors.copy(tensor)):
         assert array.dtype.name == dtype
         assert array.shape == tuple(tensor.shape)
         np.testing.assert_array_equal(array.astype(expected.dtype), expected)
     parameter = torch.nn.Parameter(torch.randn(3, 4))
-    assert FRAMEWORK.live(parameter).tolist() == parameter.tolist()
+    assert FRAMEWORK.tensors.live(parameter).tolist() == parameter.tolist()
 
 
 def test_a_view_is_live_and_keeps_the_memory_of_a_tensor_that_nobody_resizes():
     tensor = torch.arange(100_000, dtype=torch.float32)
-    array = FRAMEWORK.live(tensor)
+    array = FRAMEWORK.tensors.live(tensor)
     tensor += 1
     assert array[:3].tolist() == [1, 2, 3]
     # Nothing else holds the tensor. (A collection here would blame this test for what others left as garbage.)
@@ -138,9 +138,9 @@ def test_a_view_is_live_and_keeps_the_memory_of_a_tensor_that_nobody_resizes():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 def test_a_tensor_that_was_looked_at_can_be_resized(dtype):
     tensor = torch.zeros(4, dtype=dtype)
-    FRAMEWORK.to_numpy(tensor)
-    FRAMEWORK.sample(tensor)
-    FRAMEWORK.live(tensor)
+    FRAMEWORK.tensors.copy(tensor)
+    FRAMEWORK.tensors.sample(tensor)
+    FRAMEWORK.tensors.live(tensor)
     tensor.resize_(100_000)
     assert tensor.shape == (100_000,)
 
@@ -149,4 +149,4 @@ def test_signs_that_are_still_to_be_changed():
     z = torch.tensor([1 + 2j, 3 - 4j])
     for tensor in (z.conj(), z.conj().imag, torch._neg_view(torch.tensor([1.0, 2.0]))):
         assert memory_of(tensor) is None
-        np.testing.assert_array_equal(FRAMEWORK.to_numpy(tensor), tensor.resolve_conj().resolve_neg().numpy())
+        np.testing.assert_array_equal(FRAMEWORK.tensors.copy(tensor), tensor.resolve_conj().resolve_neg().numpy())

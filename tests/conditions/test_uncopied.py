@@ -10,7 +10,7 @@ import torch
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.recorder.left_out import Left, LeftOut
-from padiff.recorder.record_buffer import Notes
+from padiff.recorder.record_buffer import RecordBuffer
 
 from .making import PADDLE, TORCH, Training, assert_neutral, counts, train
 
@@ -285,7 +285,7 @@ def test_short_memory_and_interrupts_are_not_hidden(error, level):
 
     samples = None if level == "full" else padiff.sketches.samples.Samples(empty)
     with pytest.raises(error):
-        Notes(FRAMEWORK, empty, samples).take(torch.ones(3), level)
+        RecordBuffer(FRAMEWORK, empty, samples).take(torch.ones(3), level)
 
 
 def test_notes_are_short_however_much_is_left_out():

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from padiff.recorder.buffers import Buffers
+from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.record_buffer import Difference
 from padiff.records import InMemory, Record, Step
 
@@ -25,17 +25,17 @@ def address(array):
 @pytest.mark.parametrize("shape", [(200, 100), (300, 2, 100), (4000, 1000)], ids=["small", "of three axes", "large"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_memory_comes_back(shape, dtype):
-    buffers = Buffers()
-    buffers.keep = True
-    arrays = [buffers.empty(shape, dtype) for _ in range(4)]
+    pool = ArrayPool()
+    pool.keep = True
+    arrays = [pool.empty(shape, dtype) for _ in range(4)]
     for array in arrays:
         assert (array.shape, array.dtype, array.flags.c_contiguous) == (shape, dtype, True)
         assert array.flags.writeable
     assert len({address(array) for array in arrays}) == 4
     for array, other in combinations(arrays, 2):
         assert not np.shares_memory(array, other)
-    buffers.recycle(step_of(InMemory(arrays[0]), InMemory(arrays[0].T), Difference(arrays[1], arrays[2])))
-    held = [buffers.empty(shape, dtype) for _ in range(4)]
+    pool.recycle(step_of(InMemory(arrays[0]), InMemory(arrays[0].T), Difference(arrays[1], arrays[2])))
+    held = [pool.empty(shape, dtype) for _ in range(4)]
     again = {address(array) for array in held}
     assert len(again) == 4
     assert {address(array) for array in arrays[:3]} < again
@@ -43,40 +43,40 @@ def test_memory_comes_back(shape, dtype):
 
 
 def test_memory_of_samples_comes_back_with_the_step():
-    buffers = Buffers()
-    buffers.keep = True
-    array = buffers.empty((200, 100), np.float32)
-    buffers.take_back([array[:50]])
-    assert address(buffers.empty((200, 100), np.float32)) != address(array)
-    buffers.recycle(step_of())
-    assert address(buffers.empty((200, 100), np.float32)) == address(array)
+    pool = ArrayPool()
+    pool.keep = True
+    array = pool.empty((200, 100), np.float32)
+    pool.take_back([array[:50]])
+    assert address(pool.empty((200, 100), np.float32)) != address(array)
+    pool.recycle(step_of())
+    assert address(pool.empty((200, 100), np.float32)) == address(array)
 
 
 def test_a_recorder_that_rests_holds_no_memory():
-    buffers = Buffers()
+    pool = ArrayPool()
     tracemalloc.start()
     try:
         for keep, held in ((True, 12_000_000), (False, 0)):
-            buffers.keep = keep
-            buffers.recycle(step_of(InMemory(buffers.empty((3000, 1000), np.float32))))
+            pool.keep = keep
+            pool.recycle(step_of(InMemory(pool.empty((3000, 1000), np.float32))))
             assert tracemalloc.get_traced_memory()[0] == pytest.approx(held, abs=100_000)
     finally:
         tracemalloc.stop()
 
 
 def test_sizes_that_are_no_longer_used_are_let_go():
-    buffers = Buffers()
-    buffers.keep = True
-    long, short = buffers.empty((900, 100), np.float32), buffers.empty((500, 100), np.float32)
-    buffers.recycle(step_of(InMemory(long)))
-    buffers.recycle(step_of(InMemory(short)))
-    assert address(buffers.empty((900, 100), np.float32)) != address(long)
-    assert address(buffers.empty((500, 100), np.float32)) == address(short)
+    pool = ArrayPool()
+    pool.keep = True
+    long, short = pool.empty((900, 100), np.float32), pool.empty((500, 100), np.float32)
+    pool.recycle(step_of(InMemory(long)))
+    pool.recycle(step_of(InMemory(short)))
+    assert address(pool.empty((900, 100), np.float32)) != address(long)
+    assert address(pool.empty((500, 100), np.float32)) == address(short)
 
 
 def test_other_arrays_are_left_alone():
-    buffers = Buffers()
-    buffers.keep = True
+    pool = ArrayPool()
+    pool.keep = True
     ours = np.zeros((200, 100), np.float32)
-    buffers.recycle(step_of(InMemory(ours), InMemory(ours[1:])))
-    assert not np.shares_memory(buffers.empty((200, 100), np.float32), ours)
+    pool.recycle(step_of(InMemory(ours), InMemory(ours[1:])))
+    assert not np.shares_memory(pool.empty((200, 100), np.float32), ours)

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import padiff
-from padiff import environment
 from padiff.dump import open_run
-from padiff.environment import cautions, differences, environment_from_json, fingerprint
 from padiff.errors import RunFolderError
 from padiff.frameworks import framework_of
 from padiff.model.tree import walk
+from padiff.recorder import environment
+from padiff.recorder.environment import fingerprint
 from padiff.records import Layer, RunInfo
+from padiff.records.environment import cautions, differences, environment_from_json
 from padiff.report import coverage_lines, to_json, to_markdown
 from padiff_hooks.cli import main
 
@@ -125,7 +126,7 @@ def test_reading_changes_nothing():
 import warnings
 warnings.simplefilter("error")
 import torch, padiff
-from padiff.environment import fingerprint
+from padiff.recorder.environment import fingerprint
 from padiff.frameworks import framework_of
 from padiff.model.tree import walk
 model = torch.nn.Linear(2, 3)

@@ -70,5 +70,5 @@ def test_a_schedule_does_not_change_with_the_list_it_was_made_of():
     ],
 )
 def test_what_a_run_says_of_it(schedule, told):
-    assert schedule.told() == told
-    assert json.loads(json.dumps(schedule.told())) == told
+    assert schedule.described() == told
+    assert json.loads(json.dumps(schedule.described())) == told

@@ -96,8 +96,8 @@ def test_full_every_n_steps_is_given_once():
 
 
 def test_what_a_run_says_of_it():
-    assert Detail.of("full").told() == {}
-    assert Detail.of({"head": "sketch"}, 5).told() == {
+    assert Detail.of("full").described() == {}
+    assert Detail.of({"head": "sketch"}, 5).described() == {
         "detail": {"*": "full", "head": "sketch"},
         "full_every_n_steps": 5,
     }

@@ -136,10 +136,10 @@ def test_samples_are_the_same_in_both_frameworks(dtype, shape):
     ours, theirs = tensors(array, dtype)
     frameworks = framework_of(torch.nn.ReLU()), framework_of(paddle.nn.ReLU())
     for turned in (False, True) if len(shape) == 2 else (False,):
-        whole = frameworks[0].to_numpy(ours)
+        whole = frameworks[0].tensors.copy(ours)
         rows = [sketch_of(whole, turned).row().tobytes()]
         for framework, tensor in zip(frameworks, (ours, theirs)):
-            taken = framework.sample(tensor, turned)
+            taken = framework.tensors.sample(tensor, turned)
             size = whole.size * (2 if dtype.startswith("complex") else 1)
             assert taken.shape == (min(size, ELEMENTS),)
             rows.append(sketch_of_sample(taken, size, turned).row().tobytes())
@@ -158,11 +158,13 @@ def test_samples_of_views():
         (tensor.detach().to_sparse(), array),
         (torch.complex(tensor.detach(), tensor.detach()).conj(), array - 1j * array),
     ):
-        assert framework.sample(view).tolist() == sample(np.ascontiguousarray(values)).astype(np.float32).tolist()
+        assert (
+            framework.tensors.sample(view).tolist() == sample(np.ascontiguousarray(values)).astype(np.float32).tolist()
+        )
     theirs = paddle.to_tensor(array)
     framework = framework_of(paddle.nn.ReLU())
     for view, values in ((theirs.t(), array.T), (theirs[::2, 3:], array[::2, 3:]), (theirs.unsqueeze(0), array[None])):
-        assert framework.sample(view).tolist() == sample(np.ascontiguousarray(values)).tolist()
+        assert framework.tensors.sample(view).tolist() == sample(np.ascontiguousarray(values)).tolist()
 
 
 def test_a_sample_is_a_copy():
@@ -172,6 +174,6 @@ def test_a_sample_is_a_copy():
     ):
         for shape in ([5], [100, 100]):
             tensor = make(shape)
-            taken = framework.sample(tensor)
+            taken = framework.tensors.sample(tensor)
             tensor.add_(make(shape))
             assert set(taken.tolist()) == {1.0}

@@ -15,7 +15,7 @@ import torch
 
 import padiff
 from padiff.frameworks.listening import Listening
-from padiff.frameworks.paddle_api import Seeing, _framework_calls
+from padiff.frameworks.paddle.functions import Seeing, _framework_calls
 from padiff.frameworks.torch import FRAMEWORK as TORCH
 
 from .early_bound import CALLS, PaddleModel, TorchModel, paddle_softmax
@@ -263,7 +263,7 @@ def test_to_static_as_it_is_by_default_compiles_the_functions_and_computes_the_s
 
 
 def test_modes_that_were_entered_after_ours_stay():
-    seeing = TORCH.see_calls(lambda name, output: None, ())
+    seeing = TORCH.hooks.on_functions(lambda name, output: None, ())
     with torch.device("meta"):
         seeing.remove()
         assert torch.zeros(1).is_meta

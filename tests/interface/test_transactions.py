@@ -95,16 +95,16 @@ def test_a_rule_that_fails_half_way_leaves_the_raw_model_as_it_was(models, capsy
 
 def test_a_write_that_fails_half_way_leaves_the_raw_model_as_it_was(models, monkeypatch, capsys):
     base, raw = models
-    before, framework, done = bits(raw), type(framework_of(models[1])), []
-    write = framework.write
+    before, tensors, done = bits(raw), framework_of(models[1]).tensors, []
+    write = tensors.write
 
-    def failing(self, tensor, array):
+    def failing(tensor, array):
         done.append(tensor)
         if len(done) == 4:
             raise MemoryError("no room")
-        write(self, tensor, array)
+        write(tensor, array)
 
-    monkeypatch.setattr(framework, "write", failing)
+    monkeypatch.setattr(tensors, "write", failing)
     assert assign_weight(base, raw) is False
     # Three had been written and are written back.
     assert len(done) > 4
@@ -114,16 +114,16 @@ def test_a_write_that_fails_half_way_leaves_the_raw_model_as_it_was(models, monk
 
 def test_an_interrupt_half_way_leaves_the_raw_model_as_it_was(models, monkeypatch):
     base, raw = models
-    before, framework, done = bits(raw), type(framework_of(models[1])), []
-    write = framework.write
+    before, tensors, done = bits(raw), framework_of(models[1]).tensors, []
+    write = tensors.write
 
-    def interrupted(self, tensor, array):
+    def interrupted(tensor, array):
         done.append(tensor)
         if len(done) == 3:
             raise KeyboardInterrupt
-        write(self, tensor, array)
+        write(tensor, array)
 
-    monkeypatch.setattr(framework, "write", interrupted)
+    monkeypatch.setattr(tensors, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         assign_weight(base, raw)
     assert bits(raw) == before

@@ -28,7 +28,7 @@ class PaDiffCallback(Callback):
     unscaled under AMP. Options: those of `padiff_hooks.training.TrainingOptions`.
 
     hapi does forward, backward, step and clearing of gradients in one ``train_batch`` call. So for the length of
-    that call, and no longer, the model object's ``train_batch`` is ours: hooks go on, the class's own
+    that call, and no longer, the model object's ``train_batch`` is one of padiff: hooks go on, the class's own
     runs, and hooks come off, also after an exception, of which hapi would tell no callback.
 
     Example:

@@ -11,6 +11,7 @@ from padiff.align.alignment import Doubt, ParameterPair, Part
 from padiff.align.matching import names
 from padiff.align.matching.sides import Match
 from padiff.align.matching.units import Unit, bare, containers_of
+from padiff.frameworks.known import usual_layout
 from padiff.records import ROOT, SIDES, Both, Layer, Parameter, RunInfo
 
 # Fused layers of these names alternate query, key and value head by head, as Megatron has it; others put the three
@@ -135,7 +136,7 @@ class Parameters:
 
     def _layout(self, side: str, unit: Unit, framework: str) -> str:
         slot = unit.parameters["weight"].slot
-        usual = "out_in" if framework == "torch" and slot == "weight" else "in_out"
+        usual = usual_layout(framework, slot)
         other = "in_out" if usual == "out_in" else "out_in"
         return self._decided(f"layout of {unit.layer.type}.{slot} of the {side}", (usual, other))
 

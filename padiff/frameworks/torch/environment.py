@@ -1,4 +1,6 @@
-"""What of PyTorch's state can change numbers; reading it makes no CUDA context and warns of nothing."""
+"""What of PyTorch's state can change numbers; reading it makes no CUDA context and warns of nothing. See
+`padiff.frameworks.base.Environment`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,7 @@ from typing import Any
 import torch
 
 
-def torch_environment(kinds: Collection[str]) -> dict[str, Any]:
-    """See `padiff.frameworks.base.Framework.environment`."""
+def read(kinds: Collection[str]) -> dict[str, Any]:
     backends, cuda = torch.backends, torch.backends.cuda
     asked: dict[str, Callable[[], Any]] = {
         "framework.cuda": lambda: torch.version.cuda,
@@ -47,13 +48,18 @@ def torch_environment(kinds: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def torch_autocast() -> dict[str, Any]:
-    """See `padiff.frameworks.base.Framework.autocast`."""
+def autocast() -> dict[str, Any]:
     for device in ("cuda", "cpu", "xpu", "mps"):
         with contextlib.suppress(RuntimeError, TypeError):  # older ones take no device; a build may lack one
             if torch.is_autocast_enabled(device):
                 return {"autocast.dtype": str(torch.get_autocast_dtype(device)).removeprefix("torch.")}
     return {"autocast.dtype": "off"}
+
+
+def distributed() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 def _tf32(newer: Any, older_name: str, older: Any = None) -> bool:

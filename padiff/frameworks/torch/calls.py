@@ -29,7 +29,7 @@ def compiled_in_place(module: Any) -> bool:
     return vars(module).get("_compiled_call_impl") is not None
 
 
-def hook_calls(module: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+def on_calls(module: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
     """Call ``before`` and ``after`` around each call of a module."""
     if compiled_in_place(module):
         return [_hook_around(module, before, after)]

@@ -1,4 +1,6 @@
-"""What of PaddlePaddle's state can change numbers; reading it sets no flag and starts no device."""
+"""What of PaddlePaddle's state can change numbers; reading it sets no flag and starts no device. See
+`padiff.frameworks.base.Environment`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,7 @@ _FLAGS = {
 }
 
 
-def paddle_environment(kinds: Collection[str]) -> dict[str, Any]:
-    """See `padiff.frameworks.base.Framework.environment`."""
+def read(kinds: Collection[str]) -> dict[str, Any]:
     core = paddle.base.core
     flags = core.globals()  # get_flags() refuses some of them
     found: dict[str, Any] = {}
@@ -46,13 +47,18 @@ def paddle_environment(kinds: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def paddle_autocast() -> dict[str, Any]:
-    """See `padiff.frameworks.base.Framework.autocast`."""
+def autocast() -> dict[str, Any]:
     tracer = paddle.base.framework._dygraph_tracer()
     level = getattr(getattr(tracer, "_amp_level", None), "name", "O0")
     if level == "O0":
         return {"autocast.dtype": "off"}
     return {"autocast.dtype": str(tracer._amp_dtype), "autocast.level": level}
+
+
+def distributed() -> tuple[int, int]:
+    if paddle.distributed.is_initialized():
+        return paddle.distributed.get_rank(), paddle.distributed.get_world_size()
+    return 0, 1
 
 
 def _version(text: Any) -> str | None:

@@ -59,7 +59,7 @@ def memory_of(tensor: Any) -> np.ndarray | None:
 
     Not by ``.numpy()``: after that torch refuses for good to resize the tensor's storage, and training code that does
     (the observers of quantization-aware training, sharding) would fail. So the array is to be read at once: whoever
-    keeps it has to look before each reading whether the tensor still has this memory (`memory_key`).
+    keeps it has to look before each reading whether the tensor still has this memory (`memory`).
     """
     dtype = tensor.dtype
     spelt = _SPELT.get(dtype)
@@ -88,7 +88,7 @@ def memory_of(tensor: Any) -> np.ndarray | None:
     return array if bits is None else array.view(bits)
 
 
-def memory_key(tensor: Any) -> tuple[Any, ...]:
+def memory(tensor: Any) -> tuple[Any, ...]:
     """Where a tensor's memory is, how far it reaches, and how the tensor lies in it; for comparing with a later one."""
     return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
 

@@ -1,4 +1,4 @@
-"""Seeing what paddle's optimizers consume and when they have stepped, those inside of others too.
+"""Optimizers of paddle, those inside of others too; see `padiff.frameworks.base.Optimizers`.
 
 paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both hand the gradients, after `grad_clip` and
 before weight decay, to ``append_regularization_ops``: so an optimizer object gets one of its own, which passes them on
@@ -22,7 +22,7 @@ from padiff.frameworks.base import Handle, OnConsumed, Override
 _INSIDE = ("_inner_opt", "_optim", "_optimizer")
 
 
-def chain(optimizer: Any) -> Iterator[Any]:
+def _chain(optimizer: Any) -> Iterator[Any]:
     """An optimizer and what it wraps, outermost first."""
     seen: list[Any] = []
     while optimizer is not None and not any(one is optimizer for one in seen):
@@ -33,21 +33,24 @@ def chain(optimizer: Any) -> Iterator[Any]:
         optimizer = next((held[name] for name in _INSIDE if held.get(name) is not None), None)
 
 
-def innermost(optimizer: Any) -> Any | None:
+def _innermost(optimizer: Any) -> Any | None:
     """The optimizer of paddle that does the work in the end; `None` where there is none."""
-    last = list(chain(optimizer))[-1]
+    last = list(_chain(optimizer))[-1]
     return last if isinstance(last, paddle.optimizer.Optimizer) and hasattr(last, "_parameter_list") else None
 
 
+def is_optimizer(value: Any) -> bool:
+    return isinstance(value, paddle.optimizer.Optimizer)
+
+
 def steppers(optimizer: Any) -> list[Any]:
-    """See `padiff.frameworks.base.Framework.steppers`. A wrapper is hooked as a whole."""
+    # A wrapper is hooked as a whole.
     steps = all(callable(getattr(optimizer, name, None)) for name in ("step", "clear_grad"))
-    return [optimizer] if steps and innermost(optimizer) is not None else []
+    return [optimizer] if steps and _innermost(optimizer) is not None else []
 
 
 def optimized(optimizer: Any) -> Sequence[Any]:
-    """The parameters that an optimizer may change."""
-    inner = innermost(optimizer)
+    inner = _innermost(optimizer)
     listed = (inner._parameter_list if inner is not None else None) or []
     if listed and isinstance(listed[0], dict):
         return [p for group in inner._param_groups for p in group["params"]]  # type: ignore[union-attr]
@@ -55,8 +58,7 @@ def optimized(optimizer: Any) -> Sequence[Any]:
 
 
 def learning_rates(optimizer: Any) -> list[float]:
-    """The learning rate of each parameter group."""
-    inner: Any = innermost(optimizer)
+    inner: Any = _innermost(optimizer)
     rate = float(inner.get_lr())
     listed = inner._parameter_list or []
     if listed and isinstance(listed[0], dict):
@@ -65,9 +67,8 @@ def learning_rates(optimizer: Any) -> list[float]:
     return [rate]
 
 
-def hook_optimizer(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
-    """See `padiff.frameworks.base.Framework.hook_optimizer`."""
-    inner = innermost(optimizer)
+def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+    inner = _innermost(optimizer)
     seen = False
 
     def pass_on_then(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +91,7 @@ def hook_optimizer(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], N
 
     handles: list[Handle] = [
         Override(one, "append_regularization_ops", pass_on_then(one.append_regularization_ops))
-        for one in chain(optimizer)
+        for one in _chain(optimizer)
         if isinstance(one, paddle.optimizer.Optimizer)
     ]
     handles.append(Override(optimizer, "step", _then(optimizer.step, after_step)))
@@ -112,3 +113,8 @@ def _skips(optimizer: Any) -> bool:
     """Whether this call of ``step`` changes nothing: a scaler's call goes through, with gradients that overflowed."""
     look = getattr(optimizer, "_get_auxiliary_var", None)
     return look is not None and bool(look("found_inf"))
+
+
+def step(optimizer: Any) -> None:
+    optimizer.step()
+    optimizer.clear_grad(set_to_zero=False)

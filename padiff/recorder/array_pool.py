@@ -36,7 +36,7 @@ class _Buffer:
         self.__array_interface__ = memory.__array_interface__
 
 
-class Buffers:
+class ArrayPool:
     """A pool of arrays, safe to use from the loop and the writer.
 
     Attributes:

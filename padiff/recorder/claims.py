@@ -7,10 +7,10 @@ from contextvars import ContextVar
 from typing import Any
 
 # Replaced, never edited; weak references only, so that it keeps nothing alive.
-_MARKS: ContextVar[tuple[Mark, ...]] = ContextVar("padiff_recorded", default=())
+_CLAIMS: ContextVar[tuple[Claim, ...]] = ContextVar("padiff_recorded", default=())
 
 
-class Mark:
+class Claim:
     """Says that a living recorder is at work on a model."""
 
     def __init__(self, model: Any, recorder: Any) -> None:
@@ -18,20 +18,20 @@ class Mark:
         self.recorder = weakref.ref(recorder)
 
     @classmethod
-    def set(cls, model: Any, recorder: Any) -> Mark:
-        living = tuple(mark for mark in _MARKS.get() if mark.valid)
-        mark = cls(model, recorder)
-        _MARKS.set((*living, mark))
-        return mark
+    def set(cls, model: Any, recorder: Any) -> Claim:
+        living = tuple(claim for claim in _CLAIMS.get() if claim.valid)
+        claim = cls(model, recorder)
+        _CLAIMS.set((*living, claim))
+        return claim
 
     @property
     def valid(self) -> bool:
         return self.model() is not None and self.recorder() is not None
 
     def remove(self) -> None:
-        _MARKS.set(tuple(mark for mark in _MARKS.get() if mark is not self))
+        _CLAIMS.set(tuple(claim for claim in _CLAIMS.get() if claim is not self))
 
 
-def marked(model: Any) -> bool:
+def claimed(model: Any) -> bool:
     """Whether a living recorder is at work on the model."""
-    return any(mark.model() is model and mark.valid for mark in _MARKS.get())
+    return any(claim.model() is model and claim.valid for claim in _CLAIMS.get())

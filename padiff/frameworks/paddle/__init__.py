@@ -1,0 +1,8 @@
+"""PaddlePaddle, as far as recording needs it."""
+
+import paddle
+
+from padiff.frameworks.base import Framework
+from padiff.frameworks.paddle import environment, hooks, layers, optimizers, randomness, tensors
+
+FRAMEWORK = Framework("paddle", str(paddle.__version__), tensors, layers, hooks, optimizers, randomness, environment)

@@ -1,0 +1,63 @@
+"""Seeing calls and gradients of paddle; see `padiff.frameworks.base.Hooking`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from padiff.frameworks.base import AfterCall, BeforeCall, Handle, Hook, OnCall, OnGradient, Replaced
+from padiff.frameworks.paddle.functions import Seeing
+
+RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
+
+
+def on_calls(layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+    def hook_before(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Inside of to_static, while it builds its graph, there are no values, and asking for them crashes paddle.
+        if paddle.in_dynamic_mode():
+            before(called, args, kwargs)
+
+    def hook(called: Any, _: Any, output: Any) -> None:
+        if not paddle.in_dynamic_mode():
+            return
+        # always_call also calls after an exception in forward, with no output.
+        after(called, output, output is None and sys.exc_info()[0] is not None)
+
+    return [
+        layer.register_forward_pre_hook(Hook(hook_before), with_kwargs=True),
+        layer.register_forward_post_hook(Hook(hook), always_call=True),
+    ]
+
+
+def on_outputs(layer: Any, replaced: Replaced) -> Handle:
+    handle: Handle = layer.register_forward_post_hook(lambda _, args, output: replaced(args, output))
+    return handle
+
+
+def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:
+    return Seeing(called, third_party)
+
+
+def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
+    handle: Handle | None = None if tensor.stop_gradient else tensor.register_hook(gradient)
+    return handle
+
+
+def transforming() -> bool:
+    return False
+
+
+def recomputing() -> bool:
+    # paddle does not tell whether a backward is running; its recompute calls forward from a PyLayer's backward.
+    if "paddle.distributed.fleet.recompute.recompute" not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("backward", "unpack") and code.co_filename.endswith("recompute.py"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

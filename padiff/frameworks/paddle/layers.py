@@ -1,0 +1,100 @@
+"""Layers of paddle; see `padiff.frameworks.base.Layers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+from paddle.jit.dy2static.program_translator import ASTStaticFunction
+
+from padiff.frameworks.compiled import warn_of_compiled
+from padiff.frameworks.settings import plain_settings
+
+# paddle keeps a BatchNorm's running statistics among the layer's parameters; they are buffers in every other respect.
+_STATISTICS = frozenset({"_mean", "_variance"})
+
+
+def is_model(value: Any) -> bool:
+    return isinstance(value, paddle.nn.Layer)
+
+
+def unwrap(model: Any) -> Any:
+    while isinstance(model, paddle.DataParallel):
+        model = model._layers
+    # With full_graph=False (the default) paddle calls hooks inside, with values: nothing is missed.
+    whole = [
+        path
+        for path, layer in model.named_sublayers(include_self=True)
+        if isinstance(vars(layer).get("forward"), ASTStaticFunction) and any(True for _ in layer.children())
+    ]
+    warn_of_compiled(whole, "to_static(full_graph=True)", "call paddle.jit.enable_to_static(False) before it")
+    return model
+
+
+def children(layer: Any) -> Iterator[tuple[str, Any]]:
+    # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
+    for name, child in layer._sub_layers.items():
+        if child is not None:
+            yield name, child
+
+
+def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
+    normalisation = "norm" in kind(layer)
+    for slot, tensor in layer._parameters.items():
+        if tensor is not None and tensor._is_initialized():
+            statistics = normalisation and slot in _STATISTICS
+            yield slot, tensor, "buffer" if statistics else "parameter"
+    for slot, tensor in layer._buffers.items():
+        # An RNN holds an uninitialised buffer for cuDNN's dropout state.
+        if tensor is not None and tensor._is_initialized():
+            yield slot, tensor, "buffer"
+
+
+def sharded(layer: Any) -> bool:
+    return False
+
+
+def kind(layer: Any) -> str:
+    for cls in type(layer).__mro__:
+        if cls.__module__.startswith("paddle.") and cls is not paddle.nn.Layer:
+            return cls.__name__.lower()
+    return type(layer).__name__.lower()
+
+
+def layout(layer: Any, slot: str) -> str:
+    return "in_out" if slot == "weight" and isinstance(layer, paddle.nn.Linear) else ""
+
+
+def settings(layer: Any) -> dict[str, Any]:
+    found = plain_settings(vars(layer))
+    if "norm" in kind(layer) and isinstance(found.get("momentum"), float):
+        # paddle: running = momentum * running + (1 - momentum) * batch; torch: the other way round.
+        found["momentum"] = round(1.0 - found["momentum"], 12)
+    if isinstance(found.get("approximate"), bool):
+        found["approximate"] = "tanh" if found["approximate"] else "none"
+    return found
+
+
+def training(model: Any) -> bool:
+    return bool(model.training)
+
+
+@contextmanager
+def evaluating(layers: Iterable[Any]) -> Iterator[None]:
+    modes = [(layer, layer.training) for layer in layers]
+    try:
+        for layer, _ in modes:
+            layer.training = False
+        with paddle.no_grad():
+            yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
+def clear_gradients(model: Any) -> None:
+    for parameter in model.parameters():
+        # Not to zero: an optimizer skips a parameter without a gradient, and steps one with a zero gradient.
+        parameter.clear_gradient(False)

@@ -1,0 +1,169 @@
+"""Tensors of paddle; see `padiff.frameworks.base.Tensors`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import paddle
+
+from padiff.frameworks.base import UncopiedError
+from padiff.sketches import sketch
+from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows
+
+# paddle's .numpy() hands these out as integers of the same width, without a word.
+_BITS = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+# Dtypes that numpy takes through DLPack, and elements from which on that is the faster way.
+_SHARED = frozenset({"float32", "float64", "float16", "int64", "int32"})
+_LARGE = 1 << 14
+_SHARED_DTYPES = frozenset(getattr(paddle, name) for name in _SHARED)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, paddle.Tensor)
+
+
+def trainable(tensor: Any) -> bool:
+    return not tensor.stop_gradient
+
+
+def dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("paddle.")
+
+
+def shape(tensor: Any) -> tuple[int, ...]:
+    if tensor.is_selected_rows():
+        # Its own shape counts the rows that are held, the height all that there are.
+        return (tensor.get_selected_rows().height(), *tensor.shape[1:])
+    return tuple(tensor.shape)
+
+
+def itemsize(tensor: Any) -> int:
+    return int(tensor.element_size())
+
+
+def device(tensor: Any) -> str:
+    return "cpu" if tensor.place.is_cpu_place() else "gpu"
+
+
+def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+    tensor = _whole(tensor).detach()
+    if tensor.is_selected_rows():
+        rows = tensor.get_selected_rows()
+        values = np.asarray(rows.get_tensor())
+        dense = np.zeros(shape(tensor), values.dtype)
+        np.add.at(dense, np.asarray(rows.rows()), values)
+        return dense
+    if tensor.is_sparse():
+        tensor = tensor.to_dense()
+    if tensor.place.is_cpu_place() and dtype(tensor) in _SHARED and tensor.size >= _LARGE:
+        # A view through DLPack, copied: into memory that is there, where .numpy() always takes fresh memory.
+        view = np.from_dlpack(tensor)
+        copied = empty(view.shape, view.dtype)
+        np.copyto(copied, view)
+        return copied
+    array = tensor.numpy()
+    bits = _BITS.get(dtype(tensor))
+    if bits is not None:
+        array = array.view(bits)
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def sample(tensor: Any, turned: bool = False) -> Any:
+    array = live(tensor)
+    if array is not None:
+        return sketch.sample(array, turned)
+    tensor = _whole(tensor).detach()
+    plain = not (tensor.is_selected_rows() or tensor.is_sparse())
+    if tensor.place.is_cpu_place() or not plain:
+        return sketch.sample(copy(tensor), turned)
+    with paddle.no_grad():
+        tensor = tensor.t() if turned else tensor
+        flat = (paddle.as_real(tensor) if tensor.is_complex() else tensor).reshape([-1])
+        if flat.size <= ELEMENTS:
+            return flat.clone()
+        first, rows = block_rows(flat.size)
+        blocks = flat[first:]
+        blocks = blocks[: blocks.size // BLOCK * BLOCK].reshape([-1, BLOCK])
+        return paddle.index_select(blocks, paddle.to_tensor(rows, place=tensor.place), 0).reshape([-1])
+
+
+def live(tensor: Any) -> np.ndarray | None:
+    if tensor.dtype not in _SHARED_DTYPES or not tensor.place.is_cpu_place() or not tensor.size:
+        return None
+    if tensor.is_selected_rows() or tensor.is_sparse() or tensor.is_dist():
+        return None
+    return np.from_dlpack(tensor.detach())
+
+
+def memory(tensor: Any) -> Any:
+    return tensor.data_ptr(), tensor.shape, tensor.strides
+
+
+def version_of(tensor: Any) -> int:
+    return int(tensor.inplace_version)
+
+
+def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+    groups: dict[str, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(dtype(tensor), []).append(index)
+    with paddle.no_grad():
+        # To pinned memory; paddle orders the copy after what is queued on the device.
+        moved = [(members, paddle.concat([tensors[k] for k in members]).pin_memory()) for members in groups.values()]
+    lengths = [tensor.size for tensor in tensors]
+
+    def wait() -> list[np.ndarray]:
+        arrays: dict[int, np.ndarray] = {}
+        for members, landed in moved:
+            ends = np.cumsum([lengths[k] for k in members])[:-1]
+            arrays.update(zip(members, np.split(copy(landed), ends)))
+        return [arrays[k] for k in range(len(lengths))]
+
+    return wait
+
+
+def write(tensor: Any, array: np.ndarray) -> None:
+    value = paddle.to_tensor(np.array(array.astype(np.float32) if array.dtype.name in _BITS else array, order="C"))
+    with paddle.no_grad():
+        # set_value keeps the place, but wants the very dtype.
+        tensor.set_value(value.astype(tensor.dtype))
+
+
+def like(tensor: Any, array: np.ndarray) -> Any:
+    new = paddle.empty_like(tensor)
+    write(new, array)
+    return new
+
+
+def gradient(parameter: Any) -> Any | None:
+    return parameter.grad
+
+
+def without_grad() -> AbstractContextManager[Any]:
+    context: AbstractContextManager[Any] = paddle.no_grad()
+    return context
+
+
+def _whole(tensor: Any) -> Any:
+    """What this process holds of a distributed tensor, if that is all of it; any other tensor itself.
+
+    Not ``.numpy()``, which would have all processes communicate.
+
+    Raises:
+        UncopiedError: this process holds a part.
+    """
+    if not tensor.is_dist():
+        return tensor
+    if all(placement.is_replicated() for placement in tensor.placements):
+        return tensor._local_value()
+    raise UncopiedError("distributed tensors are spread over the processes: this one holds a part of each")

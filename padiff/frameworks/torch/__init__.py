@@ -1,0 +1,8 @@
+"""PyTorch, as far as recording needs it."""
+
+import torch
+
+from padiff.frameworks.base import Framework
+from padiff.frameworks.torch import environment, hooks, layers, optimizers, randomness, tensors
+
+FRAMEWORK = Framework("torch", str(torch.__version__), tensors, layers, hooks, optimizers, randomness, environment)

@@ -1,0 +1,101 @@
+"""Modules of PyTorch; see `padiff.frameworks.base.Layers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from padiff.frameworks.compiled import warn_of_compiled
+from padiff.frameworks.settings import plain_settings
+from padiff.frameworks.torch.calls import compiled_paths, original
+
+
+def is_model(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def unwrap(model: Any) -> Any:
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while isinstance(model, wrappers):
+        model = model.module
+    warn_of_compiled(compiled_paths(model), "torch.compile", "set TORCH_COMPILE_DISABLE=1 in the environment")
+    return model
+
+
+def children(layer: Any) -> Iterator[tuple[str, Any]]:
+    # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
+    for name, child in original(layer)._modules.items():
+        if child is not None:
+            yield name, child
+
+
+def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    layer = original(layer)
+    for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
+        for slot, tensor in tensors.items():
+            if tensor is not None and not isinstance(tensor, lazy):
+                yield slot, tensor, role
+
+
+def sharded(layer: Any) -> bool:
+    # Both generations of FSDP set it, for torch.compile.
+    return "_is_fsdp_managed_module" in vars(original(layer))
+
+
+def kind(layer: Any) -> str:
+    layer = original(layer)
+    for cls in type(layer).__mro__:
+        if cls.__module__.startswith("torch.") and cls is not torch.nn.Module:
+            return cls.__name__.lower()
+    return type(layer).__name__.lower()
+
+
+def layout(layer: Any, slot: str) -> str:
+    layer = original(layer)
+    if slot != "weight":
+        return ""
+    if isinstance(layer, torch.nn.Linear):
+        return "out_in"
+    # The GPT-2 family's Conv1D of transformers is a linear layer with its matrix the other way round.
+    return "in_out" if type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") else ""
+
+
+def settings(layer: Any) -> dict[str, Any]:
+    return plain_settings(vars(original(layer)))
+
+
+def training(model: Any) -> bool:
+    return bool(model.training)
+
+
+@contextmanager
+def evaluating(layers: Iterable[Any]) -> Iterator[None]:
+    modes = [(layer, layer.training) for layer in layers]
+    try:
+        # Not eval(): people override it. The fused paths that torch takes in eval mode call no layers inside.
+        for layer, _ in modes:
+            layer.training = False
+        with torch.no_grad(), _unfused():
+            yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Without the fused paths of attention, which call none of the layers inside."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
+def clear_gradients(model: Any) -> None:
+    model.zero_grad(set_to_none=True)

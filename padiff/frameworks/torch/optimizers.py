@@ -1,0 +1,119 @@
+"""Optimizers of PyTorch, those inside of others too; see `padiff.frameworks.base.Optimizers`.
+
+accelerate's ``AcceleratedOptimizer`` derives from torch's class without being initialised as one, Lightning's
+``LightningOptimizer`` imitates the class of what it holds, DeepSpeed's derive from nothing. They have no hooks of their
+own, and hand their work to an optimizer that has.
+
+``GradScaler`` hands an optimizer of ``fused=True`` the scale, and whether anything overflowed, as attributes for the
+length of its ``step``: the kernel divides by the one and changes nothing because of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from padiff.frameworks.base import Handle, OnConsumed
+
+
+def is_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def steppers(optimizer: Any) -> list[Any]:
+    found = {id(one): one for one in _inside(optimizer, ())}
+    return list(found.values())
+
+
+def _inside(optimizer: Any, above: tuple[int, ...]) -> Iterator[Any]:
+    if isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer):
+        yield optimizer
+        return
+    # What has both is an optimizer; a scheduler, say, holds one as well.
+    steps = all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad"))
+    if not steps or id(optimizer) in above or not hasattr(optimizer, "__dict__"):
+        return
+    inside = [one for held in _held(optimizer) for one in _inside(held, (*above, id(optimizer)))]
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        yield from inside
+        return
+    own = {id(parameter) for group in groups for parameter in group["params"]}
+    # One for other parameters is somebody else's.
+    yield from (one for one in inside if {id(p) for group in one.param_groups for p in group["params"]} <= own)
+
+
+def _held(optimizer: Any) -> Iterator[Any]:
+    for value in vars(optimizer).values():
+        if isinstance(value, (list, tuple)):
+            yield from value
+        elif isinstance(value, Mapping):
+            yield from value.values()
+        else:
+            yield value
+
+
+def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+    def consume() -> None:
+        if not _skips(optimizer):
+            consumed(_gradients_of(optimizer, optimized(optimizer)))
+
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # args[0] is the optimizer. With a closure (Lightning passes one), the gradients of this step
+        # come into being inside of it, so they are looked at when it returns.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            consume()
+            return None
+
+        def closure_then_consume() -> Any:
+            loss = closure()
+            consume()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], closure_then_consume, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_then_consume}
+
+    return [
+        optimizer.register_step_pre_hook(before),
+        optimizer.register_step_post_hook(lambda *_: stepped()),
+    ]
+
+
+def _handed(optimizer: Any, name: str) -> Any:
+    """What a scaler handed over for this step; `None` outside of one, and where the optimizer would not look at it."""
+    return getattr(optimizer, name, None) if getattr(optimizer, "_step_supports_amp_scaling", False) else None
+
+
+def _skips(optimizer: Any) -> bool:
+    """Whether the step that begins will change nothing, because gradients overflowed."""
+    found = _handed(optimizer, "found_inf")
+    return found is not None and bool(found)
+
+
+def _gradients_of(optimizer: Any, parameters: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Parameters with the gradients that the step will use; where it unscales them, with unscaled copies."""
+    scale = _handed(optimizer, "grad_scale")
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and scale is not None:
+            with torch.no_grad():
+                # Of no dimension, or it would decide on shape and dtype of what comes out.
+                gradient = gradient / torch.as_tensor(scale, device=gradient.device).reshape(())
+        yield parameter, gradient
+
+
+def optimized(optimizer: Any) -> Sequence[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def learning_rates(optimizer: Any) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def step(optimizer: Any) -> None:
+    optimizer.step()
+    optimizer.zero_grad()

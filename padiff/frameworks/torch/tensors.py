@@ -1,0 +1,147 @@
+"""Tensors of PyTorch; see `padiff.frameworks.base.Tensors`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
+from padiff.frameworks.torch.memory import memory as memory
+from padiff.sketches import sketch
+from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows
+
+_WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def trainable(tensor: Any) -> bool:
+    return bool(tensor.requires_grad)
+
+
+def dtype(tensor: Any) -> str:
+    return _name(tensor.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def itemsize(tensor: Any) -> int:
+    return int(tensor.element_size())
+
+
+def device(tensor: Any) -> str:
+    return str(tensor.device.type)
+
+
+def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
+    on_cpu = tensor.is_cpu
+    array = memory_of(tensor) if on_cpu else None
+    if array is None:
+        array = array_of(tensor)
+    if not on_cpu:
+        # .cpu() copied already.
+        return np.ascontiguousarray(array).reshape(array.shape)
+    copied = empty(array.shape, array.dtype)
+    np.copyto(copied, array)
+    return copied
+
+
+def sample(tensor: Any, turned: bool = False) -> Any:
+    array = live(tensor)
+    if array is not None:
+        return sketch.sample(array, turned)
+    tensor = readable(tensor)
+    if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
+        return sketch.sample(array_of(tensor), turned)
+    tensor = tensor.detach().t() if turned else tensor.detach()
+    flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+    if flat.numel() <= ELEMENTS:
+        return flat.clone()
+    first, _ = block_rows(flat.numel())
+    blocks = flat[first:]
+    blocks = blocks[: blocks.numel() // BLOCK * BLOCK].view(-1, BLOCK)
+    return blocks.index_select(0, _on_device(flat.numel(), flat.device)).reshape(-1)
+
+
+@lru_cache(maxsize=1024)
+def _on_device(size: int, device: torch.device) -> torch.Tensor:
+    """Which blocks a sketch looks at, where the tensor is."""
+    return torch.from_numpy(block_rows(size)[1]).to(device)
+
+
+def live(tensor: Any) -> np.ndarray | None:
+    return memory_of(tensor) if tensor.is_cpu and tensor.dtype in PLAIN else None
+
+
+def version_of(tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # inference tensors keep none
+        return -1
+
+
+def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
+    groups: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(index)
+    moved = []
+    for (_, device), members in groups.items():
+        whole = torch.cat([tensors[k] for k in members]).resolve_conj()
+        if device.type == "cuda":
+            # Into pinned memory, so that the copy runs while the training goes on.
+            landing = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+            landing.copy_(whole, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            moved.append((members, landing, event))
+        else:
+            moved.append((members, whole.cpu(), None))
+    lengths = [tensor.numel() for tensor in tensors]
+
+    def wait() -> list[np.ndarray]:
+        arrays: dict[int, np.ndarray] = {}
+        for members, landed, event in moved:
+            if event is not None:
+                event.synchronize()
+            ends = np.cumsum([lengths[k] for k in members])[:-1]
+            arrays.update(zip(members, np.split(array_of(landed), ends)))
+        return [arrays[k] for k in range(len(lengths))]
+
+    return wait
+
+
+def write(tensor: Any, array: np.ndarray) -> None:
+    if array.dtype.name in _WIDENED:
+        array = array.astype(np.float32)  # exact, and torch takes it
+    # A copy: the tensor must not share memory with the array, nor with the model the array came from.
+    with torch.no_grad():
+        tensor.copy_(torch.from_numpy(np.array(array, order="C")))
+
+
+def like(tensor: Any, array: np.ndarray) -> Any:
+    new = torch.empty_like(tensor, requires_grad=False)
+    write(new, array)
+    return new
+
+
+def gradient(parameter: Any) -> Any | None:
+    return parameter.grad
+
+
+def without_grad() -> AbstractContextManager[Any]:
+    return torch.no_grad()
