@@ -119,7 +119,7 @@ def test_a_fault_is_found_and_named_in_the_words_of_the_call(fault, capsys):
         kit.set(models[fault].fc1.bias, kit.numpy(models[fault].fc1.bias).astype("float32") + 1)
         report = auto_diff(*models, both(pair, data(5, 4)), auto_weights=False, **CLOSE)
         assert (report.first_diff.stage, report.first_diff.reference) == ("weight", "fc1")
-        value = report.failed[0].figures.values
+        value = tuple(report.failed[0].figures.values)
         base = [kit.name for kit in pair].index("torch")
         assert value[0 if fault == base else 1] > value[1 if fault == base else 0]
         out = capsys.readouterr().out
