@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from padiff.align.matching.units import inside
 from padiff.errors import UsageError
-from padiff.model.layer_map import LayerMap, Side
+from padiff.model.given_map import GivenMap, LayerRef
 from padiff.model.selection import nearest
 from padiff.records import Layer, RunInfo
 
@@ -26,7 +26,7 @@ class Entry:
         return len(self.reference) == len(self.candidate) == 1
 
 
-def entries(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list[Entry]:
+def entries(reference: RunInfo, candidate: RunInfo, layer_map: GivenMap) -> list[Entry]:
     """The given entries, and besides them the runs' own ``layer_map`` lists, which answer to each other in order.
 
     Raises:
@@ -44,7 +44,7 @@ def entries(reference: RunInfo, candidate: RunInfo, layer_map: LayerMap) -> list
     return given + [e for e in recorded if not taken[0] & set(e.reference) and not taken[1] & set(e.candidate)]
 
 
-def _named(pairs: Iterable[tuple[Side, Side]], reference: RunInfo, candidate: RunInfo) -> list[Entry]:
+def _named(pairs: Iterable[tuple[LayerRef, LayerRef]], reference: RunInfo, candidate: RunInfo) -> list[Entry]:
     """The pairs as entries, every alias replaced by the layer's own path."""
     sides: list[list[tuple[str, ...]]] = []
     pairs = list(pairs)

@@ -20,7 +20,7 @@ from padiff.align.matching.values import same_values
 from padiff.align.matching.wholes import differing
 from padiff.errors import UsageError
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.records import Layer, RunInfo
 
 _NOTHING = Seen()
@@ -34,7 +34,7 @@ _Place = tuple[int, int, Match]
 def align(
     reference: RunInfo,
     candidate: RunInfo,
-    layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+    layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     seen: tuple[Seen, Seen] = (_NOTHING, _NOTHING),
     whole: Collection[tuple[str, str]] = (),
     choices: Mapping[str, str] | None = None,
@@ -47,7 +47,7 @@ def align(
     with its alternatives, what can't be told is left unpaired.
 
     Args:
-        layer_map: what `LayerMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
+        layer_map: what `GivenMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
             in order.
         seen: what running the two models showed.
         whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
@@ -59,7 +59,7 @@ def align(
     Raises:
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
     """
-    return _Aligning(reference, candidate, LayerMap.of(layer_map), seen, whole, choices or {}, without).result()
+    return _Aligning(reference, candidate, GivenMap.of(layer_map), seen, whole, choices or {}, without).result()
 
 
 class _Aligning:
@@ -67,7 +67,7 @@ class _Aligning:
         self,
         reference: RunInfo,
         candidate: RunInfo,
-        layer_map: LayerMap,
+        layer_map: GivenMap,
         seen: tuple[Seen, Seen],
         whole: Collection[tuple[str, str]],
         choices: Mapping[str, str],

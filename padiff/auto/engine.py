@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any
 
 from padiff.align import Alignment
-from padiff.auto.arguments import understand
 from padiff.auto.diff_log import write_diff_log
 from padiff.auto.dropout import Masks, masks_drawn, masks_of_reference
 from padiff.auto.dumps import forget_dumps, leave_dumps
-from padiff.auto.noise_driven import Steered
-from padiff.auto.partners import aligned_as, carried_over, seen_of, unlooked
+from padiff.auto.model_alignment import aligned_as, carried_over, compared_wholes, seen_of
+from padiff.auto.noise_driven import NoiseDriven
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
-from padiff.auto.settings import Settings, Side
-from padiff.auto.synchronised import gradients_of_reference, outputs_of_reference
-from padiff.auto.tell import Teller
+from padiff.auto.printing import Printer
+from padiff.auto.resolve import resolve_settings
+from padiff.auto.settings import ModelSetup, Settings
+from padiff.auto.single_step import gradients_of_reference, outputs_of_reference
 from padiff.compare import RunComparison
 from padiff.model import equivalents
 from padiff.recorder import MemoryRun
@@ -32,7 +32,7 @@ _BACKWARD = ("backward", "grad")
 
 
 @dataclass
-class _Findings:
+class _State:
     """Diffs so far, with the steps they are of and the passes that they came from."""
 
     comparison: RunComparison
@@ -46,7 +46,7 @@ class _Findings:
     partners: Alignment = field(default_factory=lambda: Alignment(()))
 
     #: Weights that an optimizer moved by noise.
-    steered: Steered = field(default_factory=Steered)
+    noise_driven: NoiseDriven = field(default_factory=NoiseDriven)
 
     @property
     def failed(self) -> bool:
@@ -85,52 +85,52 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
         UsageError: an argument is wrong; the message says what was expected.
     """
     warn_of_older()
-    settings = understand(args, kwargs)
-    teller = Teller(settings)
-    teller.begin()
+    settings = resolve_settings(args, kwargs)
+    printer = Printer(settings)
+    printer.begin()
     carried: Carried | None = None
     if settings.auto_init:
         try:
             carried = carried_over(settings)
         except AssignError as error:
-            teller.weights_failed(error)
+            printer.weights_failed(error)
             forget_dumps(settings)
             return _not_assigned(settings, error)
-        teller.weights_assigned(carried)
-    findings = _compared_models(settings, carried)
-    teller.wholes(unlooked(settings, findings.comparison.alignment))
+        printer.weights_assigned(carried)
+    state = _compared_models(settings, carried)
+    printer.wholes(compared_wholes(settings, state.comparison.alignment))
     try:
         for number in range(settings.steps):
-            teller.step(number)
+            printer.step(number)
             if settings.single_step:
-                _single_step(settings, findings, number)
+                _single_step(settings, state, number)
             else:
-                _step(settings, findings, number)
-            teller.compared(findings.diffs, number)
-            if findings.failed:
+                _step(settings, state, number)
+            printer.compared(state.diffs, number)
+            if state.failed:
                 break
     finally:
         for side in settings.sides:
             side.framework.clear_gradients(side.live.model)
-    teller.dumped(leave_dumps(settings, findings.compared))
-    report = findings.comparison.report(findings.diffs, findings.steps, settings=True)
+    printer.dumped(leave_dumps(settings, state.compared))
+    report = state.comparison.report(state.diffs, state.steps, settings=True)
     if settings.first_generation:
-        teller.logged(write_diff_log(report, settings.sides.map(lambda side: side.name)))
-    teller.verdict(report, findings.passes.map(lambda one: one.stacks) if findings.passes is not None else Both({}, {}))
+        printer.logged(write_diff_log(report, settings.sides.map(lambda side: side.name)))
+    printer.verdict(report, state.passes.map(lambda one: one.stacks) if state.passes is not None else Both({}, {}))
     return report
 
 
-def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
+def _compared_models(settings: Settings, carried: Carried | None) -> _State:
     reference, candidate = settings.sides.map(_info)
     aligned, layer_map, cuts = aligned_as(carried, settings), settings.whole_map(), not settings.single_step
     runs = MemoryRun(reference), MemoryRun(candidate)
-    findings = _Findings(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
+    state = _State(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
     if settings.single_step or settings.same_dropout:
-        findings.partners = aligned(reference, candidate, layer_map, tuple(seen_of(settings, carried)))
-    return findings
+        state.partners = aligned(reference, candidate, layer_map, tuple(seen_of(settings, carried)))
+    return state
 
 
-def _info(side: Side) -> RunInfo:
+def _info(side: ModelSetup) -> RunInfo:
     layers = tuple(replace(layer, recorded=layer.path in side.chosen) for layer in side.live.info.layers)
     name = f"{side.name} ({side.framework.name})"
     # It says that all of these were asked for: a parameter that could not be recorded is missed.
@@ -138,45 +138,45 @@ def _info(side: Side) -> RunInfo:
     return replace(side.live.info, name=name, layers=layers, layer_map=side.mapped, recording=recording)
 
 
-def _step(settings: Settings, findings: _Findings, number: int) -> None:
+def _step(settings: Settings, state: _State, number: int) -> None:
     """Forward and backward of both models, compared; then the optimizers, and the weights that they made."""
     backward = settings.diff_phase != "forward"
-    before = _passes(settings, findings, number, backward)
+    before = _passes(settings, state, number, backward)
     # Gradients before the optimizer steps, weights after it.
-    _compare(findings, before, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
-    if not backward or findings.failed or settings.sides.reference.optimizer is None:
+    _compare(state, before, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
+    if not backward or state.failed or settings.sides.reference.optimizer is None:
         return
     for side in settings.sides:
         update(side)
     after = settings.sides.map(lambda side: weights_after(side, number + 1))
-    findings.steered.stepped(before.reference, after.reference)
-    _compare(findings, after, ("weight",))
+    state.noise_driven.stepped(before.reference, after.reference)
+    _compare(state, after, ("weight",))
 
 
-def _single_step(settings: Settings, findings: _Findings, number: int) -> None:
+def _single_step(settings: Settings, state: _State, number: int) -> None:
     """Forward with the reference's outputs put in, then, in a pass of its own, backward with its gradients."""
     phases = {"both": ("forward", "backward")}.get(settings.diff_phase, (settings.diff_phase,))
     for phase in phases:
         backward = phase == "backward"
         put_in = gradients_of_reference if backward else outputs_of_reference
         with _buffers_kept(settings):
-            steps = _passes(settings, findings, number, backward, put_in)
+            steps = _passes(settings, state, number, backward, put_in)
         # What a synchronised forward hands to the loss is the reference's own output: no loss to compare.
-        _compare(findings, steps, _BACKWARD if backward else ("input", "forward", "weight"))
-        if findings.failed:
+        _compare(state, steps, _BACKWARD if backward else ("input", "forward", "weight"))
+        if state.failed:
             return
 
 
 def _passes(
     settings: Settings,
-    findings: _Findings,
+    state: _State,
     number: int,
     backward: bool,
-    put_in: Callable[[Side, Step, Alignment], AbstractContextManager[None]] | None = None,
+    put_in: Callable[[ModelSetup, Step, Alignment], AbstractContextManager[None]] | None = None,
 ) -> Both[Step]:
     """One pass of each model; ``put_in`` gives the hooks that bring the reference's values into the candidate."""
     masks: Masks = {}
-    alignment = findings.partners
+    alignment = state.partners
     reference, candidate = settings.sides
     drawn: During = nullcontext
     given: During = nullcontext
@@ -187,26 +187,26 @@ def _passes(
     first = run_pass(reference, number, backward, around=drawn)
     if put_in is not None:
         during = partial(put_in, candidate, first.step, alignment)
-    findings.passes = Both(first, run_pass(candidate, number, backward, during, around=given))
-    return findings.passes.map(lambda one: one.step)
+    state.passes = Both(first, run_pass(candidate, number, backward, during, around=given))
+    return state.passes.map(lambda one: one.step)
 
 
-def _compare(findings: _Findings, steps: Both[Step], stages: Collection[str]) -> None:
+def _compare(state: _State, steps: Both[Step], stages: Collection[str]) -> None:
     """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
-    comparison = findings.comparison
+    comparison = state.comparison
     of_stages = steps.zip(Both(comparison.reference, comparison.candidate)).map(
         lambda side: [r for r in side[0].records if r.stage in stages and not _is_buffer(r, side[1].info.layers)]
     )
     steps = steps.zip(of_stages).map(lambda side: replace(side[0], records=tuple(side[1])))
     diffs = comparison.step_diffs(steps.reference, steps.candidate)
-    findings.diffs += findings.steered.judge(diffs)
-    findings.steered.see(diffs)
-    for compared, step in zip(findings.compared, steps):
+    state.diffs += state.noise_driven.judge(diffs)
+    state.noise_driven.see(diffs)
+    for compared, step in zip(state.compared, steps):
         for stage in stages:
             kept = tuple(record for record in step.records if record.stage == stage)
             compared[stage] = replace(step, records=kept)
-    if steps.reference.number not in findings.steps:
-        findings.steps.append(steps.reference.number)
+    if steps.reference.number not in state.steps:
+        state.steps.append(steps.reference.number)
 
 
 def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:

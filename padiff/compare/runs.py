@@ -25,7 +25,7 @@ from padiff.compare.workers import Workers, check_workers
 from padiff.dump import SingleDump, open_run
 from padiff.environment import differences
 from padiff.errors import NothingToCompareError, UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import ranks_told
 from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
@@ -40,7 +40,7 @@ class RunComparison:
 
     Args:
         reference, candidate: the run to trust, the run in question.
-        layer_map: layers that answer to each other, as `padiff.model.layer_map.LayerMap.of` takes them.
+        layer_map: layers that answer to each other, as `padiff.model.given_map.GivenMap.of` takes them.
         policy: when a diff passes. Default: `NoisePolicy`.
         stages: only these stages are reported; a policy may look at the others for what it allows these.
         layers: only layers whose paths in either run match one of these patterns are reported; likewise.
@@ -58,7 +58,7 @@ class RunComparison:
         self,
         reference: Run,
         candidate: Run,
-        layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+        layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
         stages: Collection[str] = STAGES,
         cuts: bool = True,
@@ -69,7 +69,7 @@ class RunComparison:
     ) -> None:
         self._workers, self._measuring = workers, measuring
         self.reference, self.candidate = reference, candidate
-        self._map = LayerMap.of(layer_map)
+        self._map = GivenMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
         self.stages = frozenset(stages)
         unknown = sorted(self.stages - set(STAGES))
@@ -260,7 +260,7 @@ def compare_runs(
     reference: str | Path | Run,
     candidate: str | Path | Run,
     *,
-    layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+    layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     policy: Policy | None = None,
     stages: Collection[str] = STAGES,
     progress: Callable[[float, int], None] | None = None,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from padiff.frameworks.base import TRANSFORMED, Framework, Handle
+from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
-from padiff.model.structure import flatten, flatten_inputs
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.layers import Layers

@@ -128,7 +128,7 @@ def _loaded(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     if reference.size == candidate.size == 1:
         # A scalar loss is () in one framework and (1,) in the other.
         candidate = candidate.reshape(reference.shape)
-    if pair.stage in PARAMETER_STAGES and equivalents.same_values(reference.shape, candidate.shape):
+    if pair.stage in PARAMETER_STAGES and equivalents.same_order(reference.shape, candidate.shape):
         candidate = candidate.reshape(reference.shape)
     return reference, candidate
 

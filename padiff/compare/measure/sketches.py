@@ -108,7 +108,7 @@ def _fits(reference: tuple[int, ...], candidate: tuple[int, ...], stage: str) ->
     """Whether two shapes hold the same elements in the same order, as far as tensors themselves would be compared."""
     if reference == candidate or math.prod(reference) == math.prod(candidate) == 1:
         return True
-    return stage in PARAMETER_STAGES and equivalents.same_values(reference, candidate)
+    return stage in PARAMETER_STAGES and equivalents.same_order(reference, candidate)
 
 
 def _shape(shape: tuple[int, ...], view: str, reference: tuple[int, ...]) -> tuple[int, ...]:

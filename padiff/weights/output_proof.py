@@ -11,11 +11,11 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.errors import UsageError
+from padiff.model.live_model import LiveModel
 from padiff.pair import layouts as views
 from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, Both, Pair, Step
-from padiff.weights.live import LiveModel
 
 #: Relative L2 error below which an output counts as the same: what float32 rounding leaves after many layers.
 AGREES = 1e-3
