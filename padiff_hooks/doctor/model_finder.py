@@ -25,7 +25,7 @@ from padiff.recorder.watched import Enough, Plan, Watched
 REFUSED = "refused.txt"
 
 
-class Finder:
+class ModelFinder:
     """Looks on until it has found a model, or until the script opens a recorder of its own."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Finder:
         handles: list[Handle] = []
 
         def stepped() -> None:
-            # Ours is off while the recorder's come and go, and on above them again: it is to be told last.
+            # Ours is off while the recorder's come and go, and on above them again: it is to be called last.
             while handles:
                 handles.pop().remove()
             self._stepped(optimizer)
