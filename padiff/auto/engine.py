@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,10 +41,8 @@ class _State:
     passes: Both[Pass] | None = None
     #: What was compared last, stage by stage.
     compared: Both[dict[str, Step]] = field(default_factory=lambda: Both({}, {}))
-
     #: Which layers run on, or drop like, which others.
     partners: Alignment = field(default_factory=lambda: Alignment(()))
-
     #: Weights that an optimizer moved by noise.
     noise_driven: NoiseDriven = field(default_factory=NoiseDriven)
 
@@ -131,10 +129,11 @@ def _compared_models(settings: Settings, carried: Carried | None) -> _State:
 
 
 def _info(side: ModelSetup) -> RunInfo:
-    layers = tuple(replace(layer, recorded=layer.path in side.chosen) for layer in side.live.info.layers)
+    chosen = side.chosen
+    layers = tuple(replace(layer, recorded=layer.path in chosen) for layer in side.live.info.layers)
     name = f"{side.name} ({side.framework.name})"
     # It says that all of these were asked for: a parameter that could not be recorded is missed.
-    recording = {"layers": len(side.chosen)}
+    recording = {"layers": len(chosen)}
     return replace(side.live.info, name=name, layers=layers, layer_map=side.mapped, recording=recording)
 
 
@@ -155,11 +154,13 @@ def _step(settings: Settings, state: _State, number: int) -> None:
 
 def _single_step(settings: Settings, state: _State, number: int) -> None:
     """Forward with the reference's outputs put in, then, in a pass of its own, backward with its gradients."""
+    reference, candidate = (side.live for side in settings.sides)
     phases = {"both": ("forward", "backward")}.get(settings.diff_phase, (settings.diff_phase,))
     for phase in phases:
         backward = phase == "backward"
         put_in = gradients_of_reference if backward else outputs_of_reference
-        with _buffers_kept(settings):
+        # A pass that is run besides the models' own training leaves their buffers as they were.
+        with reference.buffers_kept(), candidate.buffers_kept():
             steps = _passes(settings, state, number, backward, put_in)
         # What a synchronised forward hands to the loss is the reference's own output: no loss to compare.
         _compare(state, steps, _BACKWARD if backward else ("input", "forward", "weight"))
@@ -194,10 +195,8 @@ def _passes(
 def _compare(state: _State, steps: Both[Step], stages: Collection[str]) -> None:
     """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
     comparison = state.comparison
-    of_stages = steps.zip(Both(comparison.reference, comparison.candidate)).map(
-        lambda side: [r for r in side[0].records if r.stage in stages and not _is_buffer(r, side[1].info.layers)]
-    )
-    steps = steps.zip(of_stages).map(lambda side: replace(side[0], records=tuple(side[1])))
+    runs = Both(comparison.reference, comparison.candidate)
+    steps = Both(*(_of_stages(step, stages, run.info.layers) for step, run in steps.zip(runs)))
     diffs = comparison.step_diffs(steps.reference, steps.candidate)
     state.diffs += state.noise_driven.judge(diffs)
     state.noise_driven.see(diffs)
@@ -209,6 +208,11 @@ def _compare(state: _State, steps: Both[Step], stages: Collection[str]) -> None:
         state.steps.append(steps.reference.number)
 
 
+def _of_stages(step: Step, stages: Collection[str], layers: Sequence[Layer]) -> Step:
+    kept = (record for record in step.records if record.stage in stages and not _is_buffer(record, layers))
+    return replace(step, records=tuple(kept))
+
+
 def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
     if record.stage != "weight":
         return False
@@ -216,23 +220,6 @@ def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
     # A frozen normalisation keeps its weight and bias as buffers: these are what another one's parameters are.
     own = equivalents.slot(record.slot) in ("weight", "bias")
     return not own and any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
-
-
-@contextmanager
-def _buffers_kept(settings: Settings) -> Iterator[None]:
-    """Passes that are run besides the model's own training leave its buffers as they were."""
-    kept = [
-        (side.framework, tensor, side.framework.to_numpy(tensor))
-        for side in settings.sides
-        for node in side.live.nodes
-        for _, tensor, role in side.framework.parameters(node.layer)
-        if role == "buffer"
-    ]
-    try:
-        yield
-    finally:
-        for framework, tensor, array in kept:
-            framework.write(tensor, array)
 
 
 def _not_assigned(settings: Settings, error: AssignError) -> Report:

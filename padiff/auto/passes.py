@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def _loss(side: ModelSetup, output: Any) -> Any:
     if side.loss_fn is None:
         return _mean_of_all(side, output)
     loss = side.loss_fn(output)
-    if not framework.is_tensor(loss) or _size(framework.shape(loss)) != 1:
+    if not framework.is_tensor(loss) or math.prod(framework.shape(loss)) != 1:
         got = list(framework.shape(loss)) if framework.is_tensor(loss) else type(loss).__name__
         raise UsageError(f"loss_fns: the {side.name} model's loss has to be a tensor of one element, got {got}")
     return loss
@@ -114,11 +115,4 @@ def _mean_of_all(side: ModelSetup, output: Any) -> Any:
     total = floating[0].mean()
     for tensor in floating[1:]:
         total = total + tensor.mean()
-    return total
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
     return total

@@ -153,10 +153,10 @@ def stack_text(stack: StackSummary, full: bool) -> str:
     return "\n".join(lines)
 
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_PADIFF = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_users(frame: FrameSummary) -> bool:
     name = frame.filename
-    return not (name.startswith((_OURS, *_LIBRARIES, "<")) or "site-packages" in name or "dist-packages" in name)
+    return not (name.startswith((_PADIFF, *_LIBRARIES, "<")) or "site-packages" in name or "dist-packages" in name)

@@ -59,13 +59,7 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
     framework = live.framework
     paths = frozenset(node.path for node in live.nodes)
     capture = Capture(0, framework, live.nodes, paths, parameters=False)
-    kept = [
-        (tensor, framework.to_numpy(tensor))
-        for node in live.nodes
-        for _, tensor, role in framework.parameters(node.layer)
-        if role == "buffer"
-    ]
-    with framework.on_trial(node.layer for node in live.nodes):
+    with live.buffers_kept(), framework.on_trial(node.layer for node in live.nodes):
         capture.attach()
         try:
             live.model(*inputs.args, **inputs.kwargs)
@@ -74,8 +68,6 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
             raise UsageError(f"the forward of {type(live.model).__name__} failed on the inputs: {error}") from error
         finally:
             capture.detach()
-            for tensor, values in kept:
-                framework.write(tensor, values)
 
 
 @dataclass(frozen=True)
@@ -103,11 +95,6 @@ class Proof:
         """Whether what the models themselves give out agrees; without that, the last output that is compared."""
         whole = [output for output in self.outputs if output.path == ROOT] or list(self.outputs[-1:])
         return bool(whole) and all(output.error <= AGREES for output in whole)
-
-    @property
-    def worst(self) -> float:
-        """Largest relative L2 error of an output; infinite where nothing was compared."""
-        return max((output.error for output in self.outputs), default=math.inf)
 
     @property
     def agreeing(self) -> int:
