@@ -123,8 +123,8 @@ def cases() -> Iterator[Case]:
     from pairs import PAIRS
 
     import padiff
-    from padiff.weights.live import LiveModel
-    from padiff.weights.trial import Inputs, run_once
+    from padiff.model.live_model import LiveModel
+    from padiff.weights.output_proof import Inputs, run_once
 
     def recorded(model: Any, args: tuple[Any, ...]) -> Seen:
         with padiff.record(model) as rec:

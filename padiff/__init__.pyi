@@ -23,6 +23,6 @@ from padiff.recorder.schedule import Schedule as Schedule
 from padiff.records import Report as Report
 from padiff.weights import add_special_init as add_special_init
 from padiff.weights import assign_weight as assign_weight
-from padiff.weights.found_map import LayerMap as LayerMap
+from padiff.weights.layer_map import LayerMap as LayerMap
 
 __version__: str

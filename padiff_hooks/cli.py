@@ -22,13 +22,13 @@ from padiff.compare import RunComparison, compare_runs
 from padiff.compare.workers import check_workers
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.report import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
 from padiff_hooks.doctor.command import add_doctor, split_arguments
 from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
-from padiff_hooks.map_text import map_to_yaml
+from padiff_hooks.map_yaml import map_to_yaml
 from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.watch import add_watch
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_anything()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()  # a full disk is told here, and not when the interpreter ends
+        sys.stdout.flush()  # a full disk is an error here, and not when the interpreter ends
         return code
     except BrokenPipeError:  # the reader of our output left
         give_up_output()
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("padiff: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # never the exit code that says that the runs differ
-        told = f"padiff: this should not have happened, please report it: {type(error).__name__}: {error}"
-        print(f"{told}\n\npadiff {__version__}, python {sys.version.split()[0]}", file=sys.stderr)
+        text = f"padiff: this should not have happened, please report it: {type(error).__name__}: {error}"
+        print(f"{text}\n\npadiff {__version__}, python {sys.version.split()[0]}", file=sys.stderr)
         traceback.print_exc()
         return MISUSE
 
@@ -149,7 +149,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         raise UsageError("only one of --json, --junit and --markdown can go to standard output")
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top has to be at least 1, got {args.top}")
-    policy, layer_map = policy_of(args), LayerMap.of(args.layer_map)
+    policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
     check_workers(args.workers)
     check_logdir(args.logdir)
     check_pair(args)

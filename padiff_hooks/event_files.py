@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 #: What the names of our event files end with.
-OURS = ".padiff"
+SUFFIX = ".padiff"
 
 
 class ScalarSink(Protocol):
@@ -38,12 +38,12 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        ours = [file for file in folder.glob("events.out.tfevents.*") if unnamed or file.name.endswith(OURS)]
-        if ours:
-            for file in ours:
+        own = [file for file in folder.glob("events.out.tfevents.*") if unnamed or file.name.endswith(SUFFIX)]
+        if own:
+            for file in own:
                 _drop_from(file, first_step)
-            _wait_for_next_second(ours)
-        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=1, filename_suffix=OURS)
+            _wait_for_next_second(own)
+        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=1, filename_suffix=SUFFIX)
         # In the first file, too: TensorBoard purges at the second such event that it reads of a run.
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))

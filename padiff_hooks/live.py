@@ -8,7 +8,7 @@ from pathlib import Path
 
 from padiff.compare import Policy
 from padiff.errors import PadiffError, RunsDifferError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
 from padiff.records import CANNOT_TELL, Both, Report, verdict
 from padiff_hooks.event_files import ScalarSink
@@ -31,7 +31,7 @@ class LiveComparison:
     """
 
     def __init__(
-        self, reference: Path, candidate: Path, on_diff: str, layer_map: LayerMap | None, policy: Policy | None
+        self, reference: Path, candidate: Path, on_diff: str, layer_map: GivenMap | None, policy: Policy | None
     ) -> None:
         self._reference, self._candidate, self._on_diff = reference, candidate, on_diff
         self._layer_map, self._policy = layer_map, policy

@@ -55,11 +55,11 @@ def quiet_threads() -> Iterator[None]:
     """TensorBoard's writing threads hand their errors on; they are not to print tracebacks, too."""
     before = threading.excepthook
 
-    def told(failed: threading.ExceptHookArgs) -> None:
+    def printed(failed: threading.ExceptHookArgs) -> None:
         if not issubclass(failed.exc_type, OSError):
             before(failed)
 
-    threading.excepthook = told
+    threading.excepthook = printed
     try:
         yield
     finally:

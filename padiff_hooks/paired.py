@@ -12,9 +12,9 @@ from padiff.dump.format import RUN_FILE
 from padiff.dump.local import local_folder
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.records import Both, Report, Run
-from padiff_hooks.recording import Recording
+from padiff_hooks.replaced import Recording
 from padiff_hooks.zooming import Zooming
 
 #: Seconds in which a step that can't be read turns out to be one of a folder that is being removed.
@@ -29,7 +29,7 @@ class PairedRuns:
 
     Args:
         reference, candidate: run folders; they need not exist yet.
-        layer_map: layers that answer to each other, as `padiff.model.layer_map.LayerMap.of` takes them.
+        layer_map: layers that answer to each other, as `padiff.model.given_map.GivenMap.of` takes them.
         policy: when a diff passes. Default: `padiff.NoisePolicy`.
         done: steps that were compared before (a restart).
         zoom: whether recorders that still record sketches are asked for full tensors where one is beyond its limit.
@@ -45,14 +45,14 @@ class PairedRuns:
         reference: str | Path,
         candidate: str | Path,
         *,
-        layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+        layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
         done: Collection[int] = (),
         zoom: bool = True,
         begin: Callable[[Both[str]], Collection[int]] | None = None,
     ) -> None:
         self._paths = Both(local_folder(reference, "reference"), local_folder(candidate, "candidate"))
-        self._map = LayerMap.of(layer_map)
+        self._map = GivenMap.of(layer_map)
         self._policy = policy
         self._first_done: Collection[int] = done
         self._done: set[int] = set()

@@ -94,8 +94,8 @@ def print_run(run: Run, path: Path, console: Console) -> None:
         f"{'finished' if run.finished() else 'still growing, or ended early'}"
     )
     if info.environment:
-        told = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
-        console.print(f"environment: {told}", markup=False, emoji=False)
+        text = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
+        console.print(f"environment: {text}", markup=False, emoji=False)
     if numbers:
         console.print(steps_text(numbers))
         for step in run.steps(numbers[0]):

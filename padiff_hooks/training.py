@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from padiff.compare import Policy
 from padiff.dump.local import is_remote, local_folder
 from padiff.errors import PadiffError, UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder, record
 from padiff.recorder.detail import Detail
 from padiff.recorder.options import RunOptions, check_names
@@ -260,11 +260,11 @@ def _lasting(options: TrainingOptions) -> RunOptions:
     return lasting
 
 
-def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, LayerMap | None]:
+def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, GivenMap | None]:
     """Tell a list of this model's own layers from pairs of layers of two runs."""
     if layer_map is None:
         return None, None
-    pairs = isinstance(layer_map, (Mapping, LayerMap, str, Path)) or (
+    pairs = isinstance(layer_map, (Mapping, GivenMap, str, Path)) or (
         bool(layer_map) and all(isinstance(item, (tuple, list, Mapping)) and len(item) == 2 for item in layer_map)
     )
     if not pairs:
@@ -274,4 +274,4 @@ def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, LayerMap
             "layer_map: pairs of layers answer to each other when two runs are compared; without `reference` give a "
             "list of this model's own layers, or give the pairs to the comparison"
         )
-    return None, LayerMap.of(layer_map)
+    return None, GivenMap.of(layer_map)

@@ -9,7 +9,7 @@ from itertools import chain
 from padiff.align.alignment import unzipped
 from padiff.align.matching.units import inside
 from padiff.errors import UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.records import SIDES, Both, Layer, RunInfo
 
@@ -23,7 +23,7 @@ class Entry(Both[tuple[str, ...]]):
         return len(self.reference) == len(self.candidate) == 1
 
 
-def entries(infos: Both[RunInfo], layer_map: LayerMap) -> list[Entry]:
+def entries(infos: Both[RunInfo], layer_map: GivenMap) -> list[Entry]:
     """The given entries, and besides them the runs' own ``layer_map`` lists, which answer to each other in order.
 
     Raises:
@@ -36,12 +36,12 @@ def entries(infos: Both[RunInfo], layer_map: LayerMap) -> list[Entry]:
             f"reference's has {len(lists.reference)} layers and the candidate's {len(lists.candidate)}"
         )
     given = _named(infos, layer_map)
-    recorded = _named(infos, LayerMap(zip(*lists)))
+    recorded = _named(infos, GivenMap(zip(*lists)))
     taken = unzipped(given).map(lambda side: set(chain(*side)))
     return given + [entry for entry in recorded if not any(map(set.intersection, taken, entry))]
 
 
-def _named(infos: Both[RunInfo], layer_map: LayerMap) -> list[Entry]:
+def _named(infos: Both[RunInfo], layer_map: GivenMap) -> list[Entry]:
     """The pairs as entries, every alias replaced by the layer's own path."""
     pairs = layer_map.named()
     columns = []

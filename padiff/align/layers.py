@@ -16,14 +16,14 @@ from padiff.align.matching.units import homes_of
 from padiff.align.matching.wholes import differing
 from padiff.align.unit_matches import UnitMatches
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.records import Both, Layer, RunInfo
 
 
 def align(
     reference: RunInfo,
     candidate: RunInfo,
-    layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+    layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     seen: Both[Seen] = NOTHING_SEEN,
     whole: Collection[tuple[str, str]] = (),
     choices: Mapping[str, str] | None = None,
@@ -36,7 +36,7 @@ def align(
     with its alternatives, what can't be told is left unpaired.
 
     Args:
-        layer_map: what `LayerMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
+        layer_map: what `GivenMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
             in order.
         seen: what running the two models showed.
         whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
@@ -49,7 +49,7 @@ def align(
         UsageError: the map names an unknown layer, or a layer twice, or the runs' own lists are of unequal length.
     """
     infos = Both(reference, candidate)
-    given = entries(infos, LayerMap.of(layer_map))
+    given = entries(infos, GivenMap.of(layer_map))
     trees = _trees(infos, given, seen)
     units = UnitMatches(trees, given, whole, without)
     matches = units.found()

@@ -1,161 +1,191 @@
-"""What a call of ``auto_diff`` means, in each generation of the interface."""
+"""The arguments of ``auto_diff``, in the words of whichever generation of the interface, under one name each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from padiff.align import align
-from padiff.align.given import entries
-from padiff.auto.checks import check_call, check_loss, check_optimizer, drop_inside
-from padiff.auto.settings import Settings, Side
-from padiff.auto.words import Said, said
-from padiff.compare import Tolerance
 from padiff.errors import UsageError
-from padiff.frameworks.known import FRAMEWORKS
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
-from padiff.records import ROOT, Both
-from padiff.weights.live import LiveModel, frameworks_name, layers_at
-from padiff.weights.special_init import ruled, special_init
+from padiff.records import Both
+from padiff.weights.arguments import torch_is_second
 
-PHASES = ("both", "forward", "backward")
+#: The options, with their defaults.
+OPTIONS: Mapping[str, Any] = {
+    "atol": 0.0,
+    "rtol": 1e-7,
+    "auto_init": True,
+    "compare_mode": "mean",
+    "diff_phase": "both",
+    "single_step": False,
+    "steps": 1,
+    "same_dropout": False,
+    "full_stacks": False,
+}
+_NEW_MODELS, _OLD_MODELS = ("base_model", "raw_model"), ("layer", "module")
+# Older words for what has another name now.
+_RENAMED = {
+    "example_inp": "inputs",
+    "auto_weights": "auto_init",
+    "loss_fn": "loss_fns",
+    "optimizer": "optimizers",
+    "layer_mapping": "layer_map",
+    "layer": "first",
+    "module": "second",
+    "base_model": "first",
+    "raw_model": "second",
+}
+# What only the first generation has: one of these in a call says that it is of the first generation.
+_OLD_ONLY = frozenset({*_OLD_MODELS, "example_inp", "auto_weights", "options", "layer_mapping", "loss_fn", "optimizer"})
+_WORDS = (*_RENAMED, "inputs", "loss_fns", "optimizers", "layer_map", "options", *OPTIONS)
+_OPTION_WORDS = (*OPTIONS, "auto_weights")
 
 
-def understand(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settings:
-    """Settings of a call: ``(base_model, raw_model, inputs, loss_fns=None, optimizers=None, **options)``, the first
-    generation's ``(layer, module, example_inp, auto_weights, ...)``, or any mixture of their words that is clear.
+@dataclass(frozen=True)
+class AutoDiffCall:
+    """A call of ``auto_diff``: two models, in the order in which it gives them, and what belongs to them in that order.
+
+    Attributes:
+        models, inputs, loss_fns, optimizers: of the two models.
+        layer_map: as `padiff.model.given_map.GivenMap.of` takes it.
+        options: all options, those that the call does not give with their defaults.
+        first_generation: whether the first generation's words are in it.
+        swapped: whether the second model is the reference: of a paddle layer and a torch module in the first
+            generation's words, torch is the one to trust.
+    """
+
+    models: Both[Any]
+    inputs: Any
+    loss_fns: Any
+    optimizers: Any
+    layer_map: Any
+    options: Mapping[str, Any]
+    first_generation: bool
+    swapped: bool
+
+
+def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutoDiffCall:
+    """What a call says.
 
     Raises:
-        UsageError: an argument is missing, unknown or of the wrong form, or contradicts another.
+        UsageError: an argument is missing, unknown, or contradicts another.
     """
-    call = said(args, kwargs)
-    names = _names(call)
-    inputs = _two(call.inputs, "inputs", names)
-    losses = _two_or_none(call.loss_fns, "loss_fns", names)
-    optimizers = _two_or_none(call.optimizers, "optimizers", names)
-    sides = Both(*map(_side, names, call.models, inputs, losses, optimizers))
-    # In the first generation weights go from torch to paddle, and torch's inputs are what a single step runs on.
-    return _settings(sides.swapped() if call.swapped else sides, call)
-
-
-def _names(call: Said) -> Both[str]:
-    """What the two models are called, in the order in which the call gives them."""
-    frameworks = call.models.map(frameworks_name)
-    if call.first_generation and frameworks.reference != frameworks.candidate:
-        return frameworks.map(lambda name: FRAMEWORKS[name].layer)
-    return Both("base", "raw")
-
-
-def _side(name: str, model: Any, inputs: Any, loss: Any, optimizer: Any) -> Side:
-    live = LiveModel.of(model)
-    args, kwargs = _call(inputs, name, live)
-    if loss is not None:
-        check_loss(loss, name, live)
-    check_optimizer(optimizer, name, live)
-    return Side(name, live, model, args, kwargs, loss, optimizer)
-
-
-def _two(value: Any, what: str, names: Both[str]) -> Both[Any]:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        got = f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
-        first, second = names
-        raise UsageError(f"{what} has to be a pair (for the {first} model, for the {second} model), got {got}")
-    return Both(*value)
-
-
-def _two_or_none(value: Any, what: str, names: Both[str]) -> Both[Any]:
-    pair = Both(None, None) if value is None else _two(value, what, names)
-    if (pair.reference is None) != (pair.candidate is None):
-        raise UsageError(f"{what}: one of the two is None; give one for each model, or none")
-    return pair
-
-
-def _call(given: Any, name: str, live: LiveModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    framework = live.framework
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(given, Mapping):
-        kwargs = dict(given)
-    elif framework.tensors.is_tensor(given):
-        args = (given,)
-    elif isinstance(given, (tuple, list)):
-        args = tuple(given)
-    else:
+    named = bool(kwargs.keys() & set(_NEW_MODELS))
+    old_shape = len(args) > 3 and isinstance(args[3], bool)
+    old = old_shape or bool(_OLD_ONLY & kwargs.keys())
+    if named and kwargs.keys() & set(_OLD_MODELS):
         raise UsageError(
-            f"inputs: the {name} model's input is a dict of named inputs, a {framework.name} tensor or a tuple of "
-            f"them, got {type(given).__module__}.{type(given).__qualname__}"
+            "auto_diff: layer and module are the first generation's words for the two models, base_model and raw_model "
+            "the second's: give one or the other"
         )
-    check_call(args, kwargs, name, live)
-    return args, kwargs
-
-
-def _settings(sides: Both[Side], call: Said) -> Settings:
-    options = call.options
-    optimized = sides.reference.optimizer is not None
-    phase, steps = options["diff_phase"], options["steps"]
-    if phase not in PHASES:
-        raise UsageError(f"diff_phase is one of {', '.join(PHASES)}, got {phase!r}. {nearest(str(phase), PHASES)}")
-    for name in ("auto_init", "single_step", "same_dropout", "full_stacks"):
-        if not isinstance(options[name], bool):
-            raise UsageError(f"{name} is True or False, got {options[name]!r}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UsageError(f"steps has to be a whole number of at least 1, got {steps!r}")
-    if steps > 1 and not optimized:
-        raise UsageError(f"steps={steps} needs optimizers, or every step would be the first one again")
-    if steps > 1 and (phase != "both" or options["single_step"]):
-        raise UsageError(f"steps={steps} needs diff_phase='both' and single_step=False: weights have to be updated")
-    modes = sides.map(lambda side: "train" if side.framework.layers.training(side.live.model) else "eval")
-    if modes.reference != modes.candidate:
-        texts = [f"the {side.name} model is in {mode} mode" for side, mode in sides.zip(modes)]
-        raise UsageError(f"{', '.join(texts)}: call train() or eval() on both")
-    notices = []
-    if phase == "backward" and not options["single_step"]:
-        phase = "both"
-        notices.append("diff_phase='backward' holds with single_step=True only; comparing both phases")
-    if optimized and (phase == "forward" or options["single_step"]):
-        why = "single_step=True" if options["single_step"] else "diff_phase='forward'"
-        notices.append(f"{why} trains nothing: the optimizers are not used")
-    if options["same_dropout"]:
-        inside = [f"`{path}` of the {side.name} model" for side in sides for path in drop_inside(side)]
-        if inside:
-            notices.append(
-                f"same_dropout reaches dropout layers; {', '.join(inside)} drop by a call of their own inside: "
-                "set their rate to 0 to compare"
-            )
-    pairs = LayerMap.resolve(call.layer_map, sides.map(lambda side: side.live.nodes))
-    # The map's pairs and those of the proxies' own lists, then those that only a rule pairs.
-    named = entries(sides.map(lambda side: side.live.info), pairs)
-    given = [(entry.reference[0], entry.candidate[0]) for entry in named if entry.one_to_one]
-    by_rule = _ruled(sides, pairs)
-    besides = tuple(pair for pair in by_rule if pair not in given)
-    mapped = [pair for pair in (*given, *besides) if ROOT not in pair]
-    for side, *paths in zip(sides, *mapped):
-        side.mapped = tuple(paths)
-    return Settings(
-        ruled=by_rule,
-        ruled_besides=besides,
-        sides=sides,
-        tolerance=Tolerance(options["atol"], options["rtol"], options["compare_mode"]),
-        auto_init=options["auto_init"],
-        diff_phase=phase,
-        single_step=options["single_step"],
-        steps=steps,
-        layer_map=pairs,
-        same_dropout=options["same_dropout"],
-        full_stacks=options["full_stacks"],
-        notices=tuple(notices),
-        first_generation=call.first_generation,
+    words = (*_OLD_MODELS, "example_inp") if old and not named else (*_NEW_MODELS, "inputs")
+    call = _Words()
+    for word, value in zip(words, args):
+        call.put(word, value)
+    _put_rest(call, args[3:], old_shape)
+    for word, value in kwargs.items():
+        if word not in _WORDS:
+            raise UsageError(f"auto_diff: unknown argument {word!r}. {nearest(word, _WORDS)}")
+        call.put(word, value)
+    missing = [word for word, name in zip(words, ("first", "second", "inputs")) if name not in call.values]
+    if missing:
+        raise UsageError(f"auto_diff needs {', '.join(words)}; {', '.join(missing)} is missing")
+    values = call.values
+    models = Both(values["first"], values["second"])
+    if not old and len(args) == 3 and kwargs and kwargs.keys() <= {"steps", "layer_map"}:
+        # These two alone: a paddle layer first, a torch module second is how the first generation has it.
+        old = torch_is_second(models)
+    return AutoDiffCall(
+        models=models,
+        inputs=values["inputs"],
+        loss_fns=values.get("loss_fns"),
+        optimizers=values.get("optimizers"),
+        layer_map=values.get("layer_map"),
+        options={name: values.get(name, default) for name, default in OPTIONS.items()},
+        first_generation=old,
+        swapped=old and not named and torch_is_second(models),
     )
 
 
-def _ruled(sides: Both[Side], pairs: LayerMap) -> tuple[tuple[str, str], ...]:
-    """Layers that answer to each other, found or by the map, and that a rule of the user's is about."""
-    models = sides.map(lambda side: side.live)
-    frameworks = models.map(lambda model: model.framework.name)
-    rules = ruled(frameworks)
-    if not rules:
-        return ()
-    found = align(models.reference.info, models.candidate.info, pairs, whole=rules).pairs
-    paths = [Both(pair.reference.path, pair.candidate.path) for pair in found]
-    return tuple((p.reference, p.candidate) for p in paths if special_init(frameworks, layers_at(models, p)))
+class _Words:
+    """What was given so far, by today's names; giving it twice is no mistake, contradicting oneself is."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._places: dict[str, str] = {}
+
+    def put(self, word: str, value: Any, where: str = "") -> None:
+        """Take a value; ``where`` is what an error calls its place."""
+        if word == "options":
+            self._put_options(value)
+            return
+        name, place = _RENAMED.get(word, word), where or word
+        if name in ("loss_fns", "optimizers", "layer_map") and _is_nothing(value):
+            return
+        if name not in self.values:
+            self.values[name], self._places[name] = value, place
+            return
+        other = self._places[name]
+        if other == place:
+            raise UsageError(f"auto_diff: {word!r} is given twice, by position and by name")
+        if not _same(self.values[name], value):
+            raise UsageError(
+                f"auto_diff: {other} and {place} say different things: {_short(self.values[name])} and "
+                f"{_short(value)}. Give one of them"
+            )
+
+    def _put_options(self, options: Any) -> None:
+        if options is None:
+            return
+        if not isinstance(options, Mapping):
+            raise UsageError(f"auto_diff: options is a dictionary of {', '.join(OPTIONS)}, got {_short(options)}")
+        for key, value in options.items():
+            if key not in _OPTION_WORDS:
+                raise UsageError(f"auto_diff: unknown option {key!r}. {nearest(str(key), _OPTION_WORDS)}")
+            self.put(key, value, f"options[{key!r}]")
+
+
+def _put_rest(call: _Words, rest: Sequence[Any], old_shape: bool) -> None:
+    """What stands behind models and inputs, by position."""
+    if not old_shape:
+        if len(rest) > 2:
+            raise UsageError(f"auto_diff takes at most 5 positional arguments, got {3 + len(rest)}")
+        for word, value in zip(("loss_fns", "optimizers"), rest):
+            call.put(word, value)
+        return
+    call.put("auto_weights", rest[0])
+    losses = 0
+    for value in rest[1:]:
+        # The two documents of this generation disagree about the order from here on: the type decides.
+        if isinstance(value, int) and not isinstance(value, bool):
+            call.put("steps", value)
+        elif isinstance(value, (GivenMap, Mapping)):
+            call.put("options" if _is_options(value) else "layer_map", value)
+        elif losses < 2:
+            call.put(("loss_fn", "optimizer")[losses], value)
+            losses += 1
+        else:
+            raise UsageError(f"auto_diff: too many positional arguments; {_short(value)} is none that it takes")
+
+
+def _is_options(value: Any) -> bool:
+    """Whether a mapping is of options rather than of layers: by its keys, or for values that are no layers' paths."""
+    if isinstance(value, GivenMap) or not value or not all(isinstance(key, str) for key in value):
+        return False
+    return any(key in _OPTION_WORDS for key in value) or any(isinstance(v, (bool, int, float)) for v in value.values())
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, (GivenMap, Mapping)) and not len(value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    plain = (bool, int, float, str, GivenMap, dict)
+    return one is other or (isinstance(one, plain) and isinstance(other, plain) and bool(one == other))
+
+
+def _short(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 60 else f"{text[:57]}..."

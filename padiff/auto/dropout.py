@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.auto.settings import Side
-from padiff.auto.synchronised import hooked
+from padiff.auto.settings import ModelSetup
+from padiff.auto.single_step import hooked
 
 #: What each dropout layer of the reference multiplied its input with, by path and number of the call.
 Masks = dict[tuple[str, int], np.ndarray]
 
 
 @contextmanager
-def masks_drawn(reference: Side, masks: Masks) -> Iterator[None]:
+def masks_drawn(reference: ModelSetup, masks: Masks) -> Iterator[None]:
     """Note which mask every dropout layer of the reference draws. Has to be on before the recording hooks."""
     paths = _dropouts(reference)
 
@@ -34,7 +34,7 @@ def masks_drawn(reference: Side, masks: Masks) -> Iterator[None]:
 
 
 @contextmanager
-def masks_of_reference(candidate: Side, masks: Masks, alignment: Alignment) -> Iterator[None]:
+def masks_of_reference(candidate: ModelSetup, masks: Masks, alignment: Alignment) -> Iterator[None]:
     """Let the candidate's dropout layers drop what the reference's dropped. Has to be on before the recording hooks.
 
     What is kept is scaled as the candidate's layer itself scales it, so that another rate is still seen.
@@ -59,7 +59,7 @@ def masks_of_reference(candidate: Side, masks: Masks, alignment: Alignment) -> I
         yield
 
 
-def _dropouts(side: Side) -> set[str]:
+def _dropouts(side: ModelSetup) -> set[str]:
     """Dropout layers that drop now; those that also shift what they keep (AlphaDropout) are no masks."""
     return {
         layer.path
@@ -70,14 +70,14 @@ def _dropouts(side: Side) -> set[str]:
     }
 
 
-def _fits(side: Side, args: tuple[Any, ...], output: Any) -> bool:
+def _fits(side: ModelSetup, args: tuple[Any, ...], output: Any) -> bool:
     framework = side.framework
     if not args or not framework.tensors.is_tensor(args[0]) or not framework.tensors.is_tensor(output):
         return False
     return bool(framework.tensors.shape(args[0]) == framework.tensors.shape(output))
 
 
-def _on_ones(side: Side, path: str, like: Any) -> Any:
+def _on_ones(side: ModelSetup, path: str, like: Any) -> Any:
     ones = np.ones(side.framework.tensors.shape(like), np.float32)
     with side.framework.tensors.without_grad():
         return side.live.layer(path).forward(side.framework.tensors.like(like, ones))

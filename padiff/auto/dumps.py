@@ -7,8 +7,8 @@ from pathlib import Path
 
 from padiff.align import align
 from padiff.auto.settings import Settings
+from padiff.model.live_model import is_proxy
 from padiff.records import Both, Step
-from padiff.weights.live import is_proxy
 
 _FOLDER = "auto_diff"
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from padiff.align import Alignment
-from padiff.auto.arguments import understand
 from padiff.auto.diff_log import write_diff_log
 from padiff.auto.dropout import Masks, masks_drawn, masks_of_reference
 from padiff.auto.dumps import forget_dumps, leave_dumps
-from padiff.auto.noise_driven import Steered
-from padiff.auto.partners import aligned_as, carried_over, seen_of, unlooked
+from padiff.auto.model_alignment import aligned_as, carried_over, compared_wholes, seen_of
+from padiff.auto.noise_driven import NoiseDriven
 from padiff.auto.passes import During, Pass, run_pass, update, weights_after
-from padiff.auto.settings import Settings, Side
-from padiff.auto.synchronised import gradients_of_reference, outputs_of_reference
-from padiff.auto.tell import Teller
+from padiff.auto.printing import Printer
+from padiff.auto.resolve import resolve_settings
+from padiff.auto.settings import ModelSetup, Settings
+from padiff.auto.single_step import gradients_of_reference, outputs_of_reference
 from padiff.compare import RunComparison
 from padiff.model import equivalents
 from padiff.recorder import MemoryRun
@@ -31,7 +31,7 @@ _BACKWARD = ("backward", "grad")
 
 
 @dataclass
-class _Findings:
+class _State:
     """Diffs so far, with the steps they are of and the passes that they came from."""
 
     comparison: RunComparison
@@ -40,12 +40,10 @@ class _Findings:
     passes: Both[Pass] | None = None
     #: What was compared last, stage by stage.
     compared: Both[dict[str, Step]] = field(default_factory=lambda: Both({}, {}))
-
     #: Which layers run on, or drop like, which others.
     partners: Alignment = field(default_factory=lambda: Alignment(()))
-
     #: Weights that an optimizer moved by noise.
-    steered: Steered = field(default_factory=Steered)
+    noise_driven: NoiseDriven = field(default_factory=NoiseDriven)
 
     @property
     def failed(self) -> bool:
@@ -84,98 +82,101 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
         UsageError: an argument is wrong; the message says what was expected.
     """
     warn_of_older()
-    settings = understand(args, kwargs)
-    teller = Teller(settings)
-    teller.begin()
+    settings = resolve_settings(args, kwargs)
+    printer = Printer(settings)
+    printer.begin()
     carried: Carried | None = None
     if settings.auto_init:
         try:
             carried = carried_over(settings)
         except AssignError as error:
-            teller.weights_failed(error)
+            printer.weights_failed(error)
             forget_dumps(settings)
             return _not_assigned(settings, error)
-        teller.weights_assigned(carried)
-    findings = _compared_models(settings, carried)
-    teller.wholes(unlooked(settings, findings.comparison.alignment))
+        printer.weights_assigned(carried)
+    state = _compared_models(settings, carried)
+    printer.wholes(compared_wholes(settings, state.comparison.alignment))
     try:
         for number in range(settings.steps):
-            teller.step(number)
+            printer.step(number)
             if settings.single_step:
-                _single_step(settings, findings, number)
+                _single_step(settings, state, number)
             else:
-                _step(settings, findings, number)
-            teller.compared(findings.diffs, number)
-            if findings.failed:
+                _step(settings, state, number)
+            printer.compared(state.diffs, number)
+            if state.failed:
                 break
     finally:
         for side in settings.sides:
             side.framework.layers.clear_gradients(side.live.model)
-    teller.dumped(leave_dumps(settings, findings.compared))
-    report = findings.comparison.report(findings.diffs, findings.steps, settings=True)
+    printer.dumped(leave_dumps(settings, state.compared))
+    report = state.comparison.report(state.diffs, state.steps, settings=True)
     if settings.first_generation:
-        teller.logged(write_diff_log(report, settings.sides.map(lambda side: side.name)))
-    teller.verdict(report, findings.passes.map(lambda one: one.stacks) if findings.passes is not None else Both({}, {}))
+        printer.logged(write_diff_log(report, settings.sides.map(lambda side: side.name)))
+    printer.verdict(report, state.passes.map(lambda one: one.stacks) if state.passes is not None else Both({}, {}))
     return report
 
 
-def _compared_models(settings: Settings, carried: Carried | None) -> _Findings:
+def _compared_models(settings: Settings, carried: Carried | None) -> _State:
     reference, candidate = settings.sides.map(_info)
     aligned, layer_map, cuts = aligned_as(carried, settings), settings.whole_map(), not settings.single_step
     runs = MemoryRun(reference), MemoryRun(candidate)
-    findings = _Findings(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
+    state = _State(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
     if settings.single_step or settings.same_dropout:
-        findings.partners = aligned(reference, candidate, layer_map, seen_of(settings, carried))
-    return findings
+        state.partners = aligned(reference, candidate, layer_map, seen_of(settings, carried))
+    return state
 
 
-def _info(side: Side) -> RunInfo:
-    layers = tuple(replace(layer, recorded=layer.path in side.chosen) for layer in side.live.info.layers)
+def _info(side: ModelSetup) -> RunInfo:
+    chosen = side.chosen
+    layers = tuple(replace(layer, recorded=layer.path in chosen) for layer in side.live.info.layers)
     name = f"{side.name} ({side.framework.name})"
     # It says that all of these were asked for: a parameter that could not be recorded is missed.
-    recording = {"layers": len(side.chosen)}
+    recording = {"layers": len(chosen)}
     return replace(side.live.info, name=name, layers=layers, layer_map=side.mapped, recording=recording)
 
 
-def _step(settings: Settings, findings: _Findings, number: int) -> None:
+def _step(settings: Settings, state: _State, number: int) -> None:
     """Forward and backward of both models, compared; then the optimizers, and the weights that they made."""
     backward = settings.diff_phase != "forward"
-    before = _passes(settings, findings, number, backward)
+    before = _passes(settings, state, number, backward)
     # Gradients before the optimizer steps, weights after it.
-    _compare(findings, before, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
-    if not backward or findings.failed or settings.sides.reference.optimizer is None:
+    _compare(state, before, (*_FORWARD, *(_BACKWARD if backward else ()), "weight"))
+    if not backward or state.failed or settings.sides.reference.optimizer is None:
         return
     for side in settings.sides:
         update(side)
     after = settings.sides.map(lambda side: weights_after(side, number + 1))
-    findings.steered.stepped(before.reference, after.reference)
-    _compare(findings, after, ("weight",))
+    state.noise_driven.stepped(before.reference, after.reference)
+    _compare(state, after, ("weight",))
 
 
-def _single_step(settings: Settings, findings: _Findings, number: int) -> None:
+def _single_step(settings: Settings, state: _State, number: int) -> None:
     """Forward with the reference's outputs put in, then, in a pass of its own, backward with its gradients."""
+    reference, candidate = (side.live for side in settings.sides)
     phases = {"both": ("forward", "backward")}.get(settings.diff_phase, (settings.diff_phase,))
     for phase in phases:
         backward = phase == "backward"
         put_in = gradients_of_reference if backward else outputs_of_reference
-        with _buffers_kept(settings):
-            steps = _passes(settings, findings, number, backward, put_in)
+        # A pass that is run besides the models' own training leaves their buffers as they were.
+        with reference.buffers_kept(), candidate.buffers_kept():
+            steps = _passes(settings, state, number, backward, put_in)
         # What a synchronised forward hands to the loss is the reference's own output: no loss to compare.
-        _compare(findings, steps, _BACKWARD if backward else ("input", "forward", "weight"))
-        if findings.failed:
+        _compare(state, steps, _BACKWARD if backward else ("input", "forward", "weight"))
+        if state.failed:
             return
 
 
 def _passes(
     settings: Settings,
-    findings: _Findings,
+    state: _State,
     number: int,
     backward: bool,
-    put_in: Callable[[Side, Step, Alignment], AbstractContextManager[None]] | None = None,
+    put_in: Callable[[ModelSetup, Step, Alignment], AbstractContextManager[None]] | None = None,
 ) -> Both[Step]:
     """One pass of each model; ``put_in`` gives the hooks that bring the reference's values into the candidate."""
     masks: Masks = {}
-    alignment = findings.partners
+    alignment = state.partners
     reference, candidate = settings.sides
     drawn: During = nullcontext
     given: During = nullcontext
@@ -186,26 +187,28 @@ def _passes(
     first = run_pass(reference, number, backward, around=drawn)
     if put_in is not None:
         during = partial(put_in, candidate, first.step, alignment)
-    findings.passes = Both(first, run_pass(candidate, number, backward, during, around=given))
-    return findings.passes.map(lambda one: one.step)
+    state.passes = Both(first, run_pass(candidate, number, backward, during, around=given))
+    return state.passes.map(lambda one: one.step)
 
 
-def _compare(findings: _Findings, steps: Both[Step], stages: Collection[str]) -> None:
+def _compare(state: _State, steps: Both[Step], stages: Collection[str]) -> None:
     """Compare the stages asked for; of the weights only parameters: forward itself writes into buffers."""
-    comparison = findings.comparison
-    of_stages = steps.zip(comparison.runs).map(
-        lambda side: [r for r in side[0].records if r.stage in stages and not _is_buffer(r, side[1].info.layers)]
-    )
-    steps = steps.zip(of_stages).map(lambda side: replace(side[0], records=tuple(side[1])))
+    comparison = state.comparison
+    steps = Both(*(_of_stages(step, stages, run.info.layers) for step, run in steps.zip(comparison.runs)))
     diffs = comparison.step_diffs(steps)
-    findings.diffs += findings.steered.judge(diffs)
-    findings.steered.see(diffs)
-    for compared, step in zip(findings.compared, steps):
+    state.diffs += state.noise_driven.judge(diffs)
+    state.noise_driven.see(diffs)
+    for compared, step in zip(state.compared, steps):
         for stage in stages:
             kept = tuple(record for record in step.records if record.stage == stage)
             compared[stage] = replace(step, records=kept)
-    if steps.reference.number not in findings.steps:
-        findings.steps.append(steps.reference.number)
+    if steps.reference.number not in state.steps:
+        state.steps.append(steps.reference.number)
+
+
+def _of_stages(step: Step, stages: Collection[str], layers: Sequence[Layer]) -> Step:
+    kept = (record for record in step.records if record.stage in stages and not _is_buffer(record, layers))
+    return replace(step, records=tuple(kept))
 
 
 def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
@@ -215,23 +218,6 @@ def _is_buffer(record: Any, layers: Sequence[Layer]) -> bool:
     # A frozen normalisation keeps its weight and bias as buffers: these are what another one's parameters are.
     own = equivalents.slot(record.slot) in ("weight", "bias")
     return not own and any(p.slot == record.slot and p.role == "buffer" for p in layer.parameters)
-
-
-@contextmanager
-def _buffers_kept(settings: Settings) -> Iterator[None]:
-    """Passes that are run besides the model's own training leave its buffers as they were."""
-    kept = [
-        (side.framework, tensor, side.framework.tensors.copy(tensor))
-        for side in settings.sides
-        for node in side.live.nodes
-        for _, tensor, role in side.framework.layers.parameters(node.layer)
-        if role == "buffer"
-    ]
-    try:
-        yield
-    finally:
-        for framework, tensor, array in kept:
-            framework.tensors.write(tensor, array)
 
 
 def _not_assigned(settings: Settings, error: AssignError) -> Report:

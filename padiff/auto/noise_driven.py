@@ -14,7 +14,7 @@ from padiff.records import Diff, Step
 
 
 @dataclass
-class Steered:
+class NoiseDriven:
     """Which parameters had gradients that are rounding noise, and how far an optimizer can have moved them."""
 
     _keys: set[Key] = field(default_factory=set)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from traceback import StackSummary
 from typing import Any
 
-from padiff.auto.settings import Side
+from padiff.auto.settings import ModelSetup
 from padiff.errors import UsageError
-from padiff.model.structure import flatten
+from padiff.model.nested import flatten
 from padiff.recorder.capture import Capture
 from padiff.records import Step
 
@@ -27,7 +28,7 @@ class Pass:
 
 
 def run_pass(
-    side: Side, number: int, backward: bool, during: During = nullcontext, around: During = nullcontext
+    side: ModelSetup, number: int, backward: bool, during: During = nullcontext, around: During = nullcontext
 ) -> Pass:
     """Run a model once on its inputs and record it; gradients are cleared before, and no optimizer steps.
 
@@ -57,12 +58,12 @@ def run_pass(
     return Pass(step, capture.stacks)
 
 
-def weights_after(side: Side, number: int) -> Step:
+def weights_after(side: ModelSetup, number: int) -> Step:
     """The parameters as they are now, as the weights that the step ``number`` would start from."""
     return Capture(number, side.framework, side.live.nodes, side.chosen, parameters=side.owning).weights()
 
 
-def update(side: Side) -> None:
+def update(side: ModelSetup) -> None:
     """Step the side's optimizer and clear its gradients; a function does both itself."""
     if side.framework.optimizers.is_optimizer(side.optimizer):
         side.framework.optimizers.step(side.optimizer)
@@ -70,7 +71,7 @@ def update(side: Side) -> None:
         side.optimizer()
 
 
-def _forward(side: Side) -> Any:
+def _forward(side: ModelSetup) -> Any:
     try:
         return side.live.model(*side.args, **side.kwargs)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -87,18 +88,18 @@ def _forward(side: Side) -> Any:
         ) from error
 
 
-def _loss(side: Side, output: Any) -> Any:
+def _loss(side: ModelSetup, output: Any) -> Any:
     framework = side.framework
     if side.loss_fn is None:
         return _mean_of_all(side, output)
     loss = side.loss_fn(output)
-    if not framework.tensors.is_tensor(loss) or _size(framework.tensors.shape(loss)) != 1:
+    if not framework.tensors.is_tensor(loss) or math.prod(framework.tensors.shape(loss)) != 1:
         got = list(framework.tensors.shape(loss)) if framework.tensors.is_tensor(loss) else type(loss).__name__
         raise UsageError(f"loss_fns: the {side.name} model's loss has to be a tensor of one element, got {got}")
     return loss
 
 
-def _mean_of_all(side: Side, output: Any) -> Any:
+def _mean_of_all(side: ModelSetup, output: Any) -> Any:
     """The built-in loss: the mean of every floating output, added up."""
     framework = side.framework
     floating = [
@@ -114,11 +115,4 @@ def _mean_of_all(side: Side, output: Any) -> Any:
     total = floating[0].mean()
     for tensor in floating[1:]:
         total = total + tensor.mean()
-    return total
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
     return total

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from padiff.compare import Tolerance
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel, is_proxy
 from padiff.model.selection import select
 from padiff.model.tree import owning
 from padiff.records import ROOT, Both
-from padiff.weights.live import LiveModel, is_proxy
 
 
 @dataclass
-class Side:
+class ModelSetup:
     """One of the two models, with all that belongs to it."""
 
     name: str
@@ -55,16 +55,16 @@ class Side:
 class Settings:
     """A call of ``auto_diff``, understood."""
 
-    sides: Both[Side]
+    sides: Both[ModelSetup]
     tolerance: Tolerance
     auto_init: bool
     diff_phase: str
     single_step: bool
     steps: int
-    layer_map: LayerMap
+    layer_map: GivenMap
     same_dropout: bool = False
     full_stacks: bool = False
-    notices: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     #: Whether the call was in the first generation's words.
     first_generation: bool = False
     #: Pairs of layers, by path, that a rule of the user's carries over as wholes; those of them that no map pairs.
@@ -76,10 +76,10 @@ class Settings:
         """Pairs of layers that are compared by what they give, not layer by layer inside of them."""
         return list(zip(self.sides.reference.mapped, self.sides.candidate.mapped))
 
-    def whole_map(self) -> LayerMap:
+    def whole_map(self) -> GivenMap:
         """The layer map; the two models answer to each other as wholes, so their outputs are compared in any case."""
         pairs = [*self.layer_map, *self.ruled_besides]
-        return LayerMap(pairs if any(ROOT in pair for pair in pairs) else [(ROOT, ROOT), *pairs])
+        return GivenMap(pairs if any(ROOT in pair for pair in pairs) else [(ROOT, ROOT), *pairs])
 
     def options(self) -> dict[str, Any]:
         """The options as they hold, for the log."""

@@ -22,7 +22,7 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.step import Before, Plan, compare_step
 from padiff.compare.workers import Workers
 from padiff.errors import UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import PARAMETER_STAGES, STAGES, Both, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
@@ -38,7 +38,7 @@ class RunComparison:
 
     Args:
         reference, candidate: the run to trust, the run in question.
-        layer_map: layers that answer to each other, as `padiff.model.layer_map.LayerMap.of` takes them.
+        layer_map: layers that answer to each other, as `padiff.model.given_map.GivenMap.of` takes them.
         policy: when a diff passes. Default: `NoisePolicy`.
         stages: only these stages are reported; a policy may look at the others for what it allows these.
         layers: only layers whose paths in either run match one of these patterns are reported; likewise.
@@ -56,7 +56,7 @@ class RunComparison:
         self,
         reference: Run,
         candidate: Run,
-        layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+        layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
         stages: Collection[str] = STAGES,
         cuts: bool = True,
@@ -68,7 +68,7 @@ class RunComparison:
         self._workers, self._measuring = workers, measuring
         self.runs = Both(reference, candidate)
         self._infos = self.runs.map(lambda run: run.info)
-        self._map = LayerMap.of(layer_map)
+        self._map = GivenMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
         self.stages = frozenset(stages)
         unknown = sorted(self.stages - set(STAGES))

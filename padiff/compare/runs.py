@@ -13,7 +13,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import SingleDump, open_run
 from padiff.errors import NothingToCompareError, UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.pair.processes import processes_differ
 from padiff.records import SIDES, STAGES, Both, Report, Run
 
@@ -22,7 +22,7 @@ def compare_runs(
     reference: str | Path | Run,
     candidate: str | Path | Run,
     *,
-    layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
+    layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     policy: Policy | None = None,
     stages: Collection[str] = STAGES,
     progress: Callable[[float, int], None] | None = None,

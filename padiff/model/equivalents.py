@@ -54,7 +54,6 @@ _FAMILIES = (frozenset(_ACTIVATIONS), frozenset(_POOLS))
 #: Bookkeeping that only one framework keeps: never missed on the other side.
 ONE_SIDED = frozenset({"num_batches_tracked"})
 
-
 #: What a normalisation learns from its inputs rather than by gradients, under canonical slots.
 STATISTICS = frozenset({"running_mean", "running_var", *ONE_SIDED})
 
@@ -129,27 +128,17 @@ def layout(layer: Layer, parameter: Parameter) -> str:
     return "" if name in _PLAIN else "?"
 
 
-def shape(parameter: Parameter) -> tuple[int, ...]:
-    """The parameter's shape with a linear layer's matrix as (out, in)."""
-    return parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
-
-
-def same_values(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+def same_order(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Whether two shapes of a parameter hold the same values in the same order.
 
     paddle has a Bilinear's bias as (1, n), and a LayerNorm's parameters as one row whatever shape is normalised.
     """
-    rows = [[extent for extent in shape if extent != 1] for shape in (ours, theirs)]
-    return rows[0] == rows[1] or (math.prod(ours) == math.prod(theirs) and min(map(len, rows)) <= 1)
+    rows = [[extent for extent in shape if extent != 1] for shape in (one, other)]
+    return rows[0] == rows[1] or (math.prod(one) == math.prod(other) and min(map(len, rows)) <= 1)
 
 
-def same_rows(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+def same_rows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Whether one shape's values, row by row, are another's."""
-    if ours == theirs or same_values(ours, theirs):
+    if one == other or same_order(one, other):
         return True
-    return bool(ours) and bool(theirs) and ours[0] == theirs[0] and math.prod(ours) == math.prod(theirs)
-
-
-def signature(layer: Layer) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """What the layer owns: canonical slots and shapes, in no particular order."""
-    return tuple(sorted((slot(p.slot), shape(p)) for p in layer.parameters if p.slot not in ONE_SIDED))
+    return bool(one) and bool(other) and one[0] == other[0] and math.prod(one) == math.prod(other)

@@ -1,4 +1,4 @@
-"""The proxy model: a model that records itself, and dumps when told."""
+"""The proxy model: a model that records itself, and dumps when asked to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 from padiff.model.selection import MODES, find_paths, select
 from padiff.model.tree import describe, owning, walk
-from padiff.proxy.root import claim_name, get_dump_root_path
+from padiff.proxy.dump_root import claim_name, get_dump_root_path
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, RunInfo, Step
 from padiff.weights.special_init import ruled_kinds, wholes
@@ -234,7 +234,7 @@ class ProxyModel:
         white = self._white if white is None else white
         black = self._black if black is None else black
         layer_map = self._layer_map if layer_map is None else layer_map
-        select(self._nodes, None, black, layer_map)  # an item of a black list is told though a white list makes it void
+        select(self._nodes, None, black, layer_map)  # a bad item of a black list is an error, void or not
         if not select(self._nodes, white or None, black or None, layer_map):
             raise UsageError("the white and black lists leave no layer to record")
         self._white, self._black, self._layer_map = white, black, layer_map

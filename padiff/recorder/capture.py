@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from padiff.frameworks.base import TRANSFORMED, Framework
+from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
-from padiff.model.structure import flatten, flatten_inputs
 from padiff.recorder.activations import Activations, Call
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts

@@ -1,4 +1,4 @@
-"""What a call of ``assign_weight`` means, in each generation of the interface."""
+"""The arguments of ``assign_weight``, in the words of whichever generation of the interface."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
+from padiff.model.live_model import frameworks_name
 from padiff.records import Both
-from padiff.weights.live import frameworks_name
 
 _NEW, _OLD = ("base_model", "raw_model"), ("layer", "module")
 _MORE = ("layer_map", "inputs", "partial")
 
 
 @dataclass(frozen=True)
-class Call:
+class AssignCall:
     """A call of ``assign_weight``, understood.
 
     Attributes:
@@ -33,7 +33,7 @@ class Call:
     swapped: bool = False
 
 
-def understand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AssignCall:
     """The call: ``(base_model, raw_model)``, or the first generation's ``(layer, module, layer_map)``.
 
     Raises:
@@ -59,7 +59,7 @@ def understand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     if swapped:
         models = models.swapped()
         inputs = inputs[::-1] if isinstance(inputs, (list, tuple)) else inputs
-    return Call(models, given.get("layer_map"), inputs, partial, swapped)
+    return AssignCall(models, given.get("layer_map"), inputs, partial, swapped)
 
 
 def torch_is_second(models: Both[Any]) -> bool:

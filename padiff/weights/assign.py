@@ -9,14 +9,14 @@ from typing import Any
 
 from padiff.align import NOTHING_SEEN, Alignment, ParameterPair, Seen, align
 from padiff.errors import UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel
 from padiff.model.tree_text import tree_text
 from padiff.records import Both, Step
-from padiff.weights.arguments import understand
-from padiff.weights.live import LiveModel
-from padiff.weights.plan import NoPlanError, Plan, planned
+from padiff.weights.arguments import read_call
+from padiff.weights.output_proof import Inputs, Proof, prove, run_once
 from padiff.weights.special_init import ruled
-from padiff.weights.trial import Inputs, Proof, prove, run_once
+from padiff.weights.transfer import Transfer, TransferError, plan_transfer
 
 
 class AssignError(UsageError):
@@ -29,7 +29,7 @@ class Carried:
 
     Attributes:
         alignment: which layers and parameters answered to each other.
-        plan: what was written, and what was left.
+        transfer: what was written, and what was left.
         models: the base and the raw model, as ``torch ResNet``.
         seen: what running the models showed.
         proof: both models' outputs, where there were inputs to run them on.
@@ -38,7 +38,7 @@ class Carried:
     """
 
     alignment: Alignment
-    plan: Plan
+    transfer: Transfer
     models: Both[str]
     seen: Both[Seen]
     proof: Proof | None = None
@@ -51,19 +51,21 @@ class Carried:
 
     def described(self) -> list[str]:
         """What was copied where, and what was not, a line each."""
-        plan = self.plan
-        by_rule = len(plan.calls)
+        transfer = self.transfer
+        by_rule = len(transfer.calls)
         rules = f", {by_rule} layer{'s' if by_rule > 1 else ''} by rules of your own" if by_rule else ""
-        lines = [f"weights: {' -> '.join(self.models)} ({plan.parameters} tensors, {plan.buffers} buffers{rules})"]
-        for base, raw in plan.left_wholes:
+        lines = [
+            f"weights: {' -> '.join(self.models)} ({transfer.parameters} tensors, {transfer.buffers} buffers{rules})"
+        ]
+        for base, raw in transfer.left_wholes:
             lines.append(
                 f"not carried over, the raw model's stays as it is: `{base}` to `{raw}`. Initialise it yourself, or "
                 "register how (add_special_init)"
             )
-        if plan.not_carried:
-            lines.append(f"not carried over, the raw model has no place for it: {', '.join(plan.not_carried)}")
-        if plan.left_as_is:
-            lines.append(f"as it was, the base model has nothing for it: {', '.join(plan.left_as_is)}")
+        if transfer.not_carried:
+            lines.append(f"not carried over, the raw model has no place for it: {', '.join(transfer.not_carried)}")
+        if transfer.left_as_is:
+            lines.append(f"as it was, the base model has nothing for it: {', '.join(transfer.left_as_is)}")
         return lines
 
 
@@ -98,7 +100,7 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     Raises:
         UsageError: a model is of neither framework, or the arguments are of neither form.
     """
-    call = understand(args, kwargs)
+    call = read_call(args, kwargs)
     try:
         carried = carry_over(call.models.reference, call.models.candidate, call.layer_map, call.inputs, call.partial)
     except AssignError as error:
@@ -119,13 +121,13 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     swapped = "; the second argument is the source, as in PaDiff's first generation" if call.swapped else ""
     for line in (f"{first}{swapped}", *rest):
         print(f"[AutoDiff] {line}")
-    print(f"[AutoDiff] {success(carried)}")
+    print(f"[AutoDiff] {success_text(carried)}")
     return True
 
 
-def success(carried: Carried) -> str:
+def success_text(carried: Carried) -> str:
     """That the weights were carried over, and whether all of them were."""
-    return f"Assign weight success{'' if carried.plan.whole else ', but for what is listed'} !!!"
+    return f"Assign weight success{'' if carried.transfer.whole else ', but for what is listed'} !!!"
 
 
 def carry_over(
@@ -146,7 +148,7 @@ def carry_over(
     """
     models = Both(base_model, raw_model).map(LiveModel.of)
     raw = models.candidate
-    pairs = LayerMap.resolve(layer_map, models.map(lambda model: model.nodes))
+    pairs = GivenMap.resolve(layer_map, models.map(lambda model: model.nodes))
     rules = ruled(models.map(lambda model: model.framework.name))
     given = Inputs.pair(inputs) if inputs is not None else None
     before = [(tensor, raw.framework.tensors.copy(tensor)) for _, tensor in raw.tensors()]
@@ -156,10 +158,10 @@ def carry_over(
             raw.framework.tensors.write(tensor, array)
 
     aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
-    plan = functools.partial(planned, models, layer_map=pairs, partial=partial, may_stay=may_stay)
+    plan = functools.partial(plan_transfer, models, layer_map=pairs, partial=partial, may_stay=may_stay)
     try:
-        carried = _Transfer(models, plan, aligned, given, restore).run()
-        if partial and not (carried.plan.writes or carried.plan.calls):
+        carried = _Search(models, plan, aligned, given, restore).run()
+        if partial and not (carried.transfer.writes or carried.transfer.calls):
             raise AssignError("no parameter of the one model fits the other: nothing was carried over")
         return carried
     except BaseException as error:
@@ -169,13 +171,13 @@ def carry_over(
         raise
 
 
-class _Transfer:
-    """Carries weights over; with inputs at hand, what is doubtful is decided by running both models."""
+class _Search:
+    """Looks for the alignment to carry weights over by; with inputs at hand, both models' outputs decide."""
 
     def __init__(
         self,
         models: Both[LiveModel],
-        plan: Callable[[Alignment], Plan],
+        plan: Callable[[Alignment], Transfer],
         aligned: Callable[..., Alignment],
         inputs: Both[Inputs] | None,
         restore: Callable[[], None],
@@ -206,19 +208,19 @@ class _Transfer:
                 break
         if best is None:
             # No way fits: the error is about the best guess.
-            self._write(self._align(seen=tuple(self._seen)))
+            self._write(self._align(seen=self._seen))
             raise AssertionError("a plan that failed before has succeeded")
         self._write(best.alignment)
         return best
 
     def _better(self, best: Carried | None, without: tuple[str, ...], choices: Mapping[str, str]) -> Carried | None:
         """The better one of what was found so far and of another try, by how many outputs agree."""
-        alignment = self._align(seen=tuple(self._seen), choices=choices, without=without)
+        alignment = self._align(seen=self._seen, choices=choices, without=without)
         if alignment.parameters in self._tried:
             return best
         self._tried.append(alignment.parameters)
         try:
-            plan = self._write(alignment)
+            transfer = self._write(alignment)
         except AssignError:
             return best
         assert self._inputs is not None and self._reference_step is not None
@@ -226,21 +228,21 @@ class _Transfer:
         proof = prove(self._reference_step, step, alignment)
         if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
             return best
-        return Carried(alignment, plan, self._names, self._seen, proof, choices, without)
+        return Carried(alignment, transfer, self._names, self._seen, proof, choices, without)
 
-    def _write(self, alignment: Alignment) -> Plan:
+    def _write(self, alignment: Alignment) -> Transfer:
         try:
-            plan = self._plan(alignment)
-        except NoPlanError as error:
+            transfer = self._plan(alignment)
+        except TransferError as error:
             raise AssignError(_explain(error, alignment, self._models)) from None
         if self._written:
             self._restore()  # what another try wrote, and this one leaves
         self._written = True
-        for tensor, array in plan.writes:
+        for tensor, array in transfer.writes:
             self._models.candidate.framework.tensors.write(tensor, array)
-        for call in plan.calls:
+        for call in transfer.calls:
             call()
-        return plan
+        return transfer
 
 
 def _little(alignment: Alignment) -> list[str]:
@@ -257,7 +259,7 @@ def _little(alignment: Alignment) -> list[str]:
     return [f"Paired on little evidence: {', '.join(shown)}{more}; inputs=(...) proves it by the outputs"]
 
 
-def _explain(error: NoPlanError, alignment: Alignment, models: Both[LiveModel]) -> str:
+def _explain(error: TransferError, alignment: Alignment, models: Both[LiveModel]) -> str:
     what = str(error)
     sides = Both("base", "raw ").zip(models.zip(error.paths))
     places = [

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from padiff.dump import open_run
 from padiff.errors import UsageError
-from padiff_hooks.doctor.run_folder import Health, check_run
-from padiff_hooks.doctor.script import Findings, examine
+from padiff_hooks.doctor.run_check import Health, check_run
+from padiff_hooks.doctor.script_check import COMPARED, Examination, examine
 from padiff_hooks.outputs import check_out, write_out
 
 WELL, ILL, MISUSE = 0, 1, 2
@@ -65,14 +65,14 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
         if args.args:
             raise UsageError(f"{path} is a run folder, which takes no arguments: {' '.join(args.args)}")
         health = check_run(open_run(path), path)
-        _tell_health(health, console)
+        _print_health(health, console)
         content, code = _health_to_json(health), ILL if health.damaged else WELL
     elif path.is_file():
         with console.status(Text()) as status:
-            findings = examine(path, args.args, args.steps, lambda text: status.update(Text(text)))
-        _tell_findings(findings, console)
-        content = _findings_to_json(findings)
-        code = {"same": WELL, "changed": ILL}.get(findings.verdict, MISUSE)
+            examination = examine(path, args.args, args.steps, lambda text: status.update(Text(text)))
+        _print_examination(examination, console)
+        content = _examination_to_json(examination)
+        code = {"same": WELL, "changed": ILL}.get(examination.verdict, MISUSE)
     else:
         raise UsageError(f"there is neither a script nor a run folder {path}")
     if args.json:
@@ -80,33 +80,32 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
     return code
 
 
-def _tell_findings(findings: Findings, console: Console) -> None:
-    plain, times = findings.plain, findings.seconds
+def _print_examination(examination: Examination, console: Console) -> None:
+    plain, times = examination.plain, examination.seconds
     table = Table(box=None)
     for name in ("", "a step takes", "ratio", "peak memory"):
         table.add_column(name, justify="left" if not name else "right")
-    for name, key, notes in (
+    for name, key, run in (
         ("without recording", "plain", plain),
         ("recording, a step that is not due", "not_due", None),
-        ("recording, a step that is due", "due", findings.recording),
+        ("recording, a step that is due", "due", examination.recording),
     ):
-        if times[key] is not None or notes is not None:
-            table.add_row(
-                name, _milliseconds(times[key]), _ratio(times, key), _megabytes(notes.peak) if notes is not None else ""
-            )
+        if times[key] is not None or run is not None:
+            memory = _megabytes(run.peak) if run is not None else ""
+            table.add_row(name, _milliseconds(times[key]), _ratio(times, key), memory)
     console.print(table)
-    recorded = findings.recording.due
+    recorded = examination.recording.due
     console.print(
-        f"{plain.length} steps, {recorded} of them recorded, {findings.recording.recorded / 1e6:.1f} MB; what the "
+        f"{plain.length} steps, {recorded} of them recorded, {examination.recording.recorded / 1e6:.1f} MB; what the "
         "script itself writes went where it always does, once for each run of it"
     )
-    for remark in findings.remarks:
+    for remark in examination.remarks:
         console.print(f"mind: {remark}")
-    style = {"same": "bold green", "changed": "bold red"}.get(findings.verdict, "bold yellow")
-    console.print(findings.sentence, style=style)
+    style = {"same": "bold green", "changed": "bold red"}.get(examination.verdict, "bold yellow")
+    console.print(examination.sentence, style=style)
 
 
-def _tell_health(health: Health, console: Console) -> None:
+def _print_health(health: Health, console: Console) -> None:
     sketches = f", {health.sketches} sketches" if health.sketches else ""
     console.print(f"{health.steps} steps read whole: {health.tensors} tensors{sketches}; {health.bytes / 1e6:.1f} MB")
     for caution in health.cautions:
@@ -124,22 +123,22 @@ def _tell_health(health: Health, console: Console) -> None:
         console.print("This run is whole.", style="bold green")
 
 
-def _findings_to_json(findings: Findings) -> dict[str, Any]:
-    first = findings.first
+def _examination_to_json(examination: Examination) -> dict[str, Any]:
+    first = examination.first
     return {
         "schema_version": 1,
-        "verdict": findings.verdict,
-        "sentence": findings.sentence,
+        "verdict": examination.verdict,
+        "sentence": examination.sentence,
         "first": None
         if first is None
         else {"step": first.step, "what": first.what, "name": first.name, "values": first.values},
-        "steps": findings.plain.length,
-        "recorded_steps": findings.recording.due,
-        "compared": {what: findings.plain.count(what) for what in ("losses", "gradients", "parameters")},
-        "seconds": dict(findings.seconds),
-        "peak_memory": {"plain": findings.plain.peak, "recording": findings.recording.peak},
-        "recorded_bytes": findings.recording.recorded,
-        "remarks": list(findings.remarks),
+        "steps": examination.plain.length,
+        "recorded_steps": examination.recording.due,
+        "compared": {what: examination.plain.count(what) for what in COMPARED},
+        "seconds": dict(examination.seconds),
+        "peak_memory": {"plain": examination.plain.peak, "recording": examination.recording.peak},
+        "recorded_bytes": examination.recording.recorded,
+        "remarks": list(examination.remarks),
     }
 
 

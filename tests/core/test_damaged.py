@@ -11,7 +11,7 @@ import pytest
 
 from padiff import compare_runs, open_run
 from padiff.errors import RunFolderError, UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff_hooks.cli import main
 
 from .making import toy_folder
@@ -109,7 +109,7 @@ def test_an_error_in_a_layer_map_names_file_line_and_what_was_expected(text, mes
     path = tmp_path / "map.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
-        LayerMap.read(path)
+        GivenMap.read(path)
     assert str(caught.value).endswith(
         "expected 'pairs:' with a list of '- {reference: PATH, candidate: PATH}', as `padiff map` writes it"
     )
@@ -120,6 +120,6 @@ def test_a_layer_map_in_a_file_is_read_as_before(tmp_path):
     path.write_text(
         "pairs:\n  - {reference: a, candidate: b, confidence: 0.9}  # why\n  - [c, [d, e]]\n  - [f, null]\n"
     )
-    assert LayerMap.read(path) == LayerMap([("a", "b"), ("c", ("d", "e")), ("f", None)])
+    assert GivenMap.read(path) == GivenMap([("a", "b"), ("c", ("d", "e")), ("f", None)])
     path.write_text("pairs: []\n")
-    assert len(LayerMap.read(path)) == 0
+    assert len(GivenMap.read(path)) == 0

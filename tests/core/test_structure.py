@@ -3,7 +3,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from padiff.model.structure import flatten, flatten_inputs
+from padiff.model.nested import flatten, flatten_inputs
 
 
 class T:

@@ -13,7 +13,7 @@ from padiff.align import align
 from padiff.compare import NoisePolicy, Tolerance
 from padiff.dump import open_run
 from padiff.errors import PadiffError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
 from padiff.records import Diff, Report
 
 PAIRS = Path(__file__).with_name("pairs.tar.xz")
@@ -53,7 +53,7 @@ def lines_of(folder: Path) -> list[str]:
 
 
 def _aligned(runs: list[Any], layer_map: Any) -> Iterator[str]:
-    alignment = align(runs[0].info, runs[1].info, LayerMap.of(layer_map))
+    alignment = align(runs[0].info, runs[1].info, GivenMap.of(layer_map))
     yield from (f"align {line}" for line in str(alignment).splitlines())
 
 

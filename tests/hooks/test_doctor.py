@@ -20,7 +20,8 @@ import padiff
 import padiff_hooks.doctor.command
 from padiff.errors import UsageError
 from padiff_hooks.cli import main
-from padiff_hooks.doctor.script import Notes, Parting, _Runs, _unsteady, parting
+from padiff_hooks.doctor.script_check import Divergence, _unstable_text, first_divergence
+from padiff_hooks.doctor.script_runs import ScriptRun, ScriptRuns
 
 TORCH = """
 import os, sys
@@ -171,7 +172,7 @@ def test_a_script_ends_with_a_doctor_that_is_killed():
         assert gone(int(Path("pid").read_text()[:-1]))
 
 
-UNSTEADY = Parting(7, "loss", values=(1.0, 2.0))
+UNSTEADY = Divergence(7, "loss", values=(1.0, 2.0))
 
 
 @pytest.mark.parametrize(
@@ -181,13 +182,13 @@ UNSTEADY = Parting(7, "loss", values=(1.0, 2.0))
         (range(10), range(6, 10), None, True),
         (range(10), range(7, 10), UNSTEADY, False),
         (range(7, 10), range(7, 10), UNSTEADY, False),  # a run that begins with step 7
-        (range(10), range(10), Parting(3, "gradient", "a/weight"), False),
+        (range(10), range(10), Divergence(3, "gradient", "a/weight"), False),
         ((), (), None, False),
     ],
 )
 def test_the_steps_before_are_spoken_of_only_if_some_were_recorded(steps, due, first, changed_nothing):
-    notes = Notes({"notes_0_rank_0": [{"step": number, "due": number in due} for number in steps]})
-    told = _unsteady(UNSTEADY, first, notes)
+    notes = ScriptRun({"notes_0_rank_0": [{"step": number, "due": number in due} for number in steps]})
+    told = _unstable_text(UNSTEADY, first, notes)
     assert ("In the steps before, recording changed nothing" in told) == changed_nothing
     assert ("nothing can be said about recording" in told) != changed_nothing
 
@@ -222,15 +223,15 @@ def test_options_stand_before_or_behind_the_script(arguments, monkeypatch, capsy
 
 
 def test_lightning_is_the_same(tmp_path):
-    runs = _Runs(script(LIGHTNING), [], 5, tmp_path, lambda _: None)
+    runs = ScriptRuns(script(LIGHTNING), [], 5, tmp_path, lambda _: None)
     plain, recording = runs.run("plain", record=False), runs.run("recording", record=True)
     assert (plain.trouble, recording.trouble) == ("", "")
     assert plain.length == recording.length == 5 and recording.due == 3
     assert plain.recorded == 0 and recording.recorded > 1000
     assert plain.count("losses") == 3 and plain.count("gradients") == 30  # the callback knows the loss of due steps
-    assert parting(plain, recording) is None
+    assert first_divergence(plain, recording) is None
     next(iter(recording.steps.values()))[4]["gradients"]["net.2/weight"] = "another"
-    found = parting(plain, recording)
+    found = first_divergence(plain, recording)
     assert found is not None
     assert (found.step, found.what, found.name) == (4, "gradient", "net.2/weight")
 
@@ -256,14 +257,14 @@ PADDLE_NAMES = {"name": "paddle", "seed": "seed", "izer": "izer", "clear": "clea
 
 @pytest.mark.parametrize("names", [TORCH_NAMES, PADDLE_NAMES], ids=["torch", "paddle"])
 def test_a_script_that_does_not_record_is_recorded(names, tmp_path):
-    runs = _Runs(script(PLAIN.format(**names)), [], 4, tmp_path, lambda _: None)
+    runs = ScriptRuns(script(PLAIN.format(**names)), [], 4, tmp_path, lambda _: None)
     plain, recording = runs.run("plain", record=False), runs.run("recording", record=True)
     assert plain.trouble == recording.trouble == plain.refused == ""
     (steps,) = recording.steps.values()
     assert [step["step"] for step in steps] == [1, 2, 3, 4]  # in the first one the model is found
     assert plain.count("gradients") == plain.count("parameters") == 16 and plain.due == recording.due == 4
     assert plain.recorded == 0 and recording.recorded > 1000
-    assert parting(plain, recording) is None
+    assert first_divergence(plain, recording) is None
 
 
 def test_a_model_that_cannot_be_found_is_told(capsys):

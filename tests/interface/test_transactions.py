@@ -174,7 +174,7 @@ def test_running_both_models_leaves_no_trace(models, training):
         model.drop.eval() if training else model.drop.train()
     states, random, weights = [state(m) for m in models], random_state(), bits(base)
     carried = carry_over(base, raw, inputs=tuple(inputs(models)))
-    assert carried.proof is not None and carried.proof.worst < 1e-5
+    assert max(output.error for output in carried.proof.outputs) < 1e-5
     assert [state(m) for m in models] == states
     assert random_state() == random
     assert bits(base) == weights

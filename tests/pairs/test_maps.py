@@ -10,10 +10,10 @@ import yaml
 
 from padiff.align import align
 from padiff.errors import UsageError
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel
 from padiff.weights.assign import carry_over
-from padiff.weights.live import LiveModel
-from padiff_hooks.map_text import map_to_yaml
+from padiff_hooks.map_yaml import map_to_yaml
 
 from . import PAIRS
 from .copying import value
@@ -52,7 +52,7 @@ def infos(pair):
 def read_back(text, tmp_path):
     path = tmp_path / "map.yaml"
     path.write_text(text)
-    return LayerMap.read(path)
+    return GivenMap.read(path)
 
 
 def paths(alignment):
@@ -161,7 +161,7 @@ def test_layers_may_be_given_as_objects_in_a_list():
 def test_a_list_wins_over_what_the_names_say(pair):
     ours, theirs = infos(pair)
     inside = "vit.encoder.layer.0.attention.attention."
-    given = LayerMap([("blocks.0.attn.qkv", [f"{inside}{part}" for part in ("value", "key", "query")])])
+    given = GivenMap([("blocks.0.attn.qkv", [f"{inside}{part}" for part in ("value", "key", "query")])])
     rows = {
         p.candidate[0].layer.removeprefix(inside): (p.reference[0].start, p.reference[0].stop)
         for p in align(ours, theirs, given).parameters

@@ -85,7 +85,7 @@ def _same_elements(reference: tuple[int, ...], candidate: tuple[int, ...], stage
     # A scalar loss is () in one framework and (1,) in the other.
     if math.prod(reference) == math.prod(candidate) == 1:
         return True
-    return stage in PARAMETER_STAGES and equivalents.same_values(reference, candidate)
+    return stage in PARAMETER_STAGES and equivalents.same_order(reference, candidate)
 
 
 def _other_shapes(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Problem:

@@ -1,8 +1,9 @@
-"""A live model as the weights room sees it: its framework, its tree, its tensors by path and slot."""
+"""A live model: its framework, its tree, its tensors by path and slot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,21 @@ class LiveModel:
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{node.path}/{slot}", tensor
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """Whatever is run inside leaves the buffers as they were."""
+        kept = [
+            (tensor, self.framework.tensors.copy(tensor))
+            for node in self.nodes
+            for _, tensor, role in self.framework.layers.parameters(node.layer)
+            if role == "buffer"
+        ]
+        try:
+            yield
+        finally:
+            for tensor, values in kept:
+                self.framework.tensors.write(tensor, values)
 
     def below(self, path: str) -> list[Layer]:
         """The layer at a path and all below it."""

@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def main() -> None:
-    """``python child.py PARENT SCRIPT ARGS``: PARENT is the number of the process that started it."""
+    """``python script_child.py PARENT SCRIPT ARGS``: PARENT is the number of the process that started it."""
     parent, script, *args = sys.argv[1:]
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).resolve().parent)
     # Last: whatever padiff the script itself would find comes first.
     sys.path.append(str(Path(__file__).resolve().parent.parent))
     from padiff.system.follow import follow
-    from padiff_hooks.doctor.find import Finder
+    from padiff_hooks.doctor.model_finder import ModelFinder
 
     follow(int(parent))
-    Finder()
+    ModelFinder()
     runpy.run_path(script, run_name="__main__")
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
 
-from padiff.auto.partners import Unlooked
-from padiff.auto.settings import Settings, Side
+from padiff.auto.model_alignment import ComparedWhole
+from padiff.auto.settings import ModelSetup, Settings
 from padiff.model.tree_text import tree_text
 from padiff.records import CANNOT_TELL, ROOT, Both, Diff, Report, count_text, is_functional, verdict, zeros_text
-from padiff.weights.assign import Carried, success
+from padiff.weights.assign import Carried, success_text
 
 _STAGE_NAMES = {
     "input": "Input",
@@ -26,7 +26,7 @@ _STAGE_NAMES = {
 Stacks = Mapping[tuple[str, int], StackSummary]
 
 
-class Teller:
+class Printer:
     """Prints the course of one ``auto_diff``."""
 
     def __init__(self, settings: Settings) -> None:
@@ -38,18 +38,18 @@ class Teller:
         for name, value in self._settings.options().items():
             print(f"  {name}: `{value}`")
         print("}")
-        for notice in self._settings.notices:
-            self._say(notice)
+        for remark in self._settings.remarks:
+            self._say(remark)
 
     def weights_assigned(self, carried: Carried) -> None:
-        for line in (*carried.described(), success(carried)):
+        for line in (*carried.described(), success_text(carried)):
             self._say(line)
 
     def weights_failed(self, error: Exception) -> None:
         self._say("Assign weight Failed !!!")
         print(f"\n{error}\n")
 
-    def wholes(self, pairs: Sequence[Unlooked]) -> None:
+    def wholes(self, pairs: Sequence[ComparedWhole]) -> None:
         """Which layers are compared by what goes in and comes out, and which parameters of theirs are not compared."""
         for pair in pairs:
             few = " against ".join(_few(side) for side in pair.parameters)
@@ -137,7 +137,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + rest if names else "none"
 
 
-def _type(side: Side, path: str | None) -> str:
+def _type(side: ModelSetup, path: str | None) -> str:
     if path is None or not any(node.path == path for node in side.live.nodes):
         return str(path)
     return str(type(side.live.layer(path)))
@@ -153,10 +153,10 @@ def stack_text(stack: StackSummary, full: bool) -> str:
     return "\n".join(lines)
 
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_PADIFF = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_users(frame: FrameSummary) -> bool:
     name = frame.filename
-    return not (name.startswith((_OURS, *_LIBRARIES, "<")) or "site-packages" in name or "dist-packages" in name)
+    return not (name.startswith((_PADIFF, *_LIBRARIES, "<")) or "site-packages" in name or "dist-packages" in name)

@@ -35,9 +35,9 @@ def run(folder: Path, console: Console) -> int:
     weights = lightning_run.initial_weights(seed=0)
     images, labels = data.batches(EPOCHS)
 
-    with _told(console, f"PyTorch Lightning, {len(images)} steps, every {EVERY_N_STEPS}th recorded"):
+    with _timed(console, f"PyTorch Lightning, {len(images)} steps, every {EVERY_N_STEPS}th recorded"):
         lightning_run.train(weights, images, labels, folder / "torch", every_n_steps=EVERY_N_STEPS)
-    with _told(console, "paddle.Model, the same network as somebody else wrote it"):
+    with _timed(console, "paddle.Model, the same network as somebody else wrote it"):
         hapi_run.train(
             weights, images, labels, folder / "paddle",
             every_n_steps=EVERY_N_STEPS, reference=folder / "torch", logdir=folder / "tensorboard" / "clean",
@@ -50,7 +50,7 @@ def run(folder: Path, console: Console) -> int:
     console.print(
         "torch's BatchNorm momentum of 0.1 is 0.9 in paddle. The loss curves look alike: nobody would notice.\n"
     )
-    with _told(console, "paddle.Model with the fault, compared live while it trains"), warnings.catch_warnings():
+    with _timed(console, "paddle.Model with the fault, compared live while it trains"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="padiff: ")  # said below, in full
         hapi_run.train(
             weights, images, labels, folder / "paddle-fault", momentum=0.1,
@@ -88,7 +88,7 @@ def _prepare(folder: Path) -> None:
     (folder / _MARK).write_text("Made by `padiff demo`; replaced by the next one.\n", encoding="utf-8")
 
 
-class _told:  # noqa: N801 - used as a function
+class _timed:  # noqa: N801 - used as a function
     """Say what is done while it is done, and how long it took."""
 
     def __init__(self, console: Console, text: str) -> None:

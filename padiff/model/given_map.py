@@ -15,13 +15,12 @@ from padiff.model.tree import walk
 from padiff.records import Both
 
 #: One side of a pair: a path or a layer, several of them for the parts of one, or `None`.
-Side = Any
-
+LayerRef = Any
 
 _EXPECTED = "expected 'pairs:' with a list of '- {reference: PATH, candidate: PATH}', as `padiff map` writes it"
 
 
-class LayerMap:
+class GivenMap:
     """Pairs of layers that answer to each other, the reference's (base's) first.
 
     Layers are given by path or, where both models are at hand, as objects; of objects it does not matter which side
@@ -48,7 +47,7 @@ class LayerMap:
 
     @map.setter
     def map(self, pairs: Mapping[Any, Any]) -> None:
-        self.pairs = LayerMap(pairs).pairs
+        self.pairs = GivenMap(pairs).pairs
 
     def ignore(self, layer: Any) -> None:
         """Say that a layer answers to nothing; what is below it is still compared."""
@@ -64,7 +63,7 @@ class LayerMap:
         self.pairs += tuple((node.layer, None) for node in found if isinstance(node.layer, layer_class))
 
     @classmethod
-    def resolve(cls, value: Any, nodes: Both[Sequence[Node]]) -> LayerMap:
+    def resolve(cls, value: Any, nodes: Both[Sequence[Node]]) -> GivenMap:
         """The map of two live models with every object replaced by its path, the base's (reference's) first.
 
         Raises:
@@ -80,7 +79,7 @@ class LayerMap:
         return cls(pairs)
 
     @classmethod
-    def of(cls, value: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> LayerMap:
+    def of(cls, value: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | Path | None) -> GivenMap:
         """A layer map from what a call may give: a map, a mapping, pairs, or the path of a YAML file.
 
         Raises:
@@ -88,7 +87,7 @@ class LayerMap:
         """
         if value is None:
             return cls()
-        if isinstance(value, LayerMap):
+        if isinstance(value, GivenMap):
             return value
         if isinstance(value, (str, Path)):
             return cls.read(value)
@@ -98,7 +97,7 @@ class LayerMap:
         return cls(items)
 
     @classmethod
-    def read(cls, path: str | Path) -> LayerMap:
+    def read(cls, path: str | Path) -> GivenMap:
         """Read what ``padiff map`` writes: YAML with ``pairs``, each with ``reference`` and ``candidate``.
 
         Raises:
@@ -127,12 +126,12 @@ class LayerMap:
         return cls(items)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LayerMap) and self.pairs == other.pairs
+        return isinstance(other, GivenMap) and self.pairs == other.pairs
 
     __hash__ = None  # type: ignore[assignment]  # it can be changed
 
     def __repr__(self) -> str:
-        return f"LayerMap({list(self.pairs)!r})"
+        return f"{type(self).__name__}({list(self.pairs)!r})"
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return iter(self.pairs)

@@ -11,10 +11,10 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.errors import UsageError
+from padiff.model.live_model import LiveModel
 from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
 from padiff.records import ROOT, Both, Pair, Step
-from padiff.weights.live import LiveModel
 
 #: Relative L2 error below which an output counts as the same: what float32 rounding leaves after many layers.
 AGREES = 1e-3
@@ -58,13 +58,8 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
     framework = live.framework
     paths = frozenset(node.path for node in live.nodes)
     capture = Capture(0, framework, live.nodes, paths, parameters=False)
-    kept = [
-        (tensor, framework.tensors.copy(tensor))
-        for node in live.nodes
-        for _, tensor, role in framework.layers.parameters(node.layer)
-        if role == "buffer"
-    ]
-    with framework.layers.evaluating(node.layer for node in live.nodes), framework.randomness.kept():
+    layers = (node.layer for node in live.nodes)
+    with live.buffers_kept(), framework.layers.evaluating(layers), framework.randomness.kept():
         capture.attach()
         try:
             live.model(*inputs.args, **inputs.kwargs)
@@ -73,8 +68,6 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
             raise UsageError(f"the forward of {type(live.model).__name__} failed on the inputs: {error}") from error
         finally:
             capture.detach()
-            for tensor, values in kept:
-                framework.tensors.write(tensor, values)
 
 
 @dataclass(frozen=True)
@@ -102,11 +95,6 @@ class Proof:
         """Whether what the models themselves give out agrees; without that, the last output that is compared."""
         whole = [output for output in self.outputs if output.path == ROOT] or list(self.outputs[-1:])
         return bool(whole) and all(output.error <= AGREES for output in whole)
-
-    @property
-    def worst(self) -> float:
-        """Largest relative L2 error of an output; infinite where nothing was compared."""
-        return max((output.error for output in self.outputs), default=math.inf)
 
     @property
     def agreeing(self) -> int:

@@ -11,13 +11,13 @@ import numpy as np
 from padiff.align import Alignment, ParameterPair, Part
 from padiff.align.matching.units import homes_of
 from padiff.model import equivalents
-from padiff.model.layer_map import LayerMap
+from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel, layers_at
 from padiff.records import Both, Layer, Parameter
-from padiff.weights.live import LiveModel, layers_at
 from padiff.weights.special_init import special_init
 
 
-class NoPlanError(Exception):
+class TransferError(Exception):
     """The weights can't be carried over; the text says what, ``paths`` where."""
 
     def __init__(self, what: str, paths: Both[str | None]) -> None:
@@ -26,7 +26,7 @@ class NoPlanError(Exception):
 
 
 @dataclass
-class Plan:
+class Transfer:
     """Tensors of the raw model with their new values, and the user's rules to call.
 
     Attributes:
@@ -66,14 +66,14 @@ class _Target:
     filled: np.ndarray
 
 
-def planned(
+def plan_transfer(
     models: Both[LiveModel],
     alignment: Alignment,
-    layer_map: LayerMap,
+    layer_map: GivenMap,
     partial: bool = False,
     may_stay: Collection[tuple[str, str]] = (),
-) -> Plan:
-    """Plan the transfer of all weights.
+) -> Transfer:
+    """Transfer the transfer of all weights.
 
     Args:
         layer_map: what it says answers to nothing stays as it is.
@@ -81,32 +81,32 @@ def planned(
         may_stay: pairs of layers that stay as they are, as wholes, where not all that they hold can be carried over.
 
     Raises:
-        NoPlanError: a parameter has no partner, or one of another shape, or would need two values at once.
+        TransferError: a parameter has no partner, or one of another shape, or would need two values at once.
     """
     stay: list[tuple[str, str]] = []
     while True:
-        planning = _Planning(models, alignment, layer_map, stay)
-        plan = planning.result()
-        error = planning.error()
+        planner = _Planner(models, alignment, layer_map, stay)
+        transfer = planner.result()
+        error = planner.error()
         if error is None or partial:
-            return plan
-        more = [pair for pair in planning.pairs_in_the_way(may_stay) if pair not in stay]
+            return transfer
+        more = [pair for pair in planner.pairs_in_the_way(may_stay) if pair not in stay]
         if not more:
             raise error
         stay += more
 
 
-class _Planning:
+class _Planner:
     def __init__(
         self,
         models: Both[LiveModel],
         alignment: Alignment,
-        layer_map: LayerMap,
+        layer_map: GivenMap,
         stay: Collection[tuple[str, str]],
     ) -> None:
         self._models = models
         self._alignment = alignment
-        self._plan = Plan(left_wholes=tuple(stay))
+        self._transfer = Transfer(left_wholes=tuple(stay))
         #: Layers whose parameters nothing is done with: left as they are, and those of the user's rules.
         self._left_out: Both[set[str]] = Both(
             {path for reference, candidate in layer_map.named() if not candidate for path in reference},
@@ -115,13 +115,13 @@ class _Planning:
         for pair in stay:
             self._leave_out(Both(*pair))
         #: Pairs of parameters that can't be carried over, by what is in the way.
-        self._misfits: list[NoPlanError] = []
+        self._misfits: list[TransferError] = []
         self._left: Both[_Left] = Both([], [])
         self._targets: dict[int, _Target] = {}
         self._used: set[tuple[str, str]] = set()
         self._homes = homes_of(models.reference.info.layers)
 
-    def result(self) -> Plan:
+    def result(self) -> Transfer:
         self._find_rules()
         for pair in self._alignment.parameters:
             if not self._is_left_out(pair):
@@ -129,11 +129,11 @@ class _Planning:
         self._fill_zeros()
         self._find_left()
         targets = [target for target in self._targets.values() if target.filled.any()]
-        self._plan.writes = [(target.tensor, target.values) for target in targets]
-        self._plan.buffers = sum(target.role == "buffer" for target in targets)
-        self._plan.parameters = len(targets) - self._plan.buffers
-        self._plan.not_carried, self._plan.left_as_is = (tuple(_names(rest, True)) for rest in self._left)
-        return self._plan
+        self._transfer.writes = [(target.tensor, target.values) for target in targets]
+        self._transfer.buffers = sum(target.role == "buffer" for target in targets)
+        self._transfer.parameters = len(targets) - self._transfer.buffers
+        self._transfer.not_carried, self._transfer.left_as_is = (tuple(_names(rest, True)) for rest in self._left)
+        return self._transfer
 
     def _leave_out(self, paths: Both[str]) -> None:
         for left_out, (model, path) in self._left_out.zip(self._models.zip(paths)):
@@ -148,7 +148,7 @@ class _Planning:
             layers = layers_at(self._models, paths)
             rule = special_init(self._models.map(lambda model: model.framework.name), layers)
             if rule is not None:
-                self._plan.calls.append(lambda rule=rule, layers=layers: rule(*layers))  # type: ignore[misc]
+                self._transfer.calls.append(lambda rule=rule, layers=layers: rule(*layers))  # type: ignore[misc]
                 self._leave_out(paths)
 
     def _is_left_out(self, pair: ParameterPair) -> bool:
@@ -163,7 +163,7 @@ class _Planning:
         try:
             for number, part in enumerate(pair.candidate):
                 self._put(pair.reference[0], part, value if number == 0 else np.zeros_like(value))
-        except NoPlanError as error:
+        except TransferError as error:
             self._misfits.append(error)
             return
         self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
@@ -172,14 +172,14 @@ class _Planning:
         if not equivalents.same_rows(value.shape, part.size):
             shapes = " against ".join(str(list(p.shape)) for p in (source, part))
             what = f"shapes of `{source.slot}` and `{part.slot}` are not the same: {shapes}"
-            raise NoPlanError(what, Both(source.layer, part.layer))
+            raise TransferError(what, Both(source.layer, part.layer))
         target = self._target(part)
         value = value.reshape(part.size)
         known = part.take(target.filled)
         if known.any():
             if np.array_equal(part.take(target.values)[known], value[known]):
                 return
-            raise NoPlanError(
+            raise TransferError(
                 f"the raw model ties `{part.layer}/{part.slot}` to another parameter, the base model has two "
                 "different ones",
                 Both(source.layer, part.layer),
@@ -237,7 +237,7 @@ class _Planning:
                     side -= within
         return [] if any(places) else found
 
-    def error(self) -> NoPlanError | None:
+    def error(self) -> TransferError | None:
         """Why not all weights are carried over, if they are not."""
         if self._misfits:
             return self._misfits[0]
@@ -249,16 +249,16 @@ class _Planning:
         places = left.map(lambda rest: rest[0][0].path if rest else None)
         if left.reference and not left.candidate and places.reference in partner:
             what = f"the raw layer has no parameter for {_listed(left.reference, False)}"
-            return NoPlanError(what, Both(places.reference, partner[places.reference]))
+            return TransferError(what, Both(places.reference, partner[places.reference]))
         if left.candidate and not left.reference and places.candidate in back:
             what = f"the base layer has nothing for the raw layer's {_listed(left.candidate, False)}"
-            return NoPlanError(what, Both(back[places.candidate], places.candidate))
+            return TransferError(what, Both(back[places.candidate], places.candidate))
         sides = []
         for name, rest, whole in zip(("base", "raw"), left, self._alignment.surplus):
             where = f"{', '.join(whole[:4])}{' and more' if len(whole) > 4 else ''}: " if whole else ""
             if rest:
                 sides.append(f"the {name} model's {where}{_listed(rest, True)}")
-        return NoPlanError(f"no partner for {' and for '.join(sides)}", places)
+        return TransferError(f"no partner for {' and for '.join(sides)}", places)
 
     def _is_used(self, path: str, slot: str) -> bool:
         return (path, slot) in self._used

@@ -12,7 +12,7 @@ from padiff.records import SIDES, Both, Layer
 
 
 def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
-    """The layer map as YAML with comments, as `padiff.model.layer_map.LayerMap.read` reads it.
+    """The layer map as YAML with comments, as `padiff.model.given_map.GivenMap.read` reads it.
 
     Each pair comes with its confidence (0 to 1) and why it was found; close choices are followed by what else would
     have fitted. What was assumed, and what has no partner, stands at the end.

@@ -1,15 +1,15 @@
-"""Whether the parts of an ``auto_diff`` call fit the models: told before anything runs."""
+"""Whether the parts of an ``auto_diff`` call fit the models: errors come before anything runs."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from padiff.auto.settings import Side
+from padiff.auto.settings import ModelSetup
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of_tensor
+from padiff.model.live_model import LiveModel
 from padiff.model.selection import nearest
-from padiff.weights.live import LiveModel
 
 
 def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: LiveModel) -> None:
@@ -67,7 +67,7 @@ def check_optimizer(optimizer: Any, name: str, live: LiveModel) -> None:
     )
 
 
-def drop_inside(side: Side) -> list[str]:
+def drop_inside(side: ModelSetup) -> list[str]:
     """Attentions and recurrent layers with a rate of their own, which draw their masks without a dropout layer."""
     found = []
     for node in side.live.nodes:

@@ -6,14 +6,14 @@ from typing import Any
 
 from padiff.align import align
 from padiff.errors import UsageError
-from padiff.model import layer_map as given
+from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel, layers_at
 from padiff.records import ROOT, Both
-from padiff.weights.live import LiveModel, layers_at
 from padiff.weights.special_init import ruled_either_way, special_init, wholes
 
 
-class LayerMap(given.LayerMap):
-    __doc__ = given.LayerMap.__doc__
+class LayerMap(GivenMap):
+    __doc__ = GivenMap.__doc__
 
     def auto(self, first: Any, second: Any) -> LayerMap:
         """Find the layers of two models whose insides the frameworks lay out differently, pair them, print the pairs.

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from padiff.align import NOTHING_SEEN, Alignment, Seen, align
-from padiff.auto.settings import Settings, Side
+from padiff.auto.settings import ModelSetup, Settings
 from padiff.errors import UsageError
 from padiff.records import Both
 from padiff.weights.assign import AssignError, Carried, carry_over
-from padiff.weights.trial import Inputs, run_once
+from padiff.weights.output_proof import Inputs, run_once
 
 
 def carried_over(settings: Settings) -> Carried:
@@ -73,14 +73,14 @@ def _other(settings: Settings, pair: tuple[str, str], alignment: Alignment) -> b
 
 
 @dataclass(frozen=True)
-class Unlooked:
+class ComparedWhole:
     """Two layers that are compared as wholes: their paths, and their parameters that are not compared."""
 
     paths: Both[str]
     parameters: Both[list[str]]
 
 
-def unlooked(settings: Settings, alignment: Alignment) -> list[Unlooked]:
+def compared_wholes(settings: Settings, alignment: Alignment) -> list[ComparedWhole]:
     """The mapped layers that hold more than what is compared."""
     found = []
     for pair in settings.mapped:
@@ -88,11 +88,11 @@ def unlooked(settings: Settings, alignment: Alignment) -> list[Unlooked]:
         names = Both(*(_uncompared(side, path, differ) for side, path in places))
         more = any(len(side.live.below(path)) > 1 for side, path in places)
         if any(names) or more or pair in settings.ruled:
-            found.append(Unlooked(Both(*pair), names))
+            found.append(ComparedWhole(Both(*pair), names))
     return found
 
 
-def _uncompared(side: Side, path: str, differ: bool) -> list[str]:
+def _uncompared(side: ModelSetup, path: str, differ: bool) -> list[str]:
     return [
         f"{layer.path}/{p.slot}"
         for layer in side.live.below(path)

@@ -25,7 +25,7 @@ from padiff.recorder.watched import Enough, Plan, Watched
 REFUSED = "refused.txt"
 
 
-class Finder:
+class ModelFinder:
     """Looks on until it has found a model, or until the script opens a recorder of its own."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from padiff.align import Alignment
-from padiff.auto.settings import Side
+from padiff.auto.settings import ModelSetup
 from padiff.frameworks.base import Handle
-from padiff.model.structure import flatten, replace_tensors
+from padiff.model.nested import flatten, replace_tensors
 from padiff.records import Step
 
 #: Values of the reference by its layer's path and call, then by slot.
@@ -21,7 +21,7 @@ _Values = dict[tuple[str, int], dict[str, np.ndarray]]
 
 
 @contextmanager
-def outputs_of_reference(candidate: Side, reference: Step, alignment: Alignment) -> Iterator[None]:
+def outputs_of_reference(candidate: ModelSetup, reference: Step, alignment: Alignment) -> Iterator[None]:
     """Replace every paired layer's output by the reference's, once it is recorded: what follows runs on that."""
     values = _values(reference, "forward")
 
@@ -40,7 +40,7 @@ def outputs_of_reference(candidate: Side, reference: Step, alignment: Alignment)
 
 
 @contextmanager
-def gradients_of_reference(candidate: Side, reference: Step, alignment: Alignment) -> Iterator[None]:
+def gradients_of_reference(candidate: ModelSetup, reference: Step, alignment: Alignment) -> Iterator[None]:
     """Replace the gradient that reaches every paired layer's output by the reference's, once it is recorded."""
     values = _values(reference, "backward")
     seen: set[int] = set()
@@ -60,13 +60,13 @@ def gradients_of_reference(candidate: Side, reference: Step, alignment: Alignmen
         yield
 
 
-def _in_place_of(candidate: Side, array: np.ndarray, gradient: Any) -> Any:
+def _in_place_of(candidate: ModelSetup, array: np.ndarray, gradient: Any) -> Any:
     return candidate.framework.tensors.like(gradient, array)
 
 
 @contextmanager
 def hooked(
-    side: Side, partners: Mapping[str, str], replaced: Callable[[str, int, tuple[Any, ...], Any], Any]
+    side: ModelSetup, partners: Mapping[str, str], replaced: Callable[[str, int, tuple[Any, ...], Any], Any]
 ) -> Iterator[None]:
     """Call ``replaced(partner, call, args, output)`` after each call of a side's layers; its value is the new output.
 
@@ -106,7 +106,7 @@ def _values(reference: Step, stage: str) -> _Values:
     return values
 
 
-def _by_slot(of_reference: Mapping[str, np.ndarray], output: Any, candidate: Side) -> Mapping[str, np.ndarray]:
+def _by_slot(of_reference: Mapping[str, np.ndarray], output: Any, candidate: ModelSetup) -> Mapping[str, np.ndarray]:
     """The reference's values under the candidate's slots: those of one name, and by position where all names differ."""
     slots = [slot for slot, _ in flatten(output, "output", candidate.framework.tensors.is_tensor)]
     if len(slots) == len(of_reference) and not of_reference.keys() & set(slots):
