@@ -6,14 +6,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from padiff.align.alignment import NOTHING_SEEN, Alignment, LayerPair, Part, Seen, unzipped
+from padiff.align.alignment import Alignment, LayerPair, unzipped
 from padiff.align.given import Entry, entries, regions
 from padiff.align.layer_pairs import held, owner_pairs, splits
 from padiff.align.matching.around import Matched, Tree, pair_containers, pair_plain
-from padiff.align.matching.parameters import Parameters, with_packed_biases, with_summed_biases
+from padiff.align.matching.parameters import Parameters
 from padiff.align.matching.sides import Match
 from padiff.align.matching.units import homes_of
 from padiff.align.matching.wholes import differing
+from padiff.align.seen import NOTHING_SEEN, Seen
+from padiff.align.slices import Part
 from padiff.align.unit_matches import UnitMatches
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
 from padiff.model.layer_map import LayerMap
@@ -26,7 +28,6 @@ def align(
     layer_map: LayerMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     seen: Both[Seen] = NOTHING_SEEN,
     whole: Collection[tuple[str, str]] = (),
-    choices: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> Alignment:
     """Pair the layers and parameters of two models.
@@ -41,7 +42,6 @@ def align(
         seen: what running the two models showed.
         whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
             hold: those that a rule of the user's is about.
-        choices: answers to the `Doubt`s of an earlier alignment, by what they are about.
         without: kinds of evidence to leave out (`padiff.align.matching.evidence.KINDS_OF_EVIDENCE`), to see what they
             are worth.
 
@@ -57,9 +57,8 @@ def align(
     paths = {pair.map(_path) for pair in pairs}
     by_path = trees.map(lambda tree: {layer.path: layer for layer in tree.layers})
     split = tuple(splits(matches, by_path, paths))
-    found = Parameters(infos, choices or {})
-    parameters = [pair for match in matches for pair in found.of(match)]
-    parameters = with_packed_biases(matches, with_summed_biases(matches, parameters))
+    storage = Parameters(infos, matches)
+    parameters, doubts = storage.pairs, storage.doubts
     paired = zip(unzipped(pairs), unzipped(split).map(chain.from_iterable))
     done = [{layer.path for layer in chain(*layers)} for layers in paired]
     only = Both(*(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, done)))
@@ -69,11 +68,12 @@ def align(
         reference_only=only.reference,
         candidate_only=only.candidate,
         splits=split,
-        parameters=tuple(parameters),
+        parameters=parameters,
         reference_parameters=left.reference,
         candidate_parameters=left.candidate,
-        doubts=tuple(found.doubts.values()),
+        doubts=doubts,
         differ_inside=differing(infos, paths, parameters, left),
+        storage=storage if doubts else None,
     )
 
 

@@ -152,7 +152,7 @@ class RunComparison:
                 self._workers.start(references[0])  # they import while this process aligns
             seen = Both(Seen.of(references[0]), Seen.of(candidates[0]))
             infos = self.reference.info, self.candidate.info
-            self._alignment = settled(lambda choices: self._aligned(*infos, self._map, seen, choices=choices), seen)
+            self._alignment = settled(self._aligned(*infos, self._map, seen), seen)
         for called, steps in zip(self._called, (references, candidates)):
             called.update(*map(_called, steps))
         return self._alignment

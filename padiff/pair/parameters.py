@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from padiff.align.alignment import Alignment, ParameterPair, Part, SplitPair
+from padiff.align import Alignment, ParameterPair, Part, SplitPair
 from padiff.align.matching.units import bare, homes_of
 from padiff.records import PARAMETER_STAGES, Layer, Record, TensorSource
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from padiff.align.alignment import Alignment, LayerPair, ParameterPair, Part
+from padiff.align import Alignment, LayerPair, ParameterPair, Part
 from padiff.align.matching.units import inside
 from padiff.model import equivalents
 from padiff.pair.layouts import BROADCAST, square_view, view_between

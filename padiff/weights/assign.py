@@ -199,11 +199,13 @@ class _Transfer:
         self._seen = Both(self._base_step, run_once(self._raw, self._inputs[1])).map(Seen.of)
         best: Carried | None = None
         for without in _TRUST:
-            best = self._better(best, without, {})
+            alignment = self._align(seen=self._seen, without=without)
+            best = self._better(best, alignment, without, {})
             for doubt in best.alignment.doubts if best is not None else ():
                 for option in doubt.options[1:]:
                     if best is not None and not best.proved:
-                        best = self._better(best, without, {**best.choices, doubt.about: option})
+                        choices = {**best.choices, doubt.about: option}
+                        best = self._better(best, alignment.answered(choices), without, choices)
             if best is not None and best.proved:
                 break
         if best is None:
@@ -213,9 +215,10 @@ class _Transfer:
         self._write(best.alignment)
         return best
 
-    def _better(self, best: Carried | None, without: tuple[str, ...], choices: Mapping[str, str]) -> Carried | None:
+    def _better(
+        self, best: Carried | None, alignment: Alignment, without: tuple[str, ...], choices: Mapping[str, str]
+    ) -> Carried | None:
         """The better one of what was found so far and of another try, by how many outputs agree."""
-        alignment = self._align(seen=self._seen, choices=choices, without=without)
         if alignment.parameters in self._tried:
             return best
         self._tried.append(alignment.parameters)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from padiff.align.alignment import Seen
 from padiff.align.matching.units import inside
+from padiff.align.seen import Seen
 from padiff.model import equivalents
 from padiff.records import Both, Layer
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from padiff.align.alignment import Doubt, ParameterPair, Part
 from padiff.align.matching import names
+from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
 from padiff.align.matching.sides import Match
-from padiff.align.matching.units import Unit, bare, containers_of
-from padiff.records import ROOT, SIDES, Both, Layer, Parameter, RunInfo
+from padiff.align.matching.units import Unit, bare, containers_of, whole_part
+from padiff.align.slices import Doubt, ParameterPair, Part
+from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
 
 # Fused layers of these names alternate query, key and value head by head, as Megatron has it; others put the three
 # matrices below each other.
@@ -27,20 +28,72 @@ INPUT_FIRST, STATE_FIRST = "the input", "the state"
 _Layers = Mapping[str, Layer]
 
 
+@dataclass(frozen=True)
 class Parameters:
-    """Turns matches of units into pairs of parameters.
+    """The parameters of matched units that answer to each other, given how they are stored.
 
-    Args:
-        choices: the answers to doubts, by what they are about; the first option is taken otherwise.
+    Attributes:
+        answers: the answers to doubts, by what they are about; the first option is taken otherwise.
     """
 
-    def __init__(self, infos: Both[RunInfo], choices: Mapping[str, str]) -> None:
-        self._frameworks = infos.map(lambda info: info.framework)
-        self._choices = choices
-        self._layers: Both[_Layers] = infos.map(lambda info: {layer.path: layer for layer in info.layers})
+    infos: Both[RunInfo]
+    matches: Sequence[Match]
+    answers: Mapping[str, str] = field(default_factory=dict)
+
+    def answered(self, answers: Mapping[str, str]) -> Parameters:
+        """The same with more answers."""
+        return replace(self, answers={**self.answers, **answers})
+
+    @property
+    def pairs(self) -> tuple[ParameterPair, ...]:
+        pairs = [pair for _, pairs, _ in self._made for pair in pairs]
+        return tuple(with_packed_biases(self.matches, with_summed_biases(self._cells, pairs)))
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What neither names nor shapes tell."""
+        return tuple({about: doubt for _, _, doubts in self._made for about, doubt in doubts.items()}.values())
+
+    def pairs_if(self, about: str, option: str) -> list[ParameterPair]:
+        """The pairs that a doubt is about, as they are if an option is its answer."""
+        storage = _Storage(self._frameworks, self._layers, {**self.answers, about: option})
+        pairs = [pair for match, _, doubts in self._made if about in doubts for pair in storage.pairs(match)]
+        return with_summed_biases(self._cells, pairs)
+
+    @cached_property
+    def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Doubt]]]:
+        """The pairs of each match, with the doubts about them."""
+        storage, made = _Storage(self._frameworks, self._layers, self.answers), []
+        for match in self.matches:
+            storage.doubts = {}
+            made.append((match, storage.pairs(match), storage.doubts))
+        return made
+
+    @cached_property
+    def _frameworks(self) -> Both[str]:
+        return self.infos.map(lambda info: info.framework)
+
+    @cached_property
+    def _layers(self) -> Both[_Layers]:
+        return self.infos.map(lambda info: {layer.path: layer for layer in info.layers})
+
+    @cached_property
+    def _cells(self) -> list[dict[str, Match]]:
+        return recurrent_cells(self.matches)
+
+
+class _Storage:
+    """How the parameters of matched units lie to each other.
+
+    Attributes:
+        doubts: what was asked so far.
+    """
+
+    def __init__(self, frameworks: Both[str], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
+        self._frameworks, self._layers, self._answers = frameworks, layers, answers
         self.doubts: dict[str, Doubt] = {}
 
-    def of(self, match: Match) -> list[ParameterPair]:
+    def pairs(self, match: Match) -> list[ParameterPair]:
         """The parameters that two matched units share; what only one has is left out."""
         if match.beside:
             return self._beside(match)
@@ -58,7 +111,7 @@ class Parameters:
             if groups is not None and (role == "bias" or groups.reference != groups.candidate):
                 pairs += _key_apart(units, role, layouts, groups)
                 continue
-            parts = Both(*(_part(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
+            parts = Both(*(whole_part(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
             if role == "weight":
                 parts = self._patches(parts, units)
             pairs.append(ParameterPair(*((part,) for part in parts)))
@@ -124,12 +177,12 @@ class Parameters:
             for unit, where in ((ih, columns), (hh, state)):
                 weight = unit.parameters["weight"]
                 rows = Part(unit.path, weight.slot, weight.shape, "", 1, start, stop)
-                own = _part(gate, gate.parameters["weight"], _known(gate.layout))
+                own = whole_part(gate, gate.parameters["weight"], _known(gate.layout))
                 pairs.append(Both((rows,), (replace(own, columns=where),)))
             biases = [(u.path, u.parameters["bias"]) for u in (ih, hh) if "bias" in u.parameters]
             if biases and "bias" in gate.parameters:
                 parts = tuple(Part(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
-                pairs.append(Both(parts, (_part(gate, gate.parameters["bias"], ""),)))
+                pairs.append(Both(parts, (whole_part(gate, gate.parameters["bias"], ""),)))
             start = stop
         return [ParameterPair(*(pair.swapped() if swapped else pair)) for pair in pairs]
 
@@ -151,7 +204,7 @@ class Parameters:
             layout = _known(whole.layout) if role == "weight" else ""
             start = 0
             for part in parts:
-                own = _part(part, part.parameters[role], _known(part.layout))
+                own = whole_part(part, part.parameters[role], _known(part.layout))
                 stop = start + (own.size[0] if own.size else 1) // groups
                 rows = Part(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
                 pair = Both((rows,), (own,))
@@ -184,7 +237,7 @@ class Parameters:
         return ways[self._decided(f"order of rows in {parent.type}.{own} of the {side}", tuple(options))]
 
     def _decided(self, about: str, options: tuple[str, ...]) -> str:
-        chosen = self._choices.get(about, "")
+        chosen = self._answers.get(about, "")
         answer = chosen if chosen in options else ""
         self.doubts[about] = Doubt(about, options, answer)
         return answer or options[0]
@@ -222,92 +275,7 @@ def _key_apart(units: Both[Unit], role: str, layouts: Both[str], groups: Both[in
         parts = []
         for unit, layout, count in zip(units, layouts, groups):
             rows = unit.matrix[0] // 3 // count
-            whole = _part(unit, unit.parameters[role], layout)
+            whole = whole_part(unit, unit.parameters[role], layout)
             start = number * rows
             parts.append((replace(whole, groups=count, start=start, stop=start + rows, label=label),))
         yield ParameterPair(*parts)
-
-
-def _part(unit: Unit, parameter: Parameter, layout: str) -> Part:
-    turned = layout if parameter is unit.parameters.get("weight") and len(parameter.shape) == 2 else ""
-    return Part(unit.path, parameter.slot, parameter.shape, turned)
-
-
-# -- biases that stand elsewhere than their matrices ---------------------------------------------------------------
-
-_SEPARATE = ("q_proj", "k_proj", "v_proj")
-
-
-def with_packed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, and those of torch's attention with keys or values of another width.
-
-    It keeps three matrices, ``q_proj_weight`` and so on, but the three biases in one ``in_proj_bias``.
-    """
-    found = []
-    for match in matches:
-        if len(match.reference) != 1 or len(match.candidate) != 1:
-            continue
-        units = match.map(lambda units: units[0])
-        for (one, other), swapped in ((units, False), (units.swapped(), True)):
-            packed = next((p for p in one.layer.parameters if p.slot == "in_proj_bias"), None)
-            bias = other.parameters.get("bias")
-            if one.group in _SEPARATE and packed is not None and bias is not None:
-                rows = packed.shape[0] // 3
-                start = _SEPARATE.index(one.group) * rows
-                piece = Part(one.path, packed.slot, packed.shape, "", 1, start, start + rows)
-                pair = Both((piece,), (_part(other, bias, ""),))
-                found.append(ParameterPair(*(pair.swapped() if swapped else pair)))
-    return pairs + found
-
-
-# -- two biases against one --------------------------------------------------------------------------------------
-
-#: Bias rows of a recurrent cell, by what they belong to (``ih``, ``hh``), gate by gate.
-_Biases = dict[str, list[Part]]
-
-
-def with_summed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, where a recurrent cell's two biases are one on the other side: they are only ever added up.
-
-    In a GRU they are not: its reset gate comes between the two.
-    """
-    cells: dict[tuple[str, ...], dict[str, Match]] = {}
-    for match in matches:
-        which = {names.role(unit.name, "recurrent part") for units in match for unit in units}
-        if len(which) == 1 and "" not in which and not match.unlike:
-            key = tuple(names.without_recurrent_part(units[0].name) for units in match)
-            cells.setdefault(key, {})[which.pop()] = match
-    for cell in cells.values():
-        if cell.keys() == {"ih", "hh"}:
-            pairs = _summed(cell, pairs)
-    return pairs
-
-
-def _summed(cell: Mapping[str, Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    gates = max(len(side) for match in cell.values() for side in match)
-    biases: Both[_Biases] = Both({}, {})
-    for which, match in cell.items():
-        for side, units in zip(biases, match):
-            if all("bias" in unit.parameters for unit in units):
-                side[which] = _by_gate(units, gates)
-    hidden = cell["hh"].reference[0].matrix[1]
-    three = sum(unit.matrix[0] for unit in cell["hh"].reference) == 3 * hidden
-    if sorted(map(len, biases)) != [1, 2] or three or any(len(b) != gates for s in biases for b in s.values()):
-        return pairs
-    slots = biases.map(lambda side: {(part.layer, part.slot) for part in chain(*side.values())})
-    kept = [
-        pair
-        for pair in pairs
-        if not any((part.layer, part.slot) in known for parts, known in zip(pair, slots) for part in parts)
-    ]
-    for gate in range(gates):
-        kept.append(ParameterPair(*(tuple(s[which][gate] for which in ("ih", "hh") if which in s) for s in biases)))
-    return kept
-
-
-def _by_gate(side: Sequence[Unit], gates: int) -> list[Part]:
-    if len(side) > 1 or gates == 1:
-        return [_part(unit, unit.parameters["bias"], "") for unit in side]
-    bias = side[0].parameters["bias"]
-    rows = bias.shape[0] // gates
-    return [Part(side[0].path, bias.slot, bias.shape, "", 1, k * rows, (k + 1) * rows) for k in range(gates)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from padiff.align.alignment import Seen
 from padiff.align.matching.evidence import NOTHING, Bag, Item
 from padiff.align.matching.forest import Node
 from padiff.align.matching.units import Unit
+from padiff.align.seen import Seen
 from padiff.records import Both
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from padiff.align.slices import Part
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Layer, Parameter
 
@@ -235,3 +236,9 @@ def bare(shape: Shape) -> Shape:
 
 def _counts(parameter: Parameter) -> bool:
     return parameter.role == "parameter" and not parameter.tied_to
+
+
+def whole_part(unit: Unit, parameter: Parameter, layout: str) -> Part:
+    """A unit's parameter as a whole, as it lies."""
+    turned = layout if parameter is unit.parameters.get("weight") and len(parameter.shape) == 2 else ""
+    return Part(unit.path, parameter.slot, parameter.shape, turned)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from padiff.align.alignment import Values
 from padiff.align.matching.units import Unit
+from padiff.align.seen import Values
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from padiff.align.alignment import ParameterPair
 from padiff.align.matching.units import inside
+from padiff.align.slices import ParameterPair
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, RunInfo
 
