@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
-from padiff.align.matching.parameters import Parameters
-from padiff.align.slices import Doubt, ParameterPair
+from padiff.align.matching.parameters import StoredParameters
+from padiff.align.slices import Ambiguity, ParameterPair
 from padiff.records import ROOT, SIDES, Both, Layer
 
 # From which confidence on a pair needs no further proof.
@@ -68,7 +68,7 @@ class Alignment:
         splits: layers that answer to several.
         parameters: parameters, or parts of them.
         reference_parameters, candidate_parameters: ``layer/slot`` of parameters without a partner.
-        doubts: what had to be assumed.
+        ambiguities: what had to be assumed.
         cut_elsewhere: pairs of layers, by path, that hold the same but end at other places of the computation, so
             that their outputs are not compared.
         differ_inside: pairs of layers, by path, of the runs' own layer maps that do not hold the same: what they give
@@ -83,17 +83,17 @@ class Alignment:
     parameters: tuple[ParameterPair, ...] = ()
     reference_parameters: tuple[str, ...] = ()
     candidate_parameters: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    ambiguities: tuple[Ambiguity, ...] = ()
     cut_elsewhere: frozenset[tuple[str, str]] = frozenset()
     differ_inside: frozenset[tuple[str, str]] = frozenset()
-    storage: Parameters | None = field(default=None, compare=False)
+    storage: StoredParameters | None = field(default=None, compare=False)
 
     def answered(self, answers: Mapping[str, str]) -> Alignment:
-        """The alignment with doubts answered so, by what they are about; other answers that it has stand."""
+        """The alignment with ambiguities answered so, by what they are about; other answers that it has stand."""
         if self.storage is None:
             return self
         storage = self.storage.answered(answers)
-        return replace(self, parameters=storage.pairs, doubts=storage.doubts, storage=storage)
+        return replace(self, parameters=storage.pairs, ambiguities=storage.ambiguities, storage=storage)
 
     @property
     def layers(self) -> Both[list[Layer]]:
@@ -136,8 +136,8 @@ class Alignment:
     @property
     def sure(self) -> bool:
         """Whether all parameters have partners, and nothing had to be assumed or was a close choice."""
-        open_doubts = (doubt for doubt in self.doubts if not doubt.answer)
-        left = (*self.reference_parameters, *self.candidate_parameters, *open_doubts, *self.ambiguous)
+        unanswered = (ambiguity for ambiguity in self.ambiguities if not ambiguity.answer)
+        left = (*self.reference_parameters, *self.candidate_parameters, *unanswered, *self.ambiguous)
         found = [pair.confidence for pair in self.pairs if pair.reference.parameters]
         found += [split.confidence for split in self.splits]
         return not left and min(found, default=1.0) >= _SURE

@@ -1,4 +1,4 @@
-"""Answering doubts by values: where both runs start from the same weights, only one way of storing them fits."""
+"""Answering ambiguities by values: where both runs start from the same weights, only one way of storing them fits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from padiff.sketches.sketch import Sketch
 _SAME = 1e-3
 
 
-def settled(alignment: Alignment, seen: Both[Seen]) -> Alignment:
-    """The alignment with each doubt answered by the option under which most starting weights agree.
+def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
+    """The alignment with each ambiguity answered by the option under which most starting weights agree.
 
     Args:
         seen: what running the two models showed; without values, what is usual is assumed.
@@ -25,10 +25,10 @@ def settled(alignment: Alignment, seen: Both[Seen]) -> Alignment:
     if storage is None or None in values:
         return alignment
     same_start: bool | None = None
-    for doubt in alignment.doubts:
+    for ambiguity in alignment.ambiguities:
         agreeing = {
-            option: sum(_same(pair, values) for pair in storage.pairs_if(doubt.about, option))
-            for option in doubt.options
+            option: sum(_same(pair, values) for pair in storage.pairs_if(ambiguity.about, option))
+            for option in ambiguity.options
         }
         # Where other weights show that both start from the same, the usual way stands if no option fits better.
         if any(agreeing.values()):
@@ -36,7 +36,7 @@ def settled(alignment: Alignment, seen: Both[Seen]) -> Alignment:
         elif same_start is None:
             same_start = any(_same(pair, values) for pair in alignment.parameters)
         if same_start:
-            storage = storage.answered({doubt.about: max(agreeing, key=agreeing.__getitem__)})
+            storage = storage.answered({ambiguity.about: max(agreeing, key=agreeing.__getitem__)})
     return alignment.answered(storage.answers)
 
 

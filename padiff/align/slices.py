@@ -10,7 +10,7 @@ from padiff.records import Both
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Slice:
     """A parameter, or some rows or columns of it.
 
     A matrix is seen as (out, in) here. Its rows lie in ``groups`` equal groups (1: all together; the number of heads
@@ -53,21 +53,21 @@ class Part:
 
     def take(self, stored: np.ndarray) -> np.ndarray:
         """What is meant of a stored parameter, as (out, in)."""
-        turned = self._turned(stored)
+        matrix = self._as_out_in(stored)
         if self.stop is not None:
-            turned = turned[self.rows(len(turned))]
-        return turned if self.columns is None else turned[:, self.columns[0] : self.columns[1]]
+            matrix = matrix[self.rows(len(matrix))]
+        return matrix if self.columns is None else matrix[:, self.columns[0] : self.columns[1]]
 
     def put(self, stored: np.ndarray, values: np.ndarray) -> None:
         """Write what is meant, given as (out, in), into an array of the stored shape."""
-        turned = self._turned(stored)
+        matrix = self._as_out_in(stored)
         if self.columns is not None:
-            turned = turned[:, self.columns[0] : self.columns[1]]
+            matrix = matrix[:, self.columns[0] : self.columns[1]]
         if self.stop is None:
-            turned[...] = values.reshape(turned.shape)
+            matrix[...] = values.reshape(matrix.shape)
         else:
-            rows = self.rows(len(turned))
-            turned[rows] = values.reshape(len(rows), *turned.shape[1:])
+            rows = self.rows(len(matrix))
+            matrix[rows] = values.reshape(len(rows), *matrix.shape[1:])
 
     def rows(self, count: int) -> np.ndarray:
         """Indices of the meant rows among so many."""
@@ -84,19 +84,19 @@ class Part:
             shape = (self.groups * (self.stop - self.start), *shape[1:])
         return shape if self.columns is None else (shape[0], self.columns[1] - self.columns[0], *shape[2:])
 
-    def _turned(self, stored: np.ndarray) -> np.ndarray:
+    def _as_out_in(self, stored: np.ndarray) -> np.ndarray:
         if self.axes:
             return stored.transpose(self.axes)
         return stored.T if self.layout == "in_out" and stored.ndim == 2 else stored
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterPair(Both[tuple[Part, ...]]):
+class ParameterPair(Both[tuple[Slice, ...]]):
     """Parameters, or rows of them, that hold the same. Several on a side are added up (two biases of an LSTM)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Ambiguity:
     """How something is stored that neither names nor shapes tell; the same choice holds for all layers of a class.
 
     Attributes:

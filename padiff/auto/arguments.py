@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from padiff.align import align
-from padiff.align.given import entries
+from padiff.align.given_map import entries
 from padiff.auto.checks import check_call, check_loss, check_optimizer, drop_inside
 from padiff.auto.settings import Settings, Side
 from padiff.auto.words import Said, said

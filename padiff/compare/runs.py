@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from padiff.align import Alignment, Seen, align, settled
+from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import cut_elsewhere
 from padiff.compare.coverage import Tally
 from padiff.compare.diagnose.causes import first_diff, setting_diff
@@ -152,7 +152,7 @@ class RunComparison:
                 self._workers.start(references[0])  # they import while this process aligns
             seen = Both(Seen.of(references[0]), Seen.of(candidates[0]))
             infos = self.reference.info, self.candidate.info
-            self._alignment = settled(self._aligned(*infos, self._map, seen), seen)
+            self._alignment = resolved(self._aligned(*infos, self._map, seen), seen)
         for called, steps in zip(self._called, (references, candidates)):
             called.update(*map(_called, steps))
         return self._alignment

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from padiff.align import Alignment, ParameterPair, Part
-from padiff.align.matching.units import homes_of
+from padiff.align import Alignment, ParameterPair, Slice
+from padiff.align.matching.parameter_units import tie_targets
 from padiff.model import equivalents
 from padiff.model.layer_map import LayerMap
 from padiff.records import Layer, Parameter
@@ -122,7 +122,7 @@ class _Planning:
         self._ruled: tuple[set[str], set[str]] = (set(), set())
         self._targets: dict[int, _Target] = {}
         self._used: set[tuple[str, str]] = set()
-        self._homes = homes_of(base.info.layers)
+        self._homes = tie_targets(base.info.layers)
 
     def result(self) -> Plan:
         self._find_rules()
@@ -170,7 +170,7 @@ class _Planning:
             return
         self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
 
-    def _put(self, source: Part, part: Part, value: np.ndarray) -> None:
+    def _put(self, source: Slice, part: Slice, value: np.ndarray) -> None:
         if not equivalents.same_rows(value.shape, part.size):
             stored = [list(p.shape) for p in (source, part)]
             raise NoPlanError(
@@ -193,7 +193,7 @@ class _Planning:
         part.put(target.values, value)
         part.put(target.filled, np.ones(value.shape, bool))
 
-    def _target(self, part: Part) -> _Target:
+    def _target(self, part: Slice) -> _Target:
         tensor, role = self._sides[1].owned(part.layer, part.slot)
         if id(tensor) not in self._targets:
             values = self._sides[1].value(part.layer, part.slot)
@@ -210,7 +210,7 @@ class _Planning:
         for layer in raw.info.layers:
             for p in layer.parameters:
                 if equivalents.stands_for_none(layer, p):
-                    target = self._target(Part(layer.path, p.slot, p.shape))
+                    target = self._target(Slice(layer.path, p.slot, p.shape))
                     if not target.filled.any():
                         target.values[...] = 0
                         target.filled[...] = True

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from padiff.align.matching import names
-from padiff.align.matching.sides import Match
-from padiff.align.matching.units import Unit, whole_part
-from padiff.align.slices import ParameterPair, Part
+from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_units import Unit, whole_slice
+from padiff.align.slices import ParameterPair, Slice
 from padiff.records import Both
 
 _SEPARATE = ("q_proj", "k_proj", "v_proj")
@@ -30,14 +30,14 @@ def with_packed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> 
             if one.group in _SEPARATE and packed is not None and bias is not None:
                 rows = packed.shape[0] // 3
                 start = _SEPARATE.index(one.group) * rows
-                piece = Part(one.path, packed.slot, packed.shape, "", 1, start, start + rows)
-                pair = Both((piece,), (whole_part(other, bias, ""),))
+                piece = Slice(one.path, packed.slot, packed.shape, "", 1, start, start + rows)
+                pair = Both((piece,), (whole_slice(other, bias, ""),))
                 found.append(ParameterPair(*(pair.swapped() if swapped else pair)))
     return pairs + found
 
 
 #: Bias rows of a recurrent cell, by what they belong to (``ih``, ``hh``), gate by gate.
-_Biases = dict[str, list[Part]]
+_Biases = dict[str, list[Slice]]
 
 
 def recurrent_cells(matches: Sequence[Match]) -> list[dict[str, Match]]:
@@ -73,19 +73,15 @@ def _summed(cell: Mapping[str, Match], pairs: list[ParameterPair]) -> list[Param
     if sorted(map(len, biases)) != [1, 2] or three or any(len(b) != gates for s in biases for b in s.values()):
         return pairs
     slots = biases.map(lambda side: {(part.layer, part.slot) for part in chain(*side.values())})
-    kept = [
-        pair
-        for pair in pairs
-        if not any((part.layer, part.slot) in known for parts, known in zip(pair, slots) for part in parts)
-    ]
-    for gate in range(gates):
-        kept.append(ParameterPair(*(tuple(s[which][gate] for which in ("ih", "hh") if which in s) for s in biases)))
-    return kept
+    kept = [p for p in pairs if not any((s.layer, s.slot) in known for side, known in zip(p, slots) for s in side)]
+    # Of either side, gate by gate, the one bias or both.
+    sides = biases.map(lambda side: list(zip(*(side[which] for which in ("ih", "hh") if which in side))))
+    return kept + list(map(ParameterPair, *sides))
 
 
-def _by_gate(side: Sequence[Unit], gates: int) -> list[Part]:
+def _by_gate(side: Sequence[Unit], gates: int) -> list[Slice]:
     if len(side) > 1 or gates == 1:
-        return [whole_part(unit, unit.parameters["bias"], "") for unit in side]
+        return [whole_slice(unit, unit.parameters["bias"], "") for unit in side]
     bias = side[0].parameters["bias"]
     rows = bias.shape[0] // gates
-    return [Part(side[0].path, bias.slot, bias.shape, "", 1, k * rows, (k + 1) * rows) for k in range(gates)]
+    return [Slice(side[0].path, bias.slot, bias.shape, "", 1, k * rows, (k + 1) * rows) for k in range(gates)]

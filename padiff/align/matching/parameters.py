@@ -9,9 +9,9 @@ from functools import cached_property
 
 from padiff.align.matching import names
 from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
-from padiff.align.matching.sides import Match
-from padiff.align.matching.units import Unit, bare, containers_of, whole_part
-from padiff.align.slices import Doubt, ParameterPair, Part
+from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_units import Unit, containers_of, whole_slice, without_ones
+from padiff.align.slices import Ambiguity, ParameterPair, Slice
 from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
 
 # Fused layers of these names alternate query, key and value head by head, as Megatron has it; others put the three
@@ -29,18 +29,18 @@ _Layers = Mapping[str, Layer]
 
 
 @dataclass(frozen=True)
-class Parameters:
+class StoredParameters:
     """The parameters of matched units that answer to each other, given how they are stored.
 
     Attributes:
-        answers: the answers to doubts, by what they are about; the first option is taken otherwise.
+        answers: the answers to ambiguities, by what they are about; the first option is taken otherwise.
     """
 
     infos: Both[RunInfo]
     matches: Sequence[Match]
     answers: Mapping[str, str] = field(default_factory=dict)
 
-    def answered(self, answers: Mapping[str, str]) -> Parameters:
+    def answered(self, answers: Mapping[str, str]) -> StoredParameters:
         """The same with more answers."""
         return replace(self, answers={**self.answers, **answers})
 
@@ -50,28 +50,24 @@ class Parameters:
         return tuple(with_packed_biases(self.matches, with_summed_biases(self._cells, pairs)))
 
     @property
-    def doubts(self) -> tuple[Doubt, ...]:
+    def ambiguities(self) -> tuple[Ambiguity, ...]:
         """What neither names nor shapes tell."""
-        return tuple({about: doubt for _, _, doubts in self._made for about, doubt in doubts.items()}.values())
+        return tuple({about: found for _, _, asked in self._made for about, found in asked.items()}.values())
 
     def pairs_if(self, about: str, option: str) -> list[ParameterPair]:
-        """The pairs that a doubt is about, as they are if an option is its answer."""
-        storage = _Storage(self._frameworks, self._layers, {**self.answers, about: option})
-        pairs = [pair for match, _, doubts in self._made if about in doubts for pair in storage.pairs(match)]
+        """The pairs that an ambiguity is about, as they are if an option is its answer."""
+        maker = _PairMaker(self.infos, self._layers, {**self.answers, about: option})
+        pairs = [pair for match, _, ambiguities in self._made if about in ambiguities for pair in maker.pairs(match)]
         return with_summed_biases(self._cells, pairs)
 
     @cached_property
-    def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Doubt]]]:
-        """The pairs of each match, with the doubts about them."""
-        storage, made = _Storage(self._frameworks, self._layers, self.answers), []
+    def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Ambiguity]]]:
+        """The pairs of each match, with the ambiguities about them."""
+        made = []
         for match in self.matches:
-            storage.doubts = {}
-            made.append((match, storage.pairs(match), storage.doubts))
+            maker = _PairMaker(self.infos, self._layers, self.answers)
+            made.append((match, maker.pairs(match), maker.ambiguities))
         return made
-
-    @cached_property
-    def _frameworks(self) -> Both[str]:
-        return self.infos.map(lambda info: info.framework)
 
     @cached_property
     def _layers(self) -> Both[_Layers]:
@@ -82,16 +78,12 @@ class Parameters:
         return recurrent_cells(self.matches)
 
 
-class _Storage:
-    """How the parameters of matched units lie to each other.
+class _PairMaker:
+    """Pairs the parameters of matched units, and keeps what it had to assume."""
 
-    Attributes:
-        doubts: what was asked so far.
-    """
-
-    def __init__(self, frameworks: Both[str], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
-        self._frameworks, self._layers, self._answers = frameworks, layers, answers
-        self.doubts: dict[str, Doubt] = {}
+    def __init__(self, infos: Both[RunInfo], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
+        self._infos, self._layers, self._answers = infos, layers, answers
+        self.ambiguities: dict[str, Ambiguity] = {}
 
     def pairs(self, match: Match) -> list[ParameterPair]:
         """The parameters that two matched units share; what only one has is left out."""
@@ -111,7 +103,7 @@ class _Storage:
             if groups is not None and (role == "bias" or groups.reference != groups.candidate):
                 pairs += _key_apart(units, role, layouts, groups)
                 continue
-            parts = Both(*(whole_part(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
+            parts = Both(*(whole_slice(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
             if role == "weight":
                 parts = self._patches(parts, units)
             pairs.append(ParameterPair(*((part,) for part in parts)))
@@ -120,7 +112,7 @@ class _Storage:
     def _fused_groups(self, units: Both[Unit]) -> Both[int]:
         """In how many groups query, key and value alternate on either side, both having them in one.
 
-        As a rule in as many; where one is called as what alternates head by head and the other is not, it is a doubt.
+        As a rule in as many; it is ambiguous where only one is called as what alternates head by head.
         """
         by_head = units.map(lambda unit: bool(_HEAD_BY_HEAD.search(unit.name.lower())))
         heads = max(map(_heads, units, self._layers))
@@ -134,28 +126,29 @@ class _Storage:
         return ways[self._decided(about, tuple(ways))]
 
     def _layouts(self, units: Both[Unit]) -> Both[str]:
-        """How the two matrices lie; where their classes do not say and the shape is no help, it is a doubt."""
+        """How the two matrices lie; where their classes do not say and the shape is no help, that is ambiguous."""
         layouts = units.map(lambda unit: unit.layout)
         matrix = units.reference.matrix
         if "?" in layouts and matrix and matrix[0] == matrix[-1]:
-            if set(layouts) == {"?"} and len(set(self._frameworks)) == 1:
+            frameworks = [info.framework for info in self._infos]
+            if set(layouts) == {"?"} and len(set(frameworks)) == 1:
                 return Both("", "")
-            sides = zip(SIDES, units, self._frameworks)
+            sides = zip(SIDES, units, frameworks)
             return Both(*(self._layout(*side) if side[1].layout == "?" else side[1].layout for side in sides))
         return layouts.map(_known)
 
-    def _patches(self, parts: Both[Part], units: Both[Unit]) -> Both[Part]:
-        """A convolution over patches against a linear layer: which pixels come first is a doubt."""
+    def _patches(self, parts: Both[Slice], units: Both[Unit]) -> Both[Slice]:
+        """A convolution over patches against a linear layer: which pixels come first is ambiguous."""
         return Both(
             self._patched(parts.reference, parts.candidate, units.reference),
             self._patched(parts.candidate, parts.reference, units.candidate),
         )
 
-    def _patched(self, part: Part, other: Part, unit: Unit) -> Part:
+    def _patched(self, part: Slice, other: Slice, unit: Unit) -> Slice:
         shape = part.shape
         if len(shape) == 4 and other.shape == (shape[0], shape[2] * shape[3], shape[1]):
             return replace(part, axes=(0, 2, 3, 1))  # a picture, and its places in a row
-        if len(other.shape) == 2 and len(bare(shape)) > 2:
+        if len(other.shape) == 2 and len(without_ones(shape)) > 2:
             about = f"order of pixels in the patches of {unit.layer.type}.{unit.path.rpartition('.')[2]}"
             if self._decided(about, (CHANNELS_FIRST, CHANNELS_LAST)) == CHANNELS_LAST:
                 return replace(part, axes=(0, *range(2, len(shape)), 1))
@@ -170,19 +163,19 @@ class _Storage:
         first = self._decided(about, (INPUT_FIRST, STATE_FIRST)) == INPUT_FIRST
         columns = (0, inputs) if first else (wide - inputs, wide)
         state = (inputs, wide) if first else (0, wide - inputs)
-        pairs: list[Both[tuple[Part, ...]]] = []
+        pairs: list[Both[tuple[Slice, ...]]] = []
         start = 0
         for gate in gates:
             stop = start + gate.matrix[0]
             for unit, where in ((ih, columns), (hh, state)):
                 weight = unit.parameters["weight"]
-                rows = Part(unit.path, weight.slot, weight.shape, "", 1, start, stop)
-                own = whole_part(gate, gate.parameters["weight"], _known(gate.layout))
+                rows = Slice(unit.path, weight.slot, weight.shape, "", 1, start, stop)
+                own = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))
                 pairs.append(Both((rows,), (replace(own, columns=where),)))
             biases = [(u.path, u.parameters["bias"]) for u in (ih, hh) if "bias" in u.parameters]
             if biases and "bias" in gate.parameters:
-                parts = tuple(Part(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
-                pairs.append(Both(parts, (whole_part(gate, gate.parameters["bias"], ""),)))
+                parts = tuple(Slice(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
+                pairs.append(Both(parts, (whole_slice(gate, gate.parameters["bias"], ""),)))
             start = stop
         return [ParameterPair(*(pair.swapped() if swapped else pair)) for pair in pairs]
 
@@ -204,9 +197,9 @@ class _Storage:
             layout = _known(whole.layout) if role == "weight" else ""
             start = 0
             for part in parts:
-                own = whole_part(part, part.parameters[role], _known(part.layout))
+                own = whole_slice(part, part.parameters[role], _known(part.layout))
                 stop = start + (own.size[0] if own.size else 1) // groups
-                rows = Part(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
+                rows = Slice(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
                 pair = Both((rows,), (own,))
                 pairs.append(ParameterPair(*(pair.swapped() if swapped else pair)))
                 start = stop
@@ -239,7 +232,7 @@ class _Storage:
     def _decided(self, about: str, options: tuple[str, ...]) -> str:
         chosen = self._answers.get(about, "")
         answer = chosen if chosen in options else ""
-        self.doubts[about] = Doubt(about, options, answer)
+        self.ambiguities[about] = Ambiguity(about, options, answer)
         return answer or options[0]
 
 
@@ -275,7 +268,7 @@ def _key_apart(units: Both[Unit], role: str, layouts: Both[str], groups: Both[in
         parts = []
         for unit, layout, count in zip(units, layouts, groups):
             rows = unit.matrix[0] // 3 // count
-            whole = whole_part(unit, unit.parameters[role], layout)
+            whole = whole_slice(unit, unit.parameters[role], layout)
             start = number * rows
             parts.append((replace(whole, groups=count, start=start, stop=start + rows, label=label),))
         yield ParameterPair(*parts)

@@ -16,7 +16,7 @@ from padiff.records import Both
 # the third power.
 _PIECE = 512
 
-#: A pair that another assignment would beat but for so little is told as ambiguous.
+#: A pair that another assignment would beat but for so little is called ambiguous.
 CLOSE = 1.0
 # People define layers in any order.
 _WEAK = frozenset({"order of definition", "numbers on one side", "output shape"})
@@ -122,15 +122,6 @@ def _assign(
             rivals += [free[1][r] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
         if free[0]:
             margin = min(margin, float((own[k] - total[free[0], j]).min()))
-        choices.append(
-            Choice(
-                chosen.reference[i],
-                chosen.candidate[j],
-                margin,
-                tuple(chosen.candidate[r] for r in rivals),
-                float(own[k]),
-                found.reasons(i, j),
-                decided,
-            )
-        )
+        pair, rivals = (chosen.reference[i], chosen.candidate[j]), [chosen.candidate[r] for r in rivals]
+        choices.append(Choice(*pair, margin, tuple(rivals), float(own[k]), found.reasons(i, j), decided))
     return choices
