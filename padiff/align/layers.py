@@ -54,7 +54,7 @@ def align(
     units = UnitMatches(trees, given, whole, without)
     matches = units.found()
     pairs = _layer_pairs(trees, given, matches, owner_pairs(matches, units.units))
-    paths = {pair.map(_path) for pair in pairs}
+    paths = {pair.map(lambda layer: layer.path) for pair in pairs}
     by_path = trees.map(lambda tree: {layer.path: layer for layer in tree.layers})
     split = tuple(splits(matches, by_path, paths))
     storage = StoredParameters(infos, matches)
@@ -75,10 +75,6 @@ def align(
         differ_inside=differing_inside(infos, paths, parameters, left),
         storage=storage if ambiguities else None,
     )
-
-
-def _path(layer: Layer) -> str:
-    return layer.path
 
 
 def _trees(infos: Both[RunInfo], given: Sequence[Entry], seen: Both[Seen]) -> Both[Tree]:

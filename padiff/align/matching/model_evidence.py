@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from padiff.align.matching.evidence import NOTHING, Bag, Item
 from padiff.align.matching.layer_tree import LayerNode
-from padiff.align.matching.parameter_units import Unit
+from padiff.align.matching.parameter_units import Unit, grouped
 from padiff.align.seen import Seen
 
 
@@ -23,11 +23,7 @@ class ModelEvidence:
     nodes: Mapping[str, LayerNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._twins: dict[str, list[Unit]] = {}
-        for unit in self.units:
-            weight = unit.parameters.get("weight")
-            if weight is not None and weight.tied_to:
-                self._twins.setdefault(weight.tied_to, []).append(unit)
+        self._twins = grouped(self.units, lambda u: u.parameters["weight"].tied_to if "weight" in u.parameters else "")
 
     def item(self, unit: Unit) -> Item:
         """A unit, ready to be paired."""
@@ -66,8 +62,8 @@ class ModelEvidence:
         if unit.kind == kind:
             return unit
         weight = unit.parameters.get("weight")
-        home = f"{unit.path}/{weight.slot}" if weight is not None else ""
-        return next((u for u in self._twins.get(home, ()) if u.kind == kind), unit)
+        tied = self._twins.get(f"{unit.path}/{weight.slot}", ()) if weight is not None else ()
+        return next((u for u in tied if u.kind == kind), unit)
 
 
 def _extents(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
