@@ -34,8 +34,6 @@ _MOST = 0.8
 #: Signatures with their counts, and the number of all.
 Bag = tuple[frozenset[tuple[Signature, int]], int]
 NOTHING: Bag = (frozenset(), 0)
-#: What the paths of either side have in common, where they have nothing.
-NO_PREFIXES = Both("", "")
 
 
 @dataclass(eq=False)
@@ -44,6 +42,7 @@ class Item:
 
     Attributes:
         path: its full path, as names are read from it.
+        tail: what of it is compared: without what it has in common with all of its side.
         defined: position in the order of definition.
         ran: position in the order of execution, `None` if not known.
         kind: the layer's kind; empty if that says nothing (a container).
@@ -61,6 +60,10 @@ class Item:
     output: tuple[int, ...] | None = None
     values: frozenset[int] = frozenset()
     context: Bag = NOTHING
+    tail: str = ""
+
+    def __post_init__(self) -> None:
+        self.tail = self.tail or self.path
 
 
 @dataclass
@@ -87,22 +90,16 @@ class Scores:
         return tuple(words)
 
 
-def scores(
-    items: Both[list[Item]],
-    inner: Both[str] = NO_PREFIXES,
-    without: Collection[str] = (),
-    linked: names.Linked = frozenset(),
-) -> Scores:
+def scores(items: Both[list[Item]], without: Collection[str], linked: names.Linked) -> Scores:
     """How well each of the reference's items and each of the candidate's go together, shapes being equal already.
 
     Args:
-        inner: prefix (with its dot) of each side that the paths have in common; the words after it count.
         without: kinds of evidence to leave out.
         linked: words that mean the same in these two models.
     """
     parts: dict[str, np.ndarray] = {}
     if "names" not in without:
-        parts["names"] = _by_names(items, inner, linked)
+        parts["names"] = _by_names(items, linked)
     if "kinds" not in without:
         parts["kind"] = _by_class(_each(items, lambda x: x.kind), _same_kind)
         if items.reference[0].bag is not None:
@@ -112,7 +109,7 @@ def scores(
         parts["surroundings"] = _CONTEXT * _by_class(context, _overlap)
     defined = _each(items, lambda x: x.defined)
     if "order" not in without:
-        in_names = Both(None, None) if "names" in without else _orders_in_names(items, inner)
+        in_names = Both(None, None) if "names" in without else items.map(_order_in_names)
         if any(in_names):
             # Numbers on one side alone are set against the other's order of definition.
             what = "numbers in the names" if all(in_names) else "numbers on one side"
@@ -140,14 +137,13 @@ def _ran(items: Both[list[Item]]) -> Both[list[int]] | None:
     return ran if ran.map(len) == items.map(len) else None
 
 
-def _by_names(items: Both[list[Item]], inner: Both[str], linked: names.Linked) -> np.ndarray:
-    tails = Both(*([x.path[len(prefix) :] for x in side] for side, prefix in zip(items, inner)))
-    keys = Both(*(_names([names.read(x.path, tail) for x, tail in zip(*side)]) for side in zip(items, tails)))
+def _by_names(items: Both[list[Item]], linked: names.Linked) -> np.ndarray:
+    keys = _each(items, lambda x: names.read(x.path, x.tail)).map(_names)
     matrix = _by_class(keys, lambda a, b: _same_names(a, b, linked))
-    place = {tail: j for j, tail in enumerate(tails.candidate)}
-    for i, tail in enumerate(tails.reference):
-        if tail in place:
-            matrix[i, place[tail]] += _SAME_PATH
+    place = {item.tail: j for j, item in enumerate(items.candidate)}
+    for i, item in enumerate(items.reference):
+        if item.tail in place:
+            matrix[i, place[item.tail]] += _SAME_PATH
     return matrix
 
 
@@ -213,12 +209,12 @@ def _common_values(reference: frozenset[int], candidate: frozenset[int]) -> floa
     return _VALUES * share if share else _OTHER_VALUES
 
 
-def line_up(items: Both[list[Item]], inner: Both[str]) -> Both[list[int]]:
+def line_up(items: Both[list[Item]]) -> Both[list[int]]:
     """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition."""
     sizes = items.map(len)
     keys: list[Both[list[Any]]] = [
         _each(items, lambda x: next(iter(x.values)) if len(x.values) == 1 else None),
-        Both(*([x.path[len(prefix) :] for x in side] for side, prefix in zip(items, inner))),
+        _each(items, lambda x: x.tail),
     ]
     for key in keys:
         place = {value: k for k, value in enumerate(key.reference) if value is not None}
@@ -227,7 +223,7 @@ def line_up(items: Both[list[Item]], inner: Both[str]) -> Both[list[int]]:
             last = float(sizes.reference)
             order = sorted(range(sizes.candidate), key=lambda k: _or(found[k], last))
             return Both(list(range(sizes.reference)), order)
-    in_names = _orders_in_names(items, inner)
+    in_names = items.map(_order_in_names)
     places = _ran(items)
     if places is None and in_names.reference is not None and in_names.candidate is not None:
         places = Both(in_names.reference, in_names.candidate)
@@ -243,16 +239,12 @@ def _sorted(places: Sequence[int]) -> list[int]:
     return order
 
 
-def _orders_in_names(items: Both[list[Item]], inner: Both[str]) -> Both[list[int] | None]:
-    return Both(*(_order_in_names(side, prefix) for side, prefix in zip(items, inner)))
-
-
-def _order_in_names(side: Sequence[Item], prefix: str) -> list[int] | None:
+def _order_in_names(side: Sequence[Item]) -> list[int] | None:
     """The places that the names tell: those of definition, with names that differ by numbers alone in their order.
 
     `None` where no two names do.
     """
-    read = [names.read(x.path, x.path[len(prefix) :]) for x in side]
+    read = [names.read(x.path, x.tail) for x in side]
     if len(read) < 2:
         return None
     if all(name.norm for name in read):

@@ -145,8 +145,11 @@ class UnitPairing:
 
     def assigned(self, items: Both[list[Item]]) -> list[Choice]:
         """The best assignment of like things."""
-        inner = items.map(lambda side: common_prefix([item.path for item in side]) if len(side) > 1 else "")
-        return assign(items, lambda some: scores(some, inner, self._without, self._linked), inner)
+        for side in items:
+            prefix = common_prefix([item.path for item in side]) if len(side) > 1 else ""
+            for item in side:
+                item.tail = item.path.removeprefix(prefix)
+        return assign(items, lambda some: scores(some, self._without, self._linked))
 
     # -- what does not fit -------------------------------------------------------------------------------------
 
