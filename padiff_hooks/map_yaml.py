@@ -28,9 +28,9 @@ def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
     lines += [line for entry in entries for line in entry]
     lines += _left(
         "assumed, since neither names nor shapes tell",
-        [f"{x.about}: {x.options[0]} (or {', '.join(x.options[1:])})" for x in alignment.doubts if not x.answer],
+        [f"{x.about}: {x.options[0]} (or {', '.join(x.options[1:])})" for x in alignment.ambiguities if not x.answer],
     )
-    lines += _left("shown by the values", [f"{x.about}: {x.answer}" for x in alignment.doubts if x.answer])
+    lines += _left("shown by the values", [f"{x.about}: {x.answer}" for x in alignment.ambiguities if x.answer])
     layers_left = alignment.reference_only, alignment.candidate_only
     parameters_left = alignment.reference_parameters, alignment.candidate_parameters
     for side, layers, parameters in zip(SIDES, layers_left, parameters_left):

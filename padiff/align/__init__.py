@@ -1,29 +1,21 @@
 """Which layer and which parameter answers to which."""
 
-from padiff.align.alignment import (
-    NOTHING_SEEN,
-    Alignment,
-    Doubt,
-    LayerPair,
-    ParameterPair,
-    Part,
-    Seen,
-    SplitPair,
-    unzipped,
-)
+from padiff.align.alignment import Alignment, LayerPair, SplitPair, unzipped
 from padiff.align.layers import align
-from padiff.align.resolve import settled
+from padiff.align.resolve import resolved
+from padiff.align.seen import NOTHING_SEEN, Seen
+from padiff.align.slices import Ambiguity, ParameterPair, Slice
 
 __all__ = [
     "NOTHING_SEEN",
     "Alignment",
-    "Doubt",
+    "Ambiguity",
     "LayerPair",
     "ParameterPair",
-    "Part",
+    "Slice",
     "Seen",
     "SplitPair",
     "align",
-    "settled",
+    "resolved",
     "unzipped",
 ]

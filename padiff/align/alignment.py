@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
-import numpy as np
-
-from padiff.records import LOOP, ROOT, SIDES, Both, Layer, Sketched, Step, TensorSource, is_functional
-from padiff.sketches.sketch import Sketch
-
-#: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
-Values = Callable[[str, str], "np.ndarray | Sketch | None"]
-
+from padiff.align.matching.parameters import StoredParameters
+from padiff.align.slices import Ambiguity, ParameterPair
+from padiff.records import ROOT, SIDES, Both, Layer
 
 # From which confidence on a pair needs no further proof.
 _SURE = 0.8
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What running a model shows of it, besides its tree.
-
-    Attributes:
-        order: position of each layer's first forward call, by path; layers that were not called are absent.
-        outputs: shape of the first output of each layer's first call, by path.
-        values: the parameters' values at the start, where they are at hand.
-    """
-
-    order: Mapping[str, int] = field(default_factory=dict)
-    outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    values: Values | None = None
-
-    @classmethod
-    def of(cls, step: Step) -> Seen:
-        """What a recorded step shows."""
-        order: dict[str, int] = {}
-        outputs: dict[str, tuple[int, ...]] = {}
-        weights: dict[tuple[str, str], TensorSource] = {}
-        for record in step.records:
-            if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
-                order.setdefault(record.layer, record.order)
-                outputs.setdefault(record.layer, record.shape)
-            elif record.stage == "weight":
-                weights[record.layer, record.slot] = record.source
-
-        def values(path: str, slot: str) -> np.ndarray | Sketch | None:
-            source = weights.get((path, slot))
-            if isinstance(source, Sketched):
-                return source.sketch
-            return None if source is None else source.read()
-
-        return cls(order, outputs, values if weights else None)
-
-
-#: Of models that were not run.
-NOTHING_SEEN = Both(Seen(), Seen())
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,111 +48,10 @@ class SplitPair(Both[tuple[Layer, ...]]):
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A parameter, or some rows or columns of it.
-
-    A matrix is seen as (out, in) here. Its rows lie in ``groups`` equal groups (1: all together; the number of heads
-    where query, key and value alternate head by head); of each group the rows ``start`` to ``stop`` are meant.
-
-    Attributes:
-        layer, slot: whose parameter.
-        shape: as the framework stores it.
-        layout: ``in_out`` where the stored matrix is transposed.
-        stop: `None` for all rows to the end.
-        columns: of a matrix, the columns from and to; `None` for all of them.
-        axes: the order of axes that makes it like the other side's, where it is another.
-        label: what the rows are called (``key``), where both sides have them in one.
-    """
-
-    layer: str
-    slot: str
-    shape: tuple[int, ...]
-    layout: str = ""
-    groups: int = 1
-    start: int = 0
-    stop: int | None = None
-    columns: tuple[int, int] | None = None
-    axes: tuple[int, ...] = ()
-    label: str = ""
-
-    @property
-    def whole(self) -> bool:
-        return self.stop is None and self.columns is None
-
-    @property
-    def site(self) -> str:
-        return f"{self.layer}/{self.slot}" + ("" if self.whole else f"[{self.rows_text}]")
-
-    @property
-    def rows_text(self) -> str:
-        rows = ":" if self.stop is None else f"{self.start}:{self.stop}"
-        columns = f", {self.columns[0]}:{self.columns[1]}" if self.columns is not None else ""
-        return rows + (f" of each of {self.groups}" if self.groups > 1 else "") + columns
-
-    def take(self, stored: np.ndarray) -> np.ndarray:
-        """What is meant of a stored parameter, as (out, in)."""
-        turned = self._turned(stored)
-        if self.stop is not None:
-            turned = turned[self.rows(len(turned))]
-        return turned if self.columns is None else turned[:, self.columns[0] : self.columns[1]]
-
-    def put(self, stored: np.ndarray, values: np.ndarray) -> None:
-        """Write what is meant, given as (out, in), into an array of the stored shape."""
-        turned = self._turned(stored)
-        if self.columns is not None:
-            turned = turned[:, self.columns[0] : self.columns[1]]
-        if self.stop is None:
-            turned[...] = values.reshape(turned.shape)
-        else:
-            rows = self.rows(len(turned))
-            turned[rows] = values.reshape(len(rows), *turned.shape[1:])
-
-    def rows(self, count: int) -> np.ndarray:
-        """Indices of the meant rows among so many."""
-        found: np.ndarray = np.arange(count).reshape(self.groups, -1)[:, self.start : self.stop].reshape(-1)
-        return found
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """Shape of what `take` gives."""
-        shape = tuple(self.shape[axis] for axis in self.axes) or self.shape
-        if self.layout == "in_out" and len(shape) == 2:
-            shape = shape[::-1]
-        if self.stop is not None and shape:
-            shape = (self.groups * (self.stop - self.start), *shape[1:])
-        return shape if self.columns is None else (shape[0], self.columns[1] - self.columns[0], *shape[2:])
-
-    def _turned(self, stored: np.ndarray) -> np.ndarray:
-        if self.axes:
-            return stored.transpose(self.axes)
-        return stored.T if self.layout == "in_out" and stored.ndim == 2 else stored
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterPair(Both[tuple[Part, ...]]):
-    """Parameters, or rows of them, that hold the same. Several on a side are added up (two biases of an LSTM)."""
-
-
 def unzipped(pairs: Iterable[Both[_T]]) -> Both[list[_T]]:
     """Of many pairs, what stands on either side."""
     pairs = list(pairs)
     return Both([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """How something is stored that neither names nor shapes tell; the same choice holds for all layers of a class.
-
-    Attributes:
-        about: what it is about, e.g. ``order of rows in GPTAttention.qkv_proj of the candidate``.
-        options: the possible answers; the first one was taken unless there is an answer.
-        answer: the one that values or outputs gave.
-    """
-
-    about: str
-    options: tuple[str, ...]
-    answer: str = ""
 
 
 # Pairs, and layers without a partner, that a printed alignment lists.
@@ -214,11 +68,12 @@ class Alignment:
         splits: layers that answer to several.
         parameters: parameters, or parts of them.
         reference_parameters, candidate_parameters: ``layer/slot`` of parameters without a partner.
-        doubts: what had to be assumed.
+        ambiguities: what had to be assumed.
         cut_elsewhere: pairs of layers, by path, that hold the same but end at other places of the computation, so
             that their outputs are not compared.
         differ_inside: pairs of layers, by path, of the runs' own layer maps that do not hold the same: what they give
             is compared, what they hold is not.
+        storage: gives the parameters under other answers; `None` where nothing had to be assumed.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -228,9 +83,17 @@ class Alignment:
     parameters: tuple[ParameterPair, ...] = ()
     reference_parameters: tuple[str, ...] = ()
     candidate_parameters: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    ambiguities: tuple[Ambiguity, ...] = ()
     cut_elsewhere: frozenset[tuple[str, str]] = frozenset()
     differ_inside: frozenset[tuple[str, str]] = frozenset()
+    storage: StoredParameters | None = field(default=None, compare=False)
+
+    def answered(self, answers: Mapping[str, str]) -> Alignment:
+        """The alignment with ambiguities answered so, by what they are about; other answers that it has stand."""
+        if self.storage is None:
+            return self
+        storage = self.storage.answered(answers)
+        return replace(self, parameters=storage.pairs, ambiguities=storage.ambiguities, storage=storage)
 
     @property
     def layers(self) -> Both[list[Layer]]:
@@ -273,8 +136,8 @@ class Alignment:
     @property
     def sure(self) -> bool:
         """Whether all parameters have partners, and nothing had to be assumed or was a close choice."""
-        open_doubts = (doubt for doubt in self.doubts if not doubt.answer)
-        left = (*self.reference_parameters, *self.candidate_parameters, *open_doubts, *self.ambiguous)
+        unanswered = (ambiguity for ambiguity in self.ambiguities if not ambiguity.answer)
+        left = (*self.reference_parameters, *self.candidate_parameters, *unanswered, *self.ambiguous)
         found = [pair.confidence for pair in self.pairs if pair.reference.parameters]
         found += [split.confidence for split in self.splits]
         return not left and min(found, default=1.0) >= _SURE

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 
 from padiff.align.alignment import SplitPair
-from padiff.align.matching.sides import Match
-from padiff.align.matching.units import Unit, containers_of
+from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_units import Unit, containers_of
 from padiff.records import Both, Layer
 
 #: Where in a layer's own order another answers to it: its unit, the part of it, and the match that says so.

@@ -6,14 +6,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from padiff.align.alignment import NOTHING_SEEN, Alignment, LayerPair, Part, Seen, unzipped
-from padiff.align.given import Entry, entries, regions
+from padiff.align.alignment import Alignment, LayerPair, unzipped
+from padiff.align.given_map import Entry, entries, regions
 from padiff.align.layer_pairs import held, owner_pairs, splits
-from padiff.align.matching.around import Matched, Tree, pair_containers, pair_plain
-from padiff.align.matching.parameters import Parameters, with_packed_biases, with_summed_biases
-from padiff.align.matching.sides import Match
-from padiff.align.matching.units import homes_of
-from padiff.align.matching.wholes import differing
+from padiff.align.matching.mapped_layers import differing_inside
+from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_units import tie_targets
+from padiff.align.matching.parameterless import Matched, Tree, pair_containers, pair_leaves
+from padiff.align.matching.parameters import StoredParameters
+from padiff.align.seen import NOTHING_SEEN, Seen
+from padiff.align.slices import Slice
 from padiff.align.unit_matches import UnitMatches
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
 from padiff.model.given_map import GivenMap
@@ -26,14 +28,13 @@ def align(
     layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     seen: Both[Seen] = NOTHING_SEEN,
     whole: Collection[tuple[str, str]] = (),
-    choices: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> Alignment:
     """Pair the layers and parameters of two models.
 
     A given map wins; the rest is found around it, from the names, kinds, shapes, nesting, order of definition and,
-    where the models were run, their order of execution, output shapes and starting weights. What is ambiguous is told
-    with its alternatives, what can't be told is left unpaired.
+    where the models were run, their order of execution, output shapes and starting weights. What is ambiguous is
+    listed with its alternatives, what can't be decided is left unpaired.
 
     Args:
         layer_map: what `GivenMap.of` takes; besides it, the runs' own ``layer_map`` lists answer to each other,
@@ -41,7 +42,6 @@ def align(
         seen: what running the two models showed.
         whole: class names (reference's, candidate's) of layers that answer to each other as a whole, whatever they
             hold: those that a rule of the user's is about.
-        choices: answers to the `Doubt`s of an earlier alignment, by what they are about.
         without: kinds of evidence to leave out (`padiff.align.matching.evidence.KINDS_OF_EVIDENCE`), to see what they
             are worth.
 
@@ -54,12 +54,11 @@ def align(
     units = UnitMatches(trees, given, whole, without)
     matches = units.found()
     pairs = _layer_pairs(trees, given, matches, owner_pairs(matches, units.units))
-    paths = {pair.map(_path) for pair in pairs}
+    paths = {pair.map(lambda layer: layer.path) for pair in pairs}
     by_path = trees.map(lambda tree: {layer.path: layer for layer in tree.layers})
     split = tuple(splits(matches, by_path, paths))
-    found = Parameters(infos, choices or {})
-    parameters = [pair for match in matches for pair in found.of(match)]
-    parameters = with_packed_biases(matches, with_summed_biases(matches, parameters))
+    storage = StoredParameters(infos, matches)
+    parameters, ambiguities = storage.pairs, storage.ambiguities
     paired = zip(unzipped(pairs), unzipped(split).map(chain.from_iterable))
     done = [{layer.path for layer in chain(*layers)} for layers in paired]
     only = Both(*(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, done)))
@@ -69,27 +68,20 @@ def align(
         reference_only=only.reference,
         candidate_only=only.candidate,
         splits=split,
-        parameters=tuple(parameters),
+        parameters=parameters,
         reference_parameters=left.reference,
         candidate_parameters=left.candidate,
-        doubts=tuple(found.doubts.values()),
-        differ_inside=differing(infos, paths, parameters, left),
+        ambiguities=ambiguities,
+        differ_inside=differing_inside(infos, paths, parameters, left),
+        storage=storage if ambiguities else None,
     )
-
-
-def _path(layer: Layer) -> str:
-    return layer.path
 
 
 def _trees(infos: Both[RunInfo], given: Sequence[Entry], seen: Both[Seen]) -> Both[Tree]:
     skipped = unzipped(given).map(lambda side: set(chain(*side)))
     mapped = unzipped(entry for entry in given if entry.one_to_one).map(lambda side: [path for (path,) in side])
-    return Both(
-        *(
-            Tree(info.layers, paths, shown, regions(info.layers, positions))
-            for info, paths, shown, positions in zip(infos, skipped, seen, mapped)
-        )
-    )
+    areas = Both(*(regions(info.layers, paths) for info, paths in zip(infos, mapped)))
+    return Both(*map(Tree, infos.map(lambda info: info.layers), skipped, seen, areas))
 
 
 def _layer_pairs(
@@ -101,7 +93,7 @@ def _layer_pairs(
     for pair, match in owners.items():
         if pair.reference not in matched and not any(path in tree.skipped for path, tree in zip(pair, trees)):
             matched[pair.reference] = (partners[pair.candidate], match.reason)
-    pair_plain(trees, matched)
+    pair_leaves(trees, matched)
     pair_containers(trees, held(matches), matched)
     return tuple(
         _pair(layer, *matched[layer.path], owners) for layer in trees.reference.layers if layer.path in matched
@@ -121,11 +113,11 @@ def _pair(layer: Layer, partner: Layer, reason: str, owners: Mapping[Both[str], 
     return LayerPair(layer, partner, reason, match.confidence, match.evidence, alternatives)
 
 
-def _left(info: RunInfo, parts: Sequence[Sequence[Part]]) -> tuple[str, ...]:
+def _left(info: RunInfo, parts: Sequence[Sequence[Slice]]) -> tuple[str, ...]:
     """Parameters that answer to none."""
-    homes = homes_of(info.layers)
+    targets = tie_targets(info.layers)
     covered = {
-        homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts) if part.size[:1] != (0,)
+        targets.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts) if part.size[:1] != (0,)
     }
     return tuple(
         f"{layer.path}/{p.slot}"

@@ -1,12 +1,12 @@
-"""Answering doubts by values: where both runs start from the same weights, only one way of storing them fits."""
+"""Answering ambiguities by values: where both runs start from the same weights, only one way of storing them fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 
-from padiff.align.alignment import Alignment, ParameterPair, Seen, Values
+from padiff.align.alignment import Alignment
+from padiff.align.seen import Seen, Values
+from padiff.align.slices import ParameterPair
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 
@@ -14,29 +14,30 @@ from padiff.sketches.sketch import Sketch
 _SAME = 1e-3
 
 
-def settled(make: Callable[[Mapping[str, str]], Alignment], seen: Both[Seen]) -> Alignment:
-    """The alignment with each doubt answered by the option under which most starting weights agree.
+def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
+    """The alignment with each ambiguity answered by the option under which most starting weights agree.
 
     Args:
-        make: makes the alignment, given answers to doubts.
         seen: what running the two models showed; without values, what is usual is assumed.
     """
-    alignment = make({})
     values = seen.map(lambda side: side.values)
-    if None in values:
+    storage = alignment.storage
+    if storage is None or None in values:
         return alignment
-    choices: dict[str, str] = {}
-    for doubt in alignment.doubts:
-        agreeing = {option: _agreeing(make({**choices, doubt.about: option}), values) for option in doubt.options}
-        best = max(doubt.options, key=lambda option: agreeing[option])
-        if agreeing[best]:
-            choices[doubt.about] = best
-    return make(choices) if choices else alignment
-
-
-def _agreeing(alignment: Alignment, values: Both[Values | None]) -> int:
-    """How many of the pairs of matrices hold the same values."""
-    return sum(_same(pair, values) for pair in alignment.parameters)
+    same_start: bool | None = None
+    for ambiguity in alignment.ambiguities:
+        agreeing = {
+            option: sum(_same(pair, values) for pair in storage.pairs_if(ambiguity.about, option))
+            for option in ambiguity.options
+        }
+        # Where other weights show that both start from the same, the usual way stands if no option fits better.
+        if any(agreeing.values()):
+            same_start = True
+        elif same_start is None:
+            same_start = any(_same(pair, values) for pair in alignment.parameters)
+        if same_start:
+            storage = storage.answered({ambiguity.about: max(agreeing, key=agreeing.__getitem__)})
+    return alignment.answered(storage.answers)
 
 
 def _same(pair: ParameterPair, values: Both[Values | None]) -> bool:

@@ -6,14 +6,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from padiff.align.given import Entry
-from padiff.align.matching.around import Tree
-from padiff.align.matching.forest import Node, forest
+from padiff.align.given_map import Entry
+from padiff.align.matching.fingerprints import value_numbers
+from padiff.align.matching.layer_tree import LayerNode, layer_trees
+from padiff.align.matching.matches import Match
+from padiff.align.matching.model_evidence import ModelEvidence
 from padiff.align.matching.names import Linked, vocabulary
-from padiff.align.matching.regions import Regions
-from padiff.align.matching.sides import Match, Side
-from padiff.align.matching.units import Unit, grouped, settled, units_of
-from padiff.align.matching.values import same_values
+from padiff.align.matching.parameter_units import Unit, grouped, units_of, with_layouts
+from padiff.align.matching.parameterless import Tree
+from padiff.align.matching.regions import RegionPairing
 from padiff.errors import UsageError
 from padiff.records import Both
 
@@ -41,8 +42,8 @@ class UnitMatches:
         without: Collection[str],
     ) -> None:
         rules = Both({a: f"{a}/{b}" for a, b in whole}, {b: f"{a}/{b}" for a, b in whole})
-        self.units = settled(Both(*(units_of(tree.layers, rule) for tree, rule in zip(trees, rules))))
-        values = same_values(self.units, trees.map(lambda tree: None if "values" in without else tree.seen.values))
+        self.units = with_layouts(Both(*(units_of(tree.layers, rule) for tree, rule in zip(trees, rules))))
+        values = value_numbers(self.units, trees.map(lambda tree: None if "values" in without else tree.seen.values))
         self._sides = Both(*map(_side, trees, self.units, values))
         self._trees, self._given, self._without = trees, given, without
 
@@ -70,7 +71,7 @@ class UnitMatches:
         units = Both(*(_by_region(side, tree) for side, tree in zip(self.units, self._trees)))
         owned = self.units.map(lambda side: grouped(side, lambda unit: unit.path))
         for number in sorted({-1, *layers.reference, *layers.candidate, *range(len(mapped))}):
-            nodes = Both(*(forest(a.get(number, []), b.get(number, [])) for a, b in zip(layers, units)))
+            nodes = Both(*(layer_trees(a.get(number, []), b.get(number, [])) for a, b in zip(layers, units)))
             # What a given layer owns itself may, on the other side, stand in layers below its partner.
             own: Both[list[Unit]] = Both([], [])
             if number >= 0:
@@ -80,20 +81,20 @@ class UnitMatches:
                 a, b = own.reference[0], own.candidate[0]
                 found.append(Match((a,), (b,), 1.0, "given", unlike=a.signature != b.signature))
             elif below or all(own):
-                region = Regions(self._sides, self._without, linked)
+                region = RegionPairing(self._sides, self._without, linked)
                 region.run(nodes, own)
                 found += region.matches
         return found
 
 
-def _side(tree: Tree, units: list[Unit], values: Mapping[Unit, int]) -> Side:
-    nodes: dict[str, Node] = {}
-    waiting = forest(tree.layers, units)
+def _side(tree: Tree, units: list[Unit], values: Mapping[Unit, int]) -> ModelEvidence:
+    nodes: dict[str, LayerNode] = {}
+    waiting = layer_trees(tree.layers, units)
     while waiting:
         node = waiting.pop()
         nodes[node.path] = node
         waiting += node.children
-    return Side(units, tree.seen, values, nodes)
+    return ModelEvidence(units, tree.seen, values, nodes)
 
 
 def _by_region(units: Iterable[Unit], tree: Tree) -> dict[int, list[Unit]]:
@@ -101,7 +102,7 @@ def _by_region(units: Iterable[Unit], tree: Tree) -> dict[int, list[Unit]]:
     return grouped(free, lambda unit: tree.region[unit.path])
 
 
-def _given_parts(entry: Entry, units: Both[list[Unit]], sides: Both[Side]) -> list[Match]:
+def _given_parts(entry: Entry, units: Both[list[Unit]], sides: Both[ModelEvidence]) -> list[Match]:
     """The matches of a layer that a map gives to several, its parts in the order in which they are given.
 
     Raises:
@@ -116,8 +117,8 @@ def _given_parts(entry: Entry, units: Both[list[Unit]], sides: Both[Side]) -> li
     rows = owned.map(lambda side: sum(u.matrix[0] if u.matrix else 0 for u in side))
     if 1 in map(len, owned) and rows.reference == rows.candidate:
         return [Match(tuple(owned.reference), tuple(owned.candidate), 1.0, "given", ("rows add up",))]
-    region = Regions(sides)
+    region = RegionPairing(sides)
     if any(region.run(Both([], []), owned)):
-        told = " against ".join(f"{' + '.join(paths)} with {n} rows" for paths, n in zip(entry, rows))
-        raise UsageError(f"layer map: the parts do not make up the whole: {told}")
+        parts = " against ".join(f"{' + '.join(paths)} with {n} rows" for paths, n in zip(entry, rows))
+        raise UsageError(f"layer map: the parts do not make up the whole: {parts}")
     return [replace(match, confidence=1.0, reason="given", rivals=()) for match in region.matches]

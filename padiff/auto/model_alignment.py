@@ -47,10 +47,9 @@ def aligned_as(carried: Carried | None, settings: Settings) -> Callable[..., Ali
         candidate: Any,
         layer_map: Any = None,
         seen: Both[Seen] = NOTHING_SEEN,
-        choices: Mapping[str, str] | None = None,
     ) -> Alignment:
         nonlocal otherwise
-        found = align(reference, candidate, layer_map, seen, choices={**known, **(choices or {})}, without=without)
+        found = align(reference, candidate, layer_map, seen, without=without).answered(known)
         if otherwise is None:
             otherwise = {pair for pair in settings.ruled if pair in settings.mapped and _other(settings, pair, found)}
         return replace(found, differ_inside=found.differ_inside | otherwise)

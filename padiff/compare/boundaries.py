@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from padiff.align import Alignment, LayerPair
-from padiff.align.matching.units import containers_of
+from padiff.align.matching.parameter_units import containers_of
 from padiff.model import equivalents
 from padiff.records import ROOT, Diff, Kind, Layer
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from padiff.align import Alignment, Seen, align, settled
+from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import cut_elsewhere
 from padiff.compare.coverage import Tally
 from padiff.compare.diagnose.causes import first_diff, setting_diff
@@ -123,7 +123,7 @@ class RunComparison:
         if self._workers is not None:
             self._workers.start(steps.reference[0])  # they import while this process aligns
         seen = steps.map(lambda ranks: Seen.of(ranks[0]))
-        alignment = settled(lambda choices: self._aligned(*self._infos, self._map, seen, choices=choices), seen)
+        alignment = resolved(self._aligned(*self._infos, self._map, seen), seen)
         measured: dict[Hashable, Diff] = {}
 
         def measure(pairs: Sequence[Pair]) -> Sequence[Diff]:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
-from padiff.align import Alignment, LayerPair, Part, unzipped
-from padiff.align.matching.units import homes_of
+from padiff.align import Alignment, LayerPair, Slice, unzipped
+from padiff.align.matching.parameter_units import tie_targets
 from padiff.compare.diagnose.causes import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.pair.processes import describe_processes
@@ -132,7 +132,7 @@ class Tally:
             candidate_steps=tuple(only.candidate),
             notes=setting_notes(alignment),
             ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
-            assumed=tuple(f"{doubt.about}: {doubt.options[0]}" for doubt in alignment.doubts if not doubt.answer),
+            assumed=tuple(f"{x.about}: {x.options[0]}" for x in alignment.ambiguities if not x.answer),
             views=tuple(self._views.values()),
             cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
             sketched=counts["sketched"],
@@ -169,9 +169,9 @@ def _only_holds(layer: Layer) -> bool:
     return layer.children > 0
 
 
-def _uncovered(layers: Sequence[Layer], parts: Iterable[Sequence[Part]], unpaired: Iterable[Layer]) -> tuple[str, ...]:
+def _uncovered(layers: Sequence[Layer], parts: Iterable[Sequence[Slice]], unpaired: Iterable[Layer]) -> tuple[str, ...]:
     """Parameters that answer to none, and the buffers of layers that do."""
-    homes = homes_of(layers)
+    homes = tie_targets(layers)
     covered = {homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts)}
     alone = {layer.path for layer in unpaired}
     return tuple(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from padiff.align.alignment import Alignment, ParameterPair, Part, SplitPair
-from padiff.align.matching.units import bare, homes_of
+from padiff.align import Alignment, ParameterPair, Slice, SplitPair
+from padiff.align.matching.parameter_units import tie_targets, without_ones
 from padiff.records import PARAMETER_STAGES, SAME, TRANSPOSED, Layer, Layout, Record, TensorSource
 
 #: Records by layer and stage.
@@ -37,7 +37,7 @@ class _Rows(_Made):
     """Some rows of another's parameter."""
 
     whole: TensorSource
-    part: Part
+    part: Slice
 
     def read(self) -> np.ndarray:
         return self.part.take(self.whole.read())
@@ -49,7 +49,7 @@ class _Columns(_Made):
 
     whole: TensorSource
     axis: int
-    part: Part
+    part: Slice
 
     def read(self) -> np.ndarray:
         array = self.whole.read()
@@ -92,11 +92,11 @@ class _Side:
             if stage in PARAMETER_STAGES
             for r in records
         }
-        self._homes = homes_of(layers)
+        self._homes = tie_targets(layers)
         self.calls = {key[3] for key in self._records}
         self.used: set[int] = set()
 
-    def find(self, part: Part, stage: str, call: int) -> Record | None:
+    def find(self, part: Slice, stage: str, call: int) -> Record | None:
         layer, slot = self._homes.get((part.layer, part.slot), (part.layer, part.slot))
         return self._records.get((layer, stage, slot, call))
 
@@ -144,7 +144,7 @@ def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, cal
 
 
 def _together(
-    both: tuple[Sequence[Part], Sequence[Part]], records: Sequence[Sequence[Record]]
+    both: tuple[Sequence[Slice], Sequence[Slice]], records: Sequence[Sequence[Record]]
 ) -> tuple[Record, Record, Layout] | None:
     """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
     parts = [parts[0] for parts in both]
@@ -162,8 +162,8 @@ def is_fused(slot: str) -> bool:
     return slot.endswith(_FUSED)
 
 
-def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record, Layout]:
-    if bare(ours.size) != bare(theirs.size) and math.prod(ours.size) == math.prod(theirs.size):
+def _one(ours: Slice, theirs: Slice, a: Record, b: Record) -> tuple[Record, Record, Layout]:
+    if without_ones(ours.size) != without_ones(theirs.size) and math.prod(ours.size) == math.prod(theirs.size):
         # A convolution over patches and the linear layer that it is, a picture and its places.
         return _as(ours, a, ours.size), _as(theirs, b, ours.size), SAME
     if ours.whole and theirs.whole:
@@ -171,16 +171,16 @@ def _one(ours: Part, theirs: Part, a: Record, b: Record) -> tuple[Record, Record
     return _cut([ours], [a], [theirs])[0], _cut([theirs], [b], [ours])[0], SAME
 
 
-def _as(part: Part, record: Record, shape: tuple[int, ...]) -> Record:
+def _as(part: Slice, record: Record, shape: tuple[int, ...]) -> Record:
     """A parameter in the shape of its partner."""
     return replace(record, shape=shape, source=_Flat(_Rows(record.source, part), shape))
 
 
-def _turned(part: Part) -> bool:
+def _turned(part: Slice) -> bool:
     return part.layout == "in_out"
 
 
-def _cut(parts: Sequence[Part], records: Sequence[Record], others: Sequence[Part]) -> list[Record]:
+def _cut(parts: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:
     """Records of rows, named by the layer on the other side that they answer to."""
     cut = []
     for part, record in zip(parts, records):
@@ -189,7 +189,7 @@ def _cut(parts: Sequence[Part], records: Sequence[Record], others: Sequence[Part
     return cut
 
 
-def _short(part: Part) -> str:
+def _short(part: Slice) -> str:
     name = part.layer.rpartition(".")[2]
     return f"{name}.{part.slot}[{part.rows_text}]" if not part.whole else name
 
@@ -233,9 +233,9 @@ def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], le
 
 def _pieces(
     whole: Layer, several: Sequence[Layer], parameters: Sequence[ParameterPair], turned: bool
-) -> Mapping[str, Part]:
+) -> Mapping[str, Slice]:
     """For each of the several layers, its part of the whole's weight."""
-    pieces: dict[str, Part] = {}
+    pieces: dict[str, Slice] = {}
     paths = {layer.path for layer in several}
     for pair in parameters:
         if len(pair.reference) == len(pair.candidate) == 1:
@@ -249,7 +249,7 @@ def _same_call(records: Sequence[Record], record: Record) -> Record | None:
     return next((r for r in records if (r.slot, r.call) == (record.slot, record.call)), None)
 
 
-def _feature_axis(record: Record, parts: Sequence[Record | None], pieces: Sequence[Part]) -> int | None:
+def _feature_axis(record: Record, parts: Sequence[Record | None], pieces: Sequence[Slice]) -> int | None:
     """The axis along which the parts' outputs lie beside each other in the whole's."""
     rows = sum(piece.size[0] for piece in pieces)
     for axis in dict.fromkeys((len(record.shape) - 1, 1)):

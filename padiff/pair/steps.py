@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from padiff.align.alignment import Alignment, LayerPair, ParameterPair, Part
-from padiff.align.matching.units import inside
+from padiff.align import Alignment, LayerPair, ParameterPair, Slice
+from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
 from padiff.pair.layouts import layout_between, square_layout
 from padiff.pair.parameters import Found, Index, pair_parameters, pair_split_outputs
@@ -178,7 +178,7 @@ def _apart(alignment: Alignment) -> set[tuple[int, str]]:
     }
 
 
-def _parts(pair: ParameterPair) -> Iterator[tuple[int, Part]]:
+def _parts(pair: ParameterPair) -> Iterator[tuple[int, Slice]]:
     """Each part with its side."""
     yield from ((0, part) for part in pair.reference)
     yield from ((1, part) for part in pair.candidate)

@@ -106,12 +106,11 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     except AssignError as error:
         print(f"[AutoDiff] Assign weight Failed !!!\n\n{error}")
         return False
-    for doubt in carried.alignment.doubts:
-        if carried.proof is None or doubt.about in carried.choices:
-            how = (
-                "found by running both models" if doubt.about in carried.choices else "assumed; give inputs to prove it"
-            )
-            print(f"[AutoDiff] {doubt.about}: {carried.choices.get(doubt.about, doubt.options[0])} ({how})")
+    for ambiguity in carried.alignment.ambiguities:
+        if carried.proof is None or ambiguity.about in carried.choices:
+            decided = ambiguity.about in carried.choices
+            how = "found by running both models" if decided else "assumed; give inputs to prove it"
+            print(f"[AutoDiff] {ambiguity.about}: {carried.choices.get(ambiguity.about, ambiguity.options[0])} ({how})")
     if carried.proof is None or not carried.proof.holds:
         for line in _little(carried.alignment):
             print(f"[AutoDiff] {line}")
@@ -199,11 +198,13 @@ class _Search:
         self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
         best: Carried | None = None
         for without in _TRUST:
-            best = self._better(best, without, {})
-            for doubt in best.alignment.doubts if best is not None else ():
-                for option in doubt.options[1:]:
+            alignment = self._align(seen=self._seen, without=without)
+            best = self._better(best, alignment, without, {})
+            for ambiguity in best.alignment.ambiguities if best is not None else ():
+                for option in ambiguity.options[1:]:
                     if best is not None and not best.proved:
-                        best = self._better(best, without, {**best.choices, doubt.about: option})
+                        choices = {**best.choices, ambiguity.about: option}
+                        best = self._better(best, alignment.answered(choices), without, choices)
             if best is not None and best.proved:
                 break
         if best is None:
@@ -213,9 +214,10 @@ class _Search:
         self._write(best.alignment)
         return best
 
-    def _better(self, best: Carried | None, without: tuple[str, ...], choices: Mapping[str, str]) -> Carried | None:
+    def _better(
+        self, best: Carried | None, alignment: Alignment, without: tuple[str, ...], choices: Mapping[str, str]
+    ) -> Carried | None:
         """The better one of what was found so far and of another try, by how many outputs agree."""
-        alignment = self._align(seen=self._seen, choices=choices, without=without)
         if alignment.parameters in self._tried:
             return best
         self._tried.append(alignment.parameters)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from padiff.align import Alignment, ParameterPair, Part
-from padiff.align.matching.units import homes_of
+from padiff.align import Alignment, ParameterPair, Slice
+from padiff.align.matching.parameter_units import tie_targets
 from padiff.model import equivalents
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel, layers_at
@@ -119,7 +119,7 @@ class _Planner:
         self._left: Both[_Left] = Both([], [])
         self._targets: dict[int, _Target] = {}
         self._used: set[tuple[str, str]] = set()
-        self._homes = homes_of(models.reference.info.layers)
+        self._homes = tie_targets(models.reference.info.layers)
 
     def result(self) -> Transfer:
         self._find_rules()
@@ -168,7 +168,7 @@ class _Planner:
             return
         self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
 
-    def _put(self, source: Part, part: Part, value: np.ndarray) -> None:
+    def _put(self, source: Slice, part: Slice, value: np.ndarray) -> None:
         if not equivalents.same_rows(value.shape, part.size):
             shapes = " against ".join(str(list(p.shape)) for p in (source, part))
             what = f"shapes of `{source.slot}` and `{part.slot}` are not the same: {shapes}"
@@ -187,7 +187,7 @@ class _Planner:
         part.put(target.values, value)
         part.put(target.filled, np.ones(value.shape, bool))
 
-    def _target(self, part: Part) -> _Target:
+    def _target(self, part: Slice) -> _Target:
         raw = self._models.candidate
         tensor, role = raw.owned(part.layer, part.slot)
         if id(tensor) not in self._targets:
@@ -205,7 +205,7 @@ class _Planner:
         for layer in raw.info.layers:
             for p in layer.parameters:
                 if equivalents.stands_for_none(layer, p):
-                    target = self._target(Part(layer.path, p.slot, p.shape))
+                    target = self._target(Slice(layer.path, p.slot, p.shape))
                     if not target.filled.any():
                         target.values[...] = 0
                         target.filled[...] = True

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from padiff.align.matching import names
-from padiff.align.matching.units import Signature
+from padiff.align.matching.parameter_units import Signature
 from padiff.model import equivalents
 from padiff.records import Both
 
@@ -26,7 +26,7 @@ _KIND, _RELATED_KIND, _OTHER_KIND = 1.5, 0.5, -2.0
 _RAN, _NUMBERED, _DEFINED = 5.0, 3.0, 1.0
 _OUTPUT = 0.5
 _VALUES, _OTHER_VALUES = 5.0, -1.5
-_CONTENTS, _AROUND = 4.0, 3.0
+_CONTENTS, _CONTEXT = 4.0, 3.0
 # So much of two large groups has to have the same name, or the same values, for that to line them up.
 _MOST = 0.8
 
@@ -34,8 +34,6 @@ _MOST = 0.8
 #: Signatures with their counts, and the number of all.
 Bag = tuple[frozenset[tuple[Signature, int]], int]
 NOTHING: Bag = (frozenset(), 0)
-#: What the paths of either side have in common, where they have nothing.
-NO_PREFIXES = Both("", "")
 
 
 @dataclass(eq=False)
@@ -44,13 +42,14 @@ class Item:
 
     Attributes:
         path: its full path, as names are read from it.
+        tail: what of it is compared: without what it has in common with all of its side.
         defined: position in the order of definition.
         ran: position in the order of execution, `None` if not known.
         kind: the layer's kind; empty if that says nothing (a container).
         bag: signatures of what is inside, for a container.
         output: shape of its first output, as a multiset of extents.
         values: numbers that stand for the values inside, the same on both sides where the values are the same.
-        around: what the innermost layer holds that holds more than this.
+        context: what the innermost layer holds that holds more than this.
     """
 
     path: str
@@ -60,7 +59,11 @@ class Item:
     bag: Bag | None = None
     output: tuple[int, ...] | None = None
     values: frozenset[int] = frozenset()
-    around: Bag = NOTHING
+    context: Bag = NOTHING
+    tail: str = ""
+
+    def __post_init__(self) -> None:
+        self.tail = self.tail or self.path
 
 
 @dataclass
@@ -87,37 +90,31 @@ class Scores:
         return tuple(words)
 
 
-def scores(
-    items: Both[list[Item]],
-    inner: Both[str] = NO_PREFIXES,
-    without: Collection[str] = (),
-    linked: names.Linked = frozenset(),
-) -> Scores:
+def scores(items: Both[list[Item]], without: Collection[str], linked: names.Linked) -> Scores:
     """How well each of the reference's items and each of the candidate's go together, shapes being equal already.
 
     Args:
-        inner: prefix (with its dot) of each side that the paths have in common; the words after it count.
         without: kinds of evidence to leave out.
         linked: words that mean the same in these two models.
     """
     parts: dict[str, np.ndarray] = {}
     if "names" not in without:
-        parts["names"] = _by_names(items, inner, linked)
+        parts["names"] = _by_names(items, linked)
     if "kinds" not in without:
         parts["kind"] = _by_class(_each(items, lambda x: x.kind), _same_kind)
         if items.reference[0].bag is not None:
             parts["contents"] = _CONTENTS * _by_class(_each(items, lambda x: x.bag or NOTHING), _overlap)
     if "containers" not in without:
-        around = _each(items, lambda x: x.around).map(_telling)
-        parts["surroundings"] = _AROUND * _by_class(around, _overlap)
+        context = _each(items, lambda x: x.context).map(_distinguishing)
+        parts["surroundings"] = _CONTEXT * _by_class(context, _overlap)
     defined = _each(items, lambda x: x.defined)
     if "order" not in without:
-        told = Both(None, None) if "names" in without else _told_orders(items, inner)
-        if any(told):
+        in_names = Both(None, None) if "names" in without else items.map(_order_in_names)
+        if any(in_names):
             # Numbers on one side alone are set against the other's order of definition.
-            what = "numbers in the names" if all(told) else "numbers on one side"
-            places = Both(told.reference or defined.reference, told.candidate or defined.candidate)
-            parts[what] = (_NUMBERED if all(told) else 2 * _DEFINED) * _near(places)
+            what = "numbers in the names" if all(in_names) else "numbers on one side"
+            places = Both(in_names.reference or defined.reference, in_names.candidate or defined.candidate)
+            parts[what] = (_NUMBERED if all(in_names) else 2 * _DEFINED) * _near(places)
         parts["order of definition"] = _DEFINED * _near(defined)
     if "execution" not in without:
         ran = _ran(items)
@@ -125,7 +122,7 @@ def scores(
             parts["order of execution"] = _RAN * _near(ran)
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     if "values" not in without:
-        parts["values"] = _by_class(_each(items, lambda x: x.values), _same_values)
+        parts["values"] = _by_class(_each(items, lambda x: x.values), _common_values)
     total = sum(parts.values(), np.zeros((len(items.reference), len(items.candidate))))
     return Scores(total, parts)
 
@@ -140,18 +137,17 @@ def _ran(items: Both[list[Item]]) -> Both[list[int]] | None:
     return ran if ran.map(len) == items.map(len) else None
 
 
-def _by_names(items: Both[list[Item]], inner: Both[str], linked: names.Linked) -> np.ndarray:
-    tails = Both(*([x.path[len(prefix) :] for x in side] for side, prefix in zip(items, inner)))
-    keys = Both(*(_names([names.read(x.path, tail) for x, tail in zip(*side)]) for side in zip(items, tails)))
+def _by_names(items: Both[list[Item]], linked: names.Linked) -> np.ndarray:
+    keys = _each(items, lambda x: names.read(x.path, x.tail)).map(_names)
     matrix = _by_class(keys, lambda a, b: _same_names(a, b, linked))
-    place = {tail: j for j, tail in enumerate(tails.candidate)}
-    for i, tail in enumerate(tails.reference):
-        if tail in place:
-            matrix[i, place[tail]] += _SAME_PATH
+    place = {item.tail: j for j, item in enumerate(items.candidate)}
+    for i, item in enumerate(items.reference):
+        if item.tail in place:
+            matrix[i, place[item.tail]] += _SAME_PATH
     return matrix
 
 
-def _names(side: Sequence[names.Name]) -> list[names.Said]:
+def _names(side: Sequence[names.Name]) -> list[names.NameKey]:
     """What is compared of the names of one side."""
     # Numbers are no matter here, so that a thousand blocks are read as one.
     # Words that all of a side have in common tell nothing apart.
@@ -159,7 +155,7 @@ def _names(side: Sequence[names.Name]) -> list[names.Said]:
     return [(name.roles, name.words - common or name.words) for name in side]
 
 
-def _same_names(reference: names.Said, candidate: names.Said, linked: names.Linked) -> float:
+def _same_names(reference: names.NameKey, candidate: names.NameKey, linked: names.Linked) -> float:
     agree, contradict, common = names.agreement(reference, candidate, linked)
     if contradict:
         return _CONTRADICTION
@@ -183,7 +179,7 @@ def _same_output(reference: tuple[int, ...] | None, candidate: tuple[int, ...] |
     return _OUTPUT if reference == candidate else -_OUTPUT
 
 
-def _telling(bags: Sequence[Bag]) -> list[Bag]:
+def _distinguishing(bags: Sequence[Bag]) -> list[Bag]:
     """What is around some, without what is around all of them."""
     distinct = set(bags)
     if len(distinct) < 2:
@@ -206,19 +202,19 @@ def _overlap(reference: Bag, candidate: Bag) -> float:
     return 2 * shared / max(reference[1] + candidate[1], 1)
 
 
-def _same_values(reference: frozenset[int], candidate: frozenset[int]) -> float:
+def _common_values(reference: frozenset[int], candidate: frozenset[int]) -> float:
     if not reference or not candidate:
         return 0.0
     share = len(reference & candidate) / max(len(reference), len(candidate))
     return _VALUES * share if share else _OTHER_VALUES
 
 
-def line_up(items: Both[list[Item]], inner: Both[str]) -> Both[list[int]]:
+def line_up(items: Both[list[Item]]) -> Both[list[int]]:
     """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition."""
     sizes = items.map(len)
     keys: list[Both[list[Any]]] = [
         _each(items, lambda x: next(iter(x.values)) if len(x.values) == 1 else None),
-        Both(*([x.path[len(prefix) :] for x in side] for side, prefix in zip(items, inner))),
+        _each(items, lambda x: x.tail),
     ]
     for key in keys:
         place = {value: k for k, value in enumerate(key.reference) if value is not None}
@@ -227,10 +223,10 @@ def line_up(items: Both[list[Item]], inner: Both[str]) -> Both[list[int]]:
             last = float(sizes.reference)
             order = sorted(range(sizes.candidate), key=lambda k: _or(found[k], last))
             return Both(list(range(sizes.reference)), order)
-    told = _told_orders(items, inner)
+    in_names = items.map(_order_in_names)
     places = _ran(items)
-    if places is None and told.reference is not None and told.candidate is not None:
-        places = Both(told.reference, told.candidate)
+    if places is None and in_names.reference is not None and in_names.candidate is not None:
+        places = Both(in_names.reference, in_names.candidate)
     return (places or _each(items, lambda x: x.defined)).map(_sorted)
 
 
@@ -243,16 +239,12 @@ def _sorted(places: Sequence[int]) -> list[int]:
     return order
 
 
-def _told_orders(items: Both[list[Item]], inner: Both[str]) -> Both[list[int] | None]:
-    return Both(*(_told_order(side, prefix) for side, prefix in zip(items, inner)))
-
-
-def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:
+def _order_in_names(side: Sequence[Item]) -> list[int] | None:
     """The places that the names tell: those of definition, with names that differ by numbers alone in their order.
 
     `None` where no two names do.
     """
-    read = [names.read(x.path, x.path[len(prefix) :]) for x in side]
+    read = [names.read(x.path, x.tail) for x in side]
     if len(read) < 2:
         return None
     if all(name.norm for name in read):
@@ -266,11 +258,11 @@ def _told_order(side: Sequence[Item], prefix: str) -> list[int] | None:
     if len(set(zip(keys, (name.skeleton for name in read)))) < len(keys) or max(map(len, alike.values())) < 2:
         return None
     place = {k: rank for rank, k in enumerate(sorted(range(len(side)), key=lambda k: side[k].defined))}
-    told = dict(place)
+    places = dict(place)
     for group in alike.values():
         for k, where in zip(sorted(group, key=lambda k: keys[k]), sorted(place[k] for k in group)):
-            told[k] = where
-    return [told[k] for k in range(len(side))]
+            places[k] = where
+    return [places[k] for k in range(len(side))]
 
 
 def _near(places: Both[list[int]]) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from padiff.align.matching import names
-from padiff.align.matching.units import Unit, grouped
+from padiff.align.matching.parameter_units import Unit, grouped
 from padiff.model import equivalents
 
 # Roles of the parts, in the order in which libraries put them below each other.
@@ -116,9 +116,9 @@ def _gates(units: Sequence[Unit], rows: int) -> Sequence[Unit]:
     return ()
 
 
-def _same_group(ours: str, theirs: str) -> bool:
+def _same_group(kind: str, other: str) -> bool:
     """An embedding, or a normalisation, is never a part of anything else."""
-    groups = equivalents.group_of_kinds(ours), equivalents.group_of_kinds(theirs)
+    groups = equivalents.group_of_kinds(kind), equivalents.group_of_kinds(other)
     return groups[0] == groups[1] or not _ALONE & set(groups)
 
 

@@ -159,11 +159,11 @@ def read(path: str, inner: str) -> Name:
         for family, values in table.items()
         for value in _first(values, whole)
     }
-    told = dict(roles)
-    if told.get("attention part") == "o" and told.get("mlp part") == "out":
+    known = dict(roles)
+    if known.get("attention part") == "o" and known.get("mlp part") == "out":
         # wo and output.dense are either's: the path tells whose.
         roles.discard(("mlp part", "out") if _IN_ATTENTION.search(whole) else ("attention part", "o"))
-    if told.keys() & {"attention part", "mlp part"}:
+    if known.keys() & {"attention part", "mlp part"}:
         roles = {(family, value) for family, value in roles if family != "gate"}
     norm = next(((of, number) for of, number, spelt in _TELLING_NORMS if spelt.search(whole)), ("", 0))
     if norm[0]:
@@ -211,14 +211,14 @@ _COMPATIBLE = (frozenset({"in", "gate"}), frozenset({"in", "up"}), frozenset({"i
 
 
 #: What two paths are compared by: roles and words.
-Said = tuple[frozenset[tuple[str, str]], frozenset[str]]
+NameKey = tuple[frozenset[tuple[str, str]], frozenset[str]]
 
 
 #: Words of the reference and of the candidate that mean the same in these two models.
 Linked = frozenset[tuple[str, str]]
 
 
-def agreement(reference: Said, candidate: Said, linked: Linked = frozenset()) -> tuple[int, int, float]:
+def agreement(reference: NameKey, candidate: NameKey, linked: Linked = frozenset()) -> tuple[int, int, float]:
     """How many roles agree, how many contradict each other, and the share of common words, 0 to 1."""
     other = dict(candidate[0])
     agree = contradict = 0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from padiff.align.alignment import Doubt, ParameterPair, Part
 from padiff.align.matching import names
-from padiff.align.matching.sides import Match
-from padiff.align.matching.units import Unit, bare, containers_of
+from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
+from padiff.align.matching.matches import Match
+from padiff.align.matching.parameter_units import Unit, containers_of, whole_slice, without_ones
+from padiff.align.slices import Ambiguity, ParameterPair, Slice
 from padiff.frameworks.known import usual_layout
-from padiff.records import ROOT, SIDES, Both, Layer, Parameter, RunInfo
+from padiff.records import ROOT, SIDES, Both, Layer, RunInfo
 
 # Fused layers of these names alternate query, key and value head by head, as Megatron has it; others put the three
 # matrices below each other.
@@ -28,20 +29,64 @@ INPUT_FIRST, STATE_FIRST = "the input", "the state"
 _Layers = Mapping[str, Layer]
 
 
-class Parameters:
-    """Turns matches of units into pairs of parameters.
+@dataclass(frozen=True)
+class StoredParameters:
+    """The parameters of matched units that answer to each other, given how they are stored.
 
-    Args:
-        choices: the answers to doubts, by what they are about; the first option is taken otherwise.
+    Attributes:
+        answers: the answers to ambiguities, by what they are about; the first option is taken otherwise.
     """
 
-    def __init__(self, infos: Both[RunInfo], choices: Mapping[str, str]) -> None:
-        self._frameworks = infos.map(lambda info: info.framework)
-        self._choices = choices
-        self._layers: Both[_Layers] = infos.map(lambda info: {layer.path: layer for layer in info.layers})
-        self.doubts: dict[str, Doubt] = {}
+    infos: Both[RunInfo]
+    matches: Sequence[Match]
+    answers: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, match: Match) -> list[ParameterPair]:
+    def answered(self, answers: Mapping[str, str]) -> StoredParameters:
+        """The same with more answers."""
+        return replace(self, answers={**self.answers, **answers})
+
+    @property
+    def pairs(self) -> tuple[ParameterPair, ...]:
+        pairs = [pair for _, pairs, _ in self._made for pair in pairs]
+        return tuple(with_packed_biases(self.matches, with_summed_biases(self._cells, pairs)))
+
+    @property
+    def ambiguities(self) -> tuple[Ambiguity, ...]:
+        """What neither names nor shapes tell."""
+        return tuple({about: found for _, _, asked in self._made for about, found in asked.items()}.values())
+
+    def pairs_if(self, about: str, option: str) -> list[ParameterPair]:
+        """The pairs that an ambiguity is about, as they are if an option is its answer."""
+        maker = _PairMaker(self.infos, self._layers, {**self.answers, about: option})
+        pairs = [pair for match, _, ambiguities in self._made if about in ambiguities for pair in maker.pairs(match)]
+        return with_summed_biases(self._cells, pairs)
+
+    @cached_property
+    def _made(self) -> list[tuple[Match, list[ParameterPair], dict[str, Ambiguity]]]:
+        """The pairs of each match, with the ambiguities about them."""
+        made = []
+        for match in self.matches:
+            maker = _PairMaker(self.infos, self._layers, self.answers)
+            made.append((match, maker.pairs(match), maker.ambiguities))
+        return made
+
+    @cached_property
+    def _layers(self) -> Both[_Layers]:
+        return self.infos.map(lambda info: {layer.path: layer for layer in info.layers})
+
+    @cached_property
+    def _cells(self) -> list[dict[str, Match]]:
+        return recurrent_cells(self.matches)
+
+
+class _PairMaker:
+    """Pairs the parameters of matched units, and keeps what it had to assume."""
+
+    def __init__(self, infos: Both[RunInfo], layers: Both[_Layers], answers: Mapping[str, str]) -> None:
+        self._infos, self._layers, self._answers = infos, layers, answers
+        self.ambiguities: dict[str, Ambiguity] = {}
+
+    def pairs(self, match: Match) -> list[ParameterPair]:
         """The parameters that two matched units share; what only one has is left out."""
         if match.beside:
             return self._beside(match)
@@ -59,7 +104,7 @@ class Parameters:
             if groups is not None and (role == "bias" or groups.reference != groups.candidate):
                 pairs += _key_apart(units, role, layouts, groups)
                 continue
-            parts = Both(*(_part(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
+            parts = Both(*(whole_slice(unit, unit.parameters[role], layout) for unit, layout in zip(units, layouts)))
             if role == "weight":
                 parts = self._patches(parts, units)
             pairs.append(ParameterPair(*((part,) for part in parts)))
@@ -68,7 +113,7 @@ class Parameters:
     def _fused_groups(self, units: Both[Unit]) -> Both[int]:
         """In how many groups query, key and value alternate on either side, both having them in one.
 
-        As a rule in as many; where one is called as what alternates head by head and the other is not, it is a doubt.
+        As a rule in as many; it is ambiguous where only one is called as what alternates head by head.
         """
         by_head = units.map(lambda unit: bool(_HEAD_BY_HEAD.search(unit.name.lower())))
         heads = max(map(_heads, units, self._layers))
@@ -82,28 +127,29 @@ class Parameters:
         return ways[self._decided(about, tuple(ways))]
 
     def _layouts(self, units: Both[Unit]) -> Both[str]:
-        """How the two matrices lie; where their classes do not say and the shape is no help, it is a doubt."""
+        """How the two matrices lie; where their classes do not say and the shape is no help, that is ambiguous."""
         layouts = units.map(lambda unit: unit.layout)
         matrix = units.reference.matrix
         if "?" in layouts and matrix and matrix[0] == matrix[-1]:
-            if set(layouts) == {"?"} and len(set(self._frameworks)) == 1:
+            frameworks = [info.framework for info in self._infos]
+            if set(layouts) == {"?"} and len(set(frameworks)) == 1:
                 return Both("", "")
-            sides = zip(SIDES, units, self._frameworks)
+            sides = zip(SIDES, units, frameworks)
             return Both(*(self._layout(*side) if side[1].layout == "?" else side[1].layout for side in sides))
         return layouts.map(_known)
 
-    def _patches(self, parts: Both[Part], units: Both[Unit]) -> Both[Part]:
-        """A convolution over patches against a linear layer: which pixels come first is a doubt."""
+    def _patches(self, parts: Both[Slice], units: Both[Unit]) -> Both[Slice]:
+        """A convolution over patches against a linear layer: which pixels come first is ambiguous."""
         return Both(
             self._patched(parts.reference, parts.candidate, units.reference),
             self._patched(parts.candidate, parts.reference, units.candidate),
         )
 
-    def _patched(self, part: Part, other: Part, unit: Unit) -> Part:
+    def _patched(self, part: Slice, other: Slice, unit: Unit) -> Slice:
         shape = part.shape
         if len(shape) == 4 and other.shape == (shape[0], shape[2] * shape[3], shape[1]):
             return replace(part, axes=(0, 2, 3, 1))  # a picture, and its places in a row
-        if len(other.shape) == 2 and len(bare(shape)) > 2:
+        if len(other.shape) == 2 and len(without_ones(shape)) > 2:
             about = f"order of pixels in the patches of {unit.layer.type}.{unit.path.rpartition('.')[2]}"
             if self._decided(about, (CHANNELS_FIRST, CHANNELS_LAST)) == CHANNELS_LAST:
                 return replace(part, axes=(0, *range(2, len(shape)), 1))
@@ -118,19 +164,19 @@ class Parameters:
         first = self._decided(about, (INPUT_FIRST, STATE_FIRST)) == INPUT_FIRST
         columns = (0, inputs) if first else (wide - inputs, wide)
         state = (inputs, wide) if first else (0, wide - inputs)
-        pairs: list[Both[tuple[Part, ...]]] = []
+        pairs: list[Both[tuple[Slice, ...]]] = []
         start = 0
         for gate in gates:
             stop = start + gate.matrix[0]
             for unit, where in ((ih, columns), (hh, state)):
                 weight = unit.parameters["weight"]
-                rows = Part(unit.path, weight.slot, weight.shape, "", 1, start, stop)
-                own = _part(gate, gate.parameters["weight"], _known(gate.layout))
+                rows = Slice(unit.path, weight.slot, weight.shape, "", 1, start, stop)
+                own = whole_slice(gate, gate.parameters["weight"], _known(gate.layout))
                 pairs.append(Both((rows,), (replace(own, columns=where),)))
             biases = [(u.path, u.parameters["bias"]) for u in (ih, hh) if "bias" in u.parameters]
             if biases and "bias" in gate.parameters:
-                parts = tuple(Part(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
-                pairs.append(Both(parts, (_part(gate, gate.parameters["bias"], ""),)))
+                parts = tuple(Slice(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
+                pairs.append(Both(parts, (whole_slice(gate, gate.parameters["bias"], ""),)))
             start = stop
         return [ParameterPair(*(pair.swapped() if swapped else pair)) for pair in pairs]
 
@@ -152,9 +198,9 @@ class Parameters:
             layout = _known(whole.layout) if role == "weight" else ""
             start = 0
             for part in parts:
-                own = _part(part, part.parameters[role], _known(part.layout))
+                own = whole_slice(part, part.parameters[role], _known(part.layout))
                 stop = start + (own.size[0] if own.size else 1) // groups
-                rows = Part(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
+                rows = Slice(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
                 pair = Both((rows,), (own,))
                 pairs.append(ParameterPair(*(pair.swapped() if swapped else pair)))
                 start = stop
@@ -185,9 +231,9 @@ class Parameters:
         return ways[self._decided(f"order of rows in {parent.type}.{own} of the {side}", tuple(options))]
 
     def _decided(self, about: str, options: tuple[str, ...]) -> str:
-        chosen = self._choices.get(about, "")
+        chosen = self._answers.get(about, "")
         answer = chosen if chosen in options else ""
-        self.doubts[about] = Doubt(about, options, answer)
+        self.ambiguities[about] = Ambiguity(about, options, answer)
         return answer or options[0]
 
 
@@ -223,92 +269,7 @@ def _key_apart(units: Both[Unit], role: str, layouts: Both[str], groups: Both[in
         parts = []
         for unit, layout, count in zip(units, layouts, groups):
             rows = unit.matrix[0] // 3 // count
-            whole = _part(unit, unit.parameters[role], layout)
+            whole = whole_slice(unit, unit.parameters[role], layout)
             start = number * rows
             parts.append((replace(whole, groups=count, start=start, stop=start + rows, label=label),))
         yield ParameterPair(*parts)
-
-
-def _part(unit: Unit, parameter: Parameter, layout: str) -> Part:
-    turned = layout if parameter is unit.parameters.get("weight") and len(parameter.shape) == 2 else ""
-    return Part(unit.path, parameter.slot, parameter.shape, turned)
-
-
-# -- biases that stand elsewhere than their matrices ---------------------------------------------------------------
-
-_SEPARATE = ("q_proj", "k_proj", "v_proj")
-
-
-def with_packed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, and those of torch's attention with keys or values of another width.
-
-    It keeps three matrices, ``q_proj_weight`` and so on, but the three biases in one ``in_proj_bias``.
-    """
-    found = []
-    for match in matches:
-        if len(match.reference) != 1 or len(match.candidate) != 1:
-            continue
-        units = match.map(lambda units: units[0])
-        for (one, other), swapped in ((units, False), (units.swapped(), True)):
-            packed = next((p for p in one.layer.parameters if p.slot == "in_proj_bias"), None)
-            bias = other.parameters.get("bias")
-            if one.group in _SEPARATE and packed is not None and bias is not None:
-                rows = packed.shape[0] // 3
-                start = _SEPARATE.index(one.group) * rows
-                piece = Part(one.path, packed.slot, packed.shape, "", 1, start, start + rows)
-                pair = Both((piece,), (_part(other, bias, ""),))
-                found.append(ParameterPair(*(pair.swapped() if swapped else pair)))
-    return pairs + found
-
-
-# -- two biases against one --------------------------------------------------------------------------------------
-
-#: Bias rows of a recurrent cell, by what they belong to (``ih``, ``hh``), gate by gate.
-_Biases = dict[str, list[Part]]
-
-
-def with_summed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    """The pairs, where a recurrent cell's two biases are one on the other side: they are only ever added up.
-
-    In a GRU they are not: its reset gate comes between the two.
-    """
-    cells: dict[tuple[str, ...], dict[str, Match]] = {}
-    for match in matches:
-        which = {names.role(unit.name, "recurrent part") for units in match for unit in units}
-        if len(which) == 1 and "" not in which and not match.unlike:
-            key = tuple(names.without_recurrent_part(units[0].name) for units in match)
-            cells.setdefault(key, {})[which.pop()] = match
-    for cell in cells.values():
-        if cell.keys() == {"ih", "hh"}:
-            pairs = _summed(cell, pairs)
-    return pairs
-
-
-def _summed(cell: Mapping[str, Match], pairs: list[ParameterPair]) -> list[ParameterPair]:
-    gates = max(len(side) for match in cell.values() for side in match)
-    biases: Both[_Biases] = Both({}, {})
-    for which, match in cell.items():
-        for side, units in zip(biases, match):
-            if all("bias" in unit.parameters for unit in units):
-                side[which] = _by_gate(units, gates)
-    hidden = cell["hh"].reference[0].matrix[1]
-    three = sum(unit.matrix[0] for unit in cell["hh"].reference) == 3 * hidden
-    if sorted(map(len, biases)) != [1, 2] or three or any(len(b) != gates for s in biases for b in s.values()):
-        return pairs
-    slots = biases.map(lambda side: {(part.layer, part.slot) for part in chain(*side.values())})
-    kept = [
-        pair
-        for pair in pairs
-        if not any((part.layer, part.slot) in known for parts, known in zip(pair, slots) for part in parts)
-    ]
-    for gate in range(gates):
-        kept.append(ParameterPair(*(tuple(s[which][gate] for which in ("ih", "hh") if which in s) for s in biases)))
-    return kept
-
-
-def _by_gate(side: Sequence[Unit], gates: int) -> list[Part]:
-    if len(side) > 1 or gates == 1:
-        return [_part(unit, unit.parameters["bias"], "") for unit in side]
-    bias = side[0].parameters["bias"]
-    rows = bias.shape[0] // gates
-    return [Part(side[0].path, bias.slot, bias.shape, "", 1, k * rows, (k + 1) * rows) for k in range(gates)]

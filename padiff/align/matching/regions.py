@@ -13,59 +13,60 @@ from collections import defaultdict
 from collections.abc import Collection
 from itertools import chain
 
-from padiff.align.matching.forest import Node, opened
+from padiff.align.matching.assignment import TOO_CLOSE
+from padiff.align.matching.layer_tree import LayerNode, opened
+from padiff.align.matching.matches import Matches
+from padiff.align.matching.model_evidence import ModelEvidence
 from padiff.align.matching.names import Linked
-from padiff.align.matching.pool import Pool
-from padiff.align.matching.sides import Matches, Side
-from padiff.align.matching.solve import TOO_CLOSE
-from padiff.align.matching.units import Unit
+from padiff.align.matching.parameter_units import Unit
+from padiff.align.matching.unit_pairing import UnitPairing
 from padiff.records import Both
 
 # Containers of one size are only taken for each other where at least so much of what they hold fits.
 _ENOUGH = 0.5
 
 
-class Regions:
+class RegionPairing:
     """Pairs the units of two models."""
 
-    def __init__(self, sides: Both[Side], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
+    def __init__(self, sides: Both[ModelEvidence], without: Collection[str] = (), linked: Linked = frozenset()) -> None:
         self._sides = sides
         self._without = without
         self.matches = Matches()
-        self._pool = Pool(sides, without, linked, self.matches)
+        self._units = UnitPairing(sides, without, linked, self.matches)
 
-    def run(self, nodes: Both[list[Node]], own: Both[list[Unit]]) -> Both[list[Unit]]:
+    def run(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair all that is in two forests, and units that lie open beside them; what is left over."""
-        return self._pool.pair_loosely(self._region(nodes, own))
+        return self._units.pair_loosely(self._region(nodes, own))
 
-    def _region(self, nodes: Both[list[Node]], own: Both[list[Unit]]) -> Both[list[Unit]]:
+    def _region(self, nodes: Both[list[LayerNode]], own: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair what is in two forests, and units that lie open beside them."""
-        pools: Both[list[Unit]] = own.map(list)
+        open_units: Both[list[Unit]] = own.map(list)
         if "containers" in self._without:
-            for pool, side in zip(pools, nodes):
-                pool.extend(unit for node in side for unit in node.below())
-            return self._pool.pair(pools)
-        waiting: Both[dict[int, list[Node]]] = Both(defaultdict(list), defaultdict(list))
-        for side, heap, pool in zip(nodes, waiting, pools):
+            for lying_open, side in zip(open_units, nodes):
+                lying_open.extend(unit for node in side for unit in node.below())
+            return self._units.pair(open_units)
+        waiting: Both[dict[int, list[LayerNode]]] = Both(defaultdict(list), defaultdict(list))
+        for side, heap, lying_open in zip(nodes, waiting, open_units):
             for node in side:
-                _lay_open(node, heap, pool)
+                _lay_open(node, heap, lying_open)
         while any(waiting):
             size = max(chain(*waiting))
             here = Both(*(heap.pop(size, []) for heap in waiting))
-            for side, heap, pool in zip(self._containers(here, pools), waiting, pools):
+            for side, heap, lying_open in zip(self._containers(here, open_units), waiting, open_units):
                 for node in side:
-                    pool.extend(node.units)
+                    lying_open.extend(node.units)
                     for child in node.children:
-                        _lay_open(child, heap, pool)
-        return self._pool.pair(pools)
+                        _lay_open(child, heap, lying_open)
+        return self._units.pair(open_units)
 
-    def _containers(self, nodes: Both[list[Node]], pools: Both[list[Unit]]) -> Both[list[Node]]:
+    def _containers(self, nodes: Both[list[LayerNode]], open_units: Both[list[Unit]]) -> Both[list[LayerNode]]:
         """Pair containers of one size, and what is inside of them; the ones that found none."""
         if not all(nodes):
             return nodes
         items = Both(*([side.container(node) for node in group] for side, group in zip(self._sides, nodes)))
-        paired: Both[set[Node]] = Both(set(), set())
-        for choice in self._pool.assigned(items):
+        paired: Both[set[LayerNode]] = Both(set(), set())
+        for choice in self._units.assigned(items):
             a, b = nodes.reference[choice.reference], nodes.candidate[choice.candidate]
             if choice.margin < TOO_CLOSE or not _may_hold_the_same(a, b):
                 continue
@@ -77,22 +78,22 @@ class Regions:
                 continue
             # A layer is no surer than the container that it is in.
             self.matches.cap(before, choice.confidence)
-            for pool, units in zip(pools, left):
-                pool.extend(units)
+            for lying_open, units in zip(open_units, left):
+                lying_open.extend(units)
             paired.reference.add(a)
             paired.candidate.add(b)
         return Both(*([node for node in side if node not in done] for side, done in zip(nodes, paired)))
 
 
-def _lay_open(node: Node, waiting: dict[int, list[Node]], pool: list[Unit]) -> None:
+def _lay_open(node: LayerNode, waiting: dict[int, list[LayerNode]], lying_open: list[Unit]) -> None:
     node = opened(node)
     if node.children and node.size:
         waiting[node.size].append(node)
     else:
-        pool.extend(node.below())
+        lying_open.extend(node.below())
 
 
-def _may_hold_the_same(reference: Node, candidate: Node) -> bool:
+def _may_hold_the_same(reference: LayerNode, candidate: LayerNode) -> bool:
     """Whether two containers of one size may hold the same, fused or not."""
     if reference.bag == candidate.bag:
         return True

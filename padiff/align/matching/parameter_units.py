@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from padiff.align.slices import Slice
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Layer, Parameter
 
@@ -72,12 +73,11 @@ class Unit:
     def matrix(self) -> Shape:
         """The weight's shape as (out, in, ...), () without one."""
         weight = self.parameters.get("weight")
-        return seen(weight.shape, self.layout) if weight is not None else ()
+        return as_out_in(weight.shape, self.layout) if weight is not None else ()
 
     def laid_out(self, layout: str) -> Unit:
         """The same unit, its matrix known to lie so."""
-        turned = replace(self, layout=layout)
-        return replace(turned, signature=_signature(turned.parameters, layout, self.opaque))
+        return replace(self, layout=layout, signature=_signature(self.parameters, layout, self.opaque))
 
     def __hash__(self) -> int:
         return hash((self.path, self.group))
@@ -112,7 +112,7 @@ def inside(path: str, above: str) -> bool:
     return path != ROOT and (above == ROOT or path.startswith(f"{above}."))
 
 
-def homes_of(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str]]:
+def tie_targets(layers: Iterable[Layer]) -> dict[tuple[str, str], tuple[str, str]]:
     """For parameters that are tied, by layer and slot, the first place where the same tensor was seen."""
     return {
         (layer.path, p.slot): (home[0], home[2])
@@ -137,36 +137,36 @@ def containers_of(path: str) -> list[str]:
     return [] if path == ROOT else [ROOT, *(".".join(parts[:k]) for k in range(1, len(parts)))]
 
 
-def seen(shape: Shape, layout: str) -> Shape:
+def as_out_in(shape: Shape, layout: str) -> Shape:
     """A stored shape as (out, in, ...)."""
     return shape[::-1] if layout == "in_out" and len(shape) == 2 else shape
 
 
-def settled(units: Both[list[Unit]]) -> Both[list[Unit]]:
+def with_layouts(units: Both[list[Unit]]) -> Both[list[Unit]]:
     """Units with the layout of matrices of the user's own classes found out, where the other side's shapes tell.
 
     What the oblong matrices of a class say holds for its square ones too. Where nothing tells, the layout stays ``?``.
     """
     shapes = units.map(lambda side: Counter(unit.matrix for unit in side))
-    return Both(*(_settled(*side) for side in zip(units, shapes.swapped())))
+    return Both(*(_with_layouts(*side) for side in zip(units, shapes.swapped())))
 
 
-def _settled(units: Sequence[Unit], others: Counter[Shape]) -> list[Unit]:
+def _with_layouts(units: Sequence[Unit], others: Counter[Shape]) -> list[Unit]:
     votes: Votes = Counter()
     for unit in units:
         if unit.layout == "?" and unit.matrix[0] != unit.matrix[1]:
             for layout in ("out_in", "in_out"):
-                votes[_made(unit), layout] += _fits(seen(unit.matrix, layout), others)
-    return [_settle(unit, votes) for unit in units]
+                votes[_made(unit), layout] += _fits(as_out_in(unit.matrix, layout), others)
+    return [_with_layout(unit, votes) for unit in units]
 
 
-def _settle(unit: Unit, votes: Votes) -> Unit:
+def _with_layout(unit: Unit, votes: Votes) -> Unit:
     if unit.layout != "?":
         return unit
-    straight, turned = votes[_made(unit), "out_in"], votes[_made(unit), "in_out"]
-    if straight == turned:
+    straight, transposed = votes[_made(unit), "out_in"], votes[_made(unit), "in_out"]
+    if straight == transposed:
         return unit
-    return unit.laid_out("out_in" if straight > turned else "in_out")
+    return unit.laid_out("out_in" if straight > transposed else "in_out")
 
 
 def _made(unit: Unit) -> tuple[str, str]:
@@ -225,13 +225,23 @@ def _signature(parameters: Mapping[str, Parameter], layout: str, opaque: str) ->
     if opaque:
         return ((opaque, ()),)
     telling = {role: p for role, p in parameters.items() if role not in equivalents.STATISTICS} or parameters
-    return tuple(sorted((role, bare(seen(p.shape, layout if role == "weight" else ""))) for role, p in telling.items()))
+    return tuple(
+        sorted(
+            (role, without_ones(as_out_in(p.shape, layout if role == "weight" else ""))) for role, p in telling.items()
+        )
+    )
 
 
-def bare(shape: Shape) -> Shape:
+def without_ones(shape: Shape) -> Shape:
     """A shape without its extents of 1: a 1 x 1 convolution and a linear layer own the same."""
     return tuple(extent for extent in shape if extent != 1)
 
 
 def _counts(parameter: Parameter) -> bool:
     return parameter.role == "parameter" and not parameter.tied_to
+
+
+def whole_slice(unit: Unit, parameter: Parameter, layout: str) -> Slice:
+    """A unit's parameter as a whole, as it lies."""
+    layout = layout if parameter is unit.parameters.get("weight") and len(parameter.shape) == 2 else ""
+    return Slice(unit.path, parameter.slot, parameter.shape, layout)

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from padiff.align.matching.units import Signature, Unit, grouped, inside
+from padiff.align.matching.parameter_units import Signature, Unit, grouped, inside
 from padiff.records import ROOT, Layer
 
 
 @dataclass(eq=False)
-class Node:
+class LayerNode:
     """A layer with what is below it."""
 
     layer: Layer
     units: list[Unit] = field(default_factory=list)
-    children: list[Node] = field(default_factory=list)
-    parent: Node | None = None
+    children: list[LayerNode] = field(default_factory=list)
+    parent: LayerNode | None = None
 
     @property
     def path(self) -> str:
@@ -53,21 +53,21 @@ class Node:
             yield from child.below()
 
 
-def forest(layers: Sequence[Layer], units: Iterable[Unit]) -> list[Node]:
+def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNode]:
     """The trees of these layers (depth first, in order of definition; not all of a model's need be there)."""
     owned = grouped(units, lambda unit: unit.path)
-    roots: list[Node] = []
-    above: list[Node] = []
+    roots: list[LayerNode] = []
+    above: list[LayerNode] = []
     for layer in layers:
         while above and not inside(layer.path, above[-1].path):
             above.pop()
-        node = Node(layer, owned.get(layer.path, []), parent=above[-1] if above else None)
+        node = LayerNode(layer, owned.get(layer.path, []), parent=above[-1] if above else None)
         (above[-1].children if above else roots).append(node)
         above.append(node)
     return roots
 
 
-def opened(node: Node) -> Node:
+def opened(node: LayerNode) -> LayerNode:
     """The outermost layer inside of a chain of wrappers that really branches or owns something."""
     while not node.units and len(node.children) == 1:
         node = node.children[0]

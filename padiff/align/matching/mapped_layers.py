@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from padiff.align.alignment import ParameterPair
-from padiff.align.matching.units import inside
+from padiff.align.matching.parameter_units import inside
+from padiff.align.slices import ParameterPair
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, RunInfo
 
@@ -13,7 +13,7 @@ from padiff.records import ROOT, Both, RunInfo
 _Held = tuple[frozenset[str], frozenset[str]]
 
 
-def differing(
+def differing_inside(
     infos: Both[RunInfo],
     paired: Collection[Both[str]],
     parameters: Sequence[ParameterPair],

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from padiff.align.alignment import Seen
-from padiff.align.matching.units import inside
+from padiff.align.matching.parameter_units import inside
+from padiff.align.seen import Seen
 from padiff.model import equivalents
 from padiff.records import Both, Layer
 
@@ -26,7 +26,7 @@ class Tree:
     region: Mapping[str, int]
 
 
-def pair_plain(trees: Both[Tree], matched: Matched) -> None:
+def pair_leaves(trees: Both[Tree], matched: Matched) -> None:
     """Pair leaves without parameters that follow the same layer, in order, by kind.
 
     What a leaf follows is told by the order of execution where both models were run, else by that of definition.

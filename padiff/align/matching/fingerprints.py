@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from padiff.align.alignment import Values
-from padiff.align.matching.units import Unit
+from padiff.align.matching.parameter_units import Unit
+from padiff.align.seen import Values
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 
@@ -21,7 +21,7 @@ _CHUNK = 1 << 13
 _MOST = 0.5
 
 
-def same_values(units: Both[list[Unit]], values: Both[Values | None]) -> Both[dict[Unit, int]]:
+def value_numbers(units: Both[list[Unit]], values: Both[Values | None]) -> Both[dict[Unit, int]]:
     """For units whose weights are no constants, a number that is the same where the values are the same.
 
     Both are empty where less than half of the weights are found on the other side: the models start from different

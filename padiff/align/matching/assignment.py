@@ -9,14 +9,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from padiff.align.matching.evidence import NO_PREFIXES, Item, Scores, line_up
+from padiff.align.matching.evidence import Item, Scores, line_up
 from padiff.records import Both
 
 # Above so many on a side, the assignment is solved piece by piece, along the best common order: its cost grows with
 # the third power.
 _PIECE = 512
 
-#: A pair that another assignment would beat but for so little is told as ambiguous.
+#: A pair that another assignment would beat but for so little is called ambiguous.
 CLOSE = 1.0
 # People define layers in any order.
 _WEAK = frozenset({"order of definition", "numbers on one side", "output shape"})
@@ -52,18 +52,11 @@ class Choice(Both[int]):
         return min(confidence, 0.75) if self.decided in _WEAK else confidence
 
 
-def assign(
-    items: Both[list[Item]],
-    score: Callable[[Both[list[Item]]], Scores],
-    inner: Both[str] = NO_PREFIXES,
-) -> list[Choice]:
+def assign(items: Both[list[Item]], score: Callable[[Both[list[Item]]], Scores]) -> list[Choice]:
     """Pair two groups of like things so that the sum of the scores is largest.
 
     Solved by scipy's ``linear_sum_assignment`` (a shortest augmenting path algorithm, Crouse 2016). Very large groups
     are lined up and cut first.
-
-    Args:
-        inner: prefixes that the paths of either side have in common.
     """
     sizes = items.map(len)
     if not all(sizes):
@@ -75,7 +68,7 @@ def assign(
     last = largest if sizes.reference == sizes.candidate else math.ceil(largest / pieces) * pieces
     cuts = [last * k // pieces for k in range(pieces + 1)]
     found: list[Choice] = []
-    orders = line_up(items, inner)
+    orders = line_up(items)
     for start, stop in pairwise(cuts):
         chosen = Both(*(order[start:stop] for order in orders))
         if all(chosen):
@@ -122,15 +115,6 @@ def _assign(
             rivals += [free[1][r] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
         if free[0]:
             margin = min(margin, float((own[k] - total[free[0], j]).min()))
-        choices.append(
-            Choice(
-                chosen.reference[i],
-                chosen.candidate[j],
-                margin,
-                tuple(chosen.candidate[r] for r in rivals),
-                float(own[k]),
-                found.reasons(i, j),
-                decided,
-            )
-        )
+        pair, rivals = (chosen.reference[i], chosen.candidate[j]), [chosen.candidate[r] for r in rivals]
+        choices.append(Choice(*pair, margin, tuple(rivals), float(own[k]), found.reasons(i, j), decided))
     return choices

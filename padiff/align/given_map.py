@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from padiff.align.alignment import unzipped
-from padiff.align.matching.units import inside
+from padiff.align.matching.parameter_units import inside
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from padiff.align.matching import names
+from padiff.align.matching.assignment import CLOSE, TOO_CLOSE, Choice, assign
 from padiff.align.matching.evidence import Item, scores
-from padiff.align.matching.forest import common_prefix
 from padiff.align.matching.fused import Bundle, bundles, cells_beside
-from padiff.align.matching.sides import Match, Matches, Side
-from padiff.align.matching.solve import CLOSE, TOO_CLOSE, Choice, assign
-from padiff.align.matching.units import Signature, Unit, bare, grouped
+from padiff.align.matching.layer_tree import common_prefix
+from padiff.align.matching.matches import Match, Matches
+from padiff.align.matching.model_evidence import ModelEvidence
+from padiff.align.matching.parameter_units import Signature, Unit, grouped, without_ones
 from padiff.model import equivalents
 from padiff.records import Both
 
@@ -30,10 +31,12 @@ _REASONS = {
 _AGAINST = -4.0
 
 
-class Pool:
+class UnitPairing:
     """Pairs units of two models, wherever they lie."""
 
-    def __init__(self, sides: Both[Side], without: Collection[str], linked: names.Linked, matches: Matches) -> None:
+    def __init__(
+        self, sides: Both[ModelEvidence], without: Collection[str], linked: names.Linked, matches: Matches
+    ) -> None:
         self._sides, self._linked = sides, linked
         self._without = without
         self.matches = matches
@@ -85,12 +88,12 @@ class Pool:
                 self.matches.add(Match(pair.reference, pair.candidate, confidence, "parts", evidence))
         return units.map(lambda side: [unit for unit in side if unit not in done])
 
-    def _bundle_item(self, side: Side, bundle: Bundle) -> Item:
+    def _bundle_item(self, side: ModelEvidence, bundle: Bundle) -> Item:
         item = side.item(bundle.parts[0])
         parent = item.path.rpartition(".")[0]
         # Called as the fused layer would be, so that its name can be compared.
         path = f"{item.path}.{bundle.role}" if bundle.role else parent or item.path
-        return Item(path=path, defined=item.defined, ran=item.ran, kind=item.kind, around=item.around)
+        return Item(path=path, defined=item.defined, ran=item.ran, kind=item.kind, context=item.context)
 
     def _alike(self, units: Both[list[Unit]]) -> None:
         for group in self._by_roles(units):
@@ -142,15 +145,18 @@ class Pool:
 
     def assigned(self, items: Both[list[Item]]) -> list[Choice]:
         """The best assignment of like things."""
-        inner = items.map(lambda side: common_prefix([item.path for item in side]) if len(side) > 1 else "")
-        return assign(items, lambda some: scores(some, inner, self._without, self._linked), inner)
+        for side in items:
+            prefix = common_prefix([item.path for item in side]) if len(side) > 1 else ""
+            for item in side:
+                item.tail = item.path.removeprefix(prefix)
+        return assign(items, lambda some: scores(some, self._without, self._linked))
 
     # -- what does not fit -------------------------------------------------------------------------------------
 
     def pair_loosely(self, units: Both[list[Unit]]) -> Both[list[Unit]]:
         """Pair what is left by kind, though the shapes differ: that is where the models differ, to be shown there."""
         units = self._beside(units)
-        for shape in (lambda unit: bare(unit.matrix), _flat, _places):
+        for shape in (lambda unit: without_ones(unit.matrix), _flat, _places):
             units = self._by_weight(units, shape)
         required = units.map(lambda side: [u for u in side if not u.optional and u.kind])
         for group in _common_groups(required, lambda unit: unit.kind):

@@ -1,0 +1,54 @@
+"""What running a model shows of it, besides its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from padiff.records import LOOP, Both, Sketched, Step, TensorSource, is_functional
+from padiff.sketches.sketch import Sketch
+
+#: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
+Values = Callable[[str, str], "np.ndarray | Sketch | None"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What running a model shows of it, besides its tree.
+
+    Attributes:
+        order: position of each layer's first forward call, by path; layers that were not called are absent.
+        outputs: shape of the first output of each layer's first call, by path.
+        values: the parameters' values at the start, where they are at hand.
+    """
+
+    order: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Values | None = None
+
+    @classmethod
+    def of(cls, step: Step) -> Seen:
+        """What a recorded step shows."""
+        order: dict[str, int] = {}
+        outputs: dict[str, tuple[int, ...]] = {}
+        weights: dict[tuple[str, str], TensorSource] = {}
+        for record in step.records:
+            if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
+                order.setdefault(record.layer, record.order)
+                outputs.setdefault(record.layer, record.shape)
+            elif record.stage == "weight":
+                weights[record.layer, record.slot] = record.source
+
+        def values(path: str, slot: str) -> np.ndarray | Sketch | None:
+            source = weights.get((path, slot))
+            if isinstance(source, Sketched):
+                return source.sketch
+            return None if source is None else source.read()
+
+        return cls(order, outputs, values if weights else None)
+
+
+#: Of models that were not run.
+NOTHING_SEEN = Both(Seen(), Seen())
