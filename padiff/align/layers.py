@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 from padiff.align.alignment import Alignment, LayerPair, unzipped
-from padiff.align.given_map import Entry, entries, regions
 from padiff.align.layer_pairs import held, owner_pairs, splits
+from padiff.align.map_entries import Entry, entries, regions
 from padiff.align.matching.mapped_layers import differing_inside
 from padiff.align.matching.matches import Match
 from padiff.align.matching.parameter_units import tie_targets

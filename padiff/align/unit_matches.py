@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from padiff.align.given_map import Entry
+from padiff.align.map_entries import Entry
 from padiff.align.matching.fingerprints import value_numbers
 from padiff.align.matching.layer_tree import LayerNode, layer_trees
 from padiff.align.matching.matches import Match

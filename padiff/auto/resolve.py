@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from padiff.align import align
-from padiff.align.given_map import entries
+from padiff.align.map_entries import entries
 from padiff.auto.arguments import AutoDiffCall, read_call
 from padiff.auto.settings import ModelSetup, Settings
 from padiff.auto.validate import check_call, check_loss, check_optimizer, drop_inside
