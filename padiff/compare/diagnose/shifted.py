@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from padiff.compare.judge.drift import COARSENESS, allowed, coarse
+from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.records import Both, Diff, Pair, Record, Run

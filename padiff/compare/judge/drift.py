@@ -7,49 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from padiff.compare.judge.limits import (
+    COARSENESS,
+    GROWN_AT_MOST,
+    GROWTH,
+    MOST,
+    ROUNDING,
+    SURE,
+    UNRELATED,
+    UNSEEN_KINKS,
+    allowed,
+    coarse,
+    is_running,
+)
 from padiff.compare.measure.arrays import few
-from padiff.model import equivalents
-from padiff.records import LOOP, STAGES, Coverage, Diff, Figure, Figures, FirstDiff
+from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff
 from padiff.sketches.sketch import ELEMENTS
 
-# Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
-# coarsest dtype of the step. Measured on clean torch / paddle pairs (see benchmarks/noise.py), with room to spare.
-_ALLOWED = {
-    #            input   weight  forward loss    backward grad   update
-    "float64": (1e-12, 1e-12, 1e-10, 1e-10, 1e-9, 1e-9, 1e-6),
-    "float32": (1e-6, 1e-6, 2e-5, 2e-5, 1e-2, 3e-2, 1e-2),
-    "float16": (1e-3, 1e-3, 5e-3, 5e-3, 2e-2, 2e-2, 1e-1),
-    "bfloat16": (8e-3, 8e-3, 4e-2, 4e-2, 1e-1, 1e-1, 3e-1),
-}
-_STAGE = {name: k for k, name in enumerate(STAGES)}
-#: Dtypes with the relative error of rounding one number.
-_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-COARSENESS = tuple(_ROUNDING)
-# What the halves of a complex number are.
-_HALVES = {"complex64": "float32", "complex128": "float64"}
-
-#: How much larger than in the step compared before the diffs of a stage may be: rounding that training amplifies.
-#: Up to the last: two gradients of a converged training may have nothing left in common but their size.
-GROWTH, GROWN_AT_MOST = 5.0, 3.0
-#: Two unrelated vectors of one norm are sqrt(2) of it apart: the size of an update that rounding noise steered.
-UNRELATED = 2.5
-# Share of itself by which an update may be off, besides, for each step since the last one that was compared. In nets
-# with ReLUs, rounding moves a value across a kink in some step, and what follows drifts apart: over gaps of 2, 3, 5, 10
-# and 15 steps, weights of clean twins were off by 0.05, 0.12, 0.22, 2.7 and 4.5 updates more than the step before the
-# gap says.
-_UNSEEN_KINKS = 0.2
 # From so many steps on updates may be unrelated.
-_LONG = math.ceil(UNRELATED / _UNSEEN_KINKS)
-#: Standard deviations by which an estimate has to be beyond its limit.
-SURE = 3.0
-#: A BatchNorm's statistics of the training so far. What training computes does not come from them.
-RUNNING = frozenset({"running_mean", "running_var"})
-
+_LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
 #: Figures that are relative L2 errors.
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
-#: Relative error of all weights together beyond which runs do not drift any more: they are apart.
-MOST = 1e-2
-
 #: A parameter: its layer and slot.
 Key = tuple[str, str]
 
@@ -114,9 +92,7 @@ class Drift:
             share, largest = error / before, max(before, size)
             # In each step a few elements may be wholly different.
             own += (steps - 1) * UNRELATED * largest * math.sqrt(min(few(elements) / max(elements, 1), 1.0))
-            own += sum(
-                min(GROWTH * share + _UNSEEN_KINKS * k, UNRELATED) * largest for k in range(1, min(steps, _LONG))
-            )
+            own += sum(min(GROWTH * share + UNSEEN_KINKS * k, UNRELATED) * largest for k in range(1, min(steps, _LONG)))
             own += max(steps - _LONG, 0) * UNRELATED * largest
         return own + error, key in self.updates
 
@@ -163,12 +139,12 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         judged = diff.judgement
         # Without what an estimate was allowed beyond its limit.
         limited = judged is not None and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
-        ordinary = equivalents.slot(diff.pair.anchor.slot) not in RUNNING and stage != "input"
+        ordinary = not is_running(diff.pair.anchor.slot) and stage != "input"
         if judged is not None and diff.passed and judged.figure in RELATIVE and limited and ordinary:
             stages[stage] = max(stages.get(stage, 0.0), judged.value)
         if judged is not None and stage == "forward" and diff.passed and judged.figure is Figure.REL_L2:
             outputs = max(outputs, judged.value)
-            rounding = max(rounding, _ROUNDING.get(coarse(diff.pair.anchor.dtype), 0.0))
+            rounding = max(rounding, ROUNDING.get(coarse(diff.pair.anchor.dtype), 0.0))
         if stage == "weight":
             weights[key] = max(weights.get(key, 0.0), figures.l2)
             if ordinary:
@@ -202,7 +178,7 @@ def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
     for diff in diffs:
         if diff.figures is None or not diff.compared or coarse(diff.pair.anchor.dtype) not in COARSENESS:
             continue
-        if equivalents.slot(diff.pair.anchor.slot) in RUNNING:
+        if is_running(diff.pair.anchor.slot):
             continue  # they may be n / (n - 1) apart
         if diff.pair.stage == "weight":
             squares += diff.figures.l2**2
@@ -227,16 +203,6 @@ def doubted(first: FirstDiff, coverage: Coverage) -> FirstDiff:
         "rounding: this may be more of that."
     )
     return replace(first, doubt=doubt)
-
-
-def allowed(dtype: str, stage: str) -> float:
-    """Relative L2 error that rounding explains in a step that starts from equal weights."""
-    return _ALLOWED[dtype][_STAGE[stage]]
-
-
-def coarse(dtype: str) -> str:
-    """The real dtype that a dtype's numbers are."""
-    return _HALVES.get(dtype, dtype)
 
 
 def is_sampled(diff: Diff) -> bool:

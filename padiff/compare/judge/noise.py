@@ -9,68 +9,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from padiff.compare.judge import drift
-from padiff.compare.judge.drift import (
-    GROWN_AT_MOST,
-    GROWTH,
-    RUNNING,
-    SURE,
-    UNRELATED,
-    Drift,
-    allowed,
-    inherited,
-    key_of,
-)
+from padiff.compare.judge import drift, limits
+from padiff.compare.judge.drift import Drift, inherited, key_of
 from padiff.compare.judge.policy import judged, judged_together
+from padiff.compare.judge.step_figures import (
+    coarsest_dtypes,
+    deviations_of,
+    hides_noise,
+    is_activation,
+    is_exact,
+    largest_errors,
+    samples_of,
+)
 from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
 from padiff.compare.measure.operands import elements
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.pair.parameters import is_fused
-from padiff.records import LOOP, STAGES, Diff, Figure, Figures, Record, Rule
-
-# How much of the relative error that a step starts with (weights, inputs) may be found again at each stage.
-_GAIN = {
-    "input": 0.0,
-    "weight": 0.0,
-    "forward": 100.0,
-    "loss": 100.0,
-    "backward": 300.0,
-    "grad": 300.0,
-    "update": 300.0,
-}
-# Where rounding moves a value across the kink of a ReLU, or to another maximum of a pool, a whole element of the
-# gradient changes. The share of such elements goes with the error of forward, their L2 error with its root.
-_KINKS = {"backward": 4.0, "grad": 4.0}
-# However much is inherited, an error beyond this share is told. Where layers were seen to amplify what a step starts
-# from, the share grows with that, up to tensors that have nothing in common but their size; of gradients, which go with
-# a loss that may be ten times as small on one side, not even that.
-_AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
-_APART = {"forward": 3.0, "loss": 3.0, "backward": 30.0, "grad": 30.0, "update": 3.0}
-# How much larger than it may be by itself an output's error may be for that of the outputs before it, which layers hand
-# on and amplify; in all, in a step.
-_DEEP = 20.0
-# How much larger than in the steps before the amplification may be.
-_MORE_GAIN = 4.0
-# Weights may drift by this much of their norm with every step, up to the end of the ramp.
-_DRIFT_PER_STEP, _DRIFT_STEPS = 1e-3, 100
-# A gradient whose bulk agrees may be off by this share in its few other elements, an update of a small tensor further.
-_FEW_AT_MOST, _FEW_OF_UPDATES = 0.5, 1.0
-# A parameter's gradient is made of what goes into its layer and of what comes back to it: its relative error is at most
-# so many times theirs together. Measured: 2.7 times at most, where it is above 3 %, over 138 clean trainings.
-_MADE_OF = 4.0
-# Layers of which that is true; an attention or a recurrent layer computes more in between.
-_SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
-# An update may be off by so many times what its own gradient is off: an adaptive optimizer divides by the gradient.
-_OF_GRADIENT = 5.0
-# An element's gradient that differs by this share of itself is another one.
-_ANOTHER = 0.1
-# Where a weight's updates between two compared steps are not known, they are off by this share of the later one's.
-_OFF = 1e-2
-
-
-# The steepest slope of an activation: GELU's and Swish's is 1.13, that of a ReLU 1.
-_STEEPEST = 1.2
+from padiff.records import LOOP, Diff, Figure, Figures, Rule
 
 
 class _Limit(NamedTuple):
@@ -143,34 +98,34 @@ class _Context:
     def __init__(self, diffs: Sequence[Diff], factor: float, before: Drift) -> None:
         self._factor = factor
         self._before = before
-        self._dtypes = self._coarsest(diffs)
+        self._dtypes = coarsest_dtypes(diffs)
         self._scales = Scales.of(diffs)
         self._grad_scale = self._scales.layers
         self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
         #: Figures of the weights that passed, as they are judged.
         self._explained: dict[drift.Key, Figures] = {}
         self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
-        self._samples = _samples(diffs)
-        self._deviations = _deviations(diffs)
+        self._samples = samples_of(diffs)
+        self._deviations = deviations_of(diffs)
         grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
         level = level_of(diffs)
-        self._steered = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or _hides_noise(d)}
+        self._steered = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or hides_noise(d)}
         self._grads = {key_of(d): d for d in grads}
         #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
         self._stepped = 0.0
         self._weights = math.fsum(
             d.figures.reference_l2**2 for d in diffs if d.pair.stage == "weight" and d.figures and d.compared
         )
-        self._gain = _MORE_GAIN * before.gain
+        self._gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
-        unseen *= min(1.0, self._gain / _GAIN["forward"])
+        unseen *= min(1.0, self._gain / limits.GAIN["forward"])
         # What noise steered (a bias before a normalisation) shows in outputs, and cancels out before the loss.
         self._inherited = {
             "forward": inherited(diffs, unseen),
             "later": inherited([d for d in diffs if key_of(d) not in self._steered], unseen),
         }
         if before.step >= 0 and not before.known:
-            self._inherited = dict.fromkeys(self._inherited, drift.MOST)
+            self._inherited = dict.fromkeys(self._inherited, limits.MOST)
         self._forward_error = self._largest_forward(diffs)
         #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
         self._handed_on = 0.0
@@ -179,31 +134,20 @@ class _Context:
         #: Of the last output that passed: its shape, and its error (L2).
         self._last: tuple[tuple[int, ...], float] = ((), 0.0)
         self._kinks = self._largest_kink(diffs)
-        self._came_back = _largest(diffs, "backward")
-        self._went_in = max(_largest(diffs, "forward").values(), default=0.0)
+        self._came_back = largest_errors(diffs, "backward")
+        self._went_in = max(largest_errors(diffs, "forward").values(), default=0.0)
         self._grad_errors = {
             key_of(d): d.figures.rel_l2
             for d in grads
             if d.figures is not None and d.figures.l2 <= self._grad_limit(d).value
         }
 
-    @staticmethod
-    def _coarsest(diffs: Sequence[Diff]) -> dict[str, str]:
-        """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
-        coarsest, seen = {}, 0
-        for stage in STAGES:
-            for diff in diffs:
-                for record in (diff.pair.reference, diff.pair.candidate):
-                    dtype = drift.coarse(record.dtype) if record is not None else ""
-                    if record is not None and record.stage == stage and dtype in drift.COARSENESS:
-                        seen = max(seen, drift.COARSENESS.index(dtype))
-            coarsest[stage] = drift.COARSENESS[seen]
-        return coarsest
-
     def _largest_forward(self, diffs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an output, as far as it is allowed."""
         errors = (d.figures.rel_l2 for d in diffs if d.pair.stage == "forward" and d.figures and d.compared)
-        limit = _DEEP * (self._allowed("forward") + max(_GAIN["forward"], self._gain) * self._inherited["later"])
+        limit = limits.DEEP * (
+            self._allowed("forward") + max(limits.GAIN["forward"], self._gain) * self._inherited["later"]
+        )
         return max((error for error in errors if error <= limit), default=0.0)
 
     def _largest_kink(self, diffs: Sequence[Diff]) -> float:
@@ -216,12 +160,12 @@ class _Context:
             if d.figures.bulk_l2
             <= limit * d.figures.reference_l2
             < d.figures.l2
-            <= _FEW_AT_MOST * d.figures.reference_l2
+            <= limits.FEW_AT_MOST * d.figures.reference_l2
         )
         return max(errors, default=0.0)
 
     def _allowed(self, stage: str) -> float:
-        return allowed(self._dtypes[stage], stage)
+        return limits.allowed(self._dtypes[stage], stage)
 
     def _grad_limit(self, diff: Diff) -> _Limit:
         assert diff.figures is not None
@@ -232,7 +176,7 @@ class _Context:
         if self._kinks:
             limit = _Limit(limit.value + 2 * self._factor * self._kinks, Rule.HANDED_BACK)
         if self._is_made_of(diff):
-            made_of = _MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
+            made_of = limits.MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
             most = self._factor * (self._allowed("grad") + made_of)
             limit = min(limit, _Limit(most, Rule.MADE_OF), key=_value)
         return _Limit(limit.value * max(reference, scale), Rule.LAYER if scale > reference else limit.rule)
@@ -240,23 +184,23 @@ class _Context:
     def _is_made_of(self, diff: Diff) -> bool:
         """Whether what a gradient is made of is known: what came back to its layer, and what went through the model."""
         anchor = diff.pair.anchor
-        simple = equivalents.group_of_kinds(anchor.layer_type.lower()) in _SIMPLE
+        simple = equivalents.group_of_kinds(anchor.layer_type.lower()) in limits.SIMPLE
         return simple and self._went_in > 0 and anchor.layer in self._came_back
 
     def _steered_limit(self, figures: Figures) -> float:
         # Of any direction, but not larger than the reference's updates are.
-        return UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
+        return limits.UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
 
     def _relative(self, stage: str) -> _Limit:
         own = self._allowed(stage)
         inherited = self._inherited["forward" if stage == "forward" else "later"]
         if self._stepped and stage != "update":
-            inherited = min(inherited + math.sqrt(self._stepped / (self._weights or math.inf)), drift.MOST)
-        gain = max(_GAIN[stage], self._gain) if stage in _APART else 0.0
-        more = gain * inherited + _KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
+            inherited = min(inherited + math.sqrt(self._stepped / (self._weights or math.inf)), limits.MOST)
+        gain = max(limits.GAIN[stage], self._gain) if stage in limits.APART else 0.0
+        more = gain * inherited + limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
         # Weights that are a hundredth apart are as far as drift goes.
-        further = max(1.0, 0.01 * self._gain / _AT_MOST["forward"])
-        at_most = min(_AT_MOST.get(stage, own) * further, _APART.get(stage, own))
+        further = max(1.0, limits.MOST * self._gain / limits.AT_MOST["forward"])
+        at_most = min(limits.AT_MOST.get(stage, own) * further, limits.APART.get(stage, own))
         larger = min(own + more, at_most)
         return _Limit(self._factor * max(own, larger), Rule.INHERITED if larger > own else Rule.ROUNDING)
 
@@ -264,11 +208,11 @@ class _Context:
         figures, stage, anchor = diff.figures, diff.pair.stage, diff.pair.anchor
         if diff.problem or figures is None:
             return diff
-        if _exact(diff):
+        if is_exact(diff):
             return judged(diff, figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
         limit, explained = self._limit(diff, figures)
         if not explained and (anchor.layer != LOOP or stage == "loss"):
-            grown = min(GROWTH * self._before.stages.get(stage, 0.0), GROWN_AT_MOST)
+            grown = min(limits.GROWTH * self._before.stages.get(stage, 0.0), limits.GROWN_AT_MOST)
             limit = max(limit, _Limit(grown * figures.reference_l2, Rule.GROWN), key=_value)
         found = self._verdict(diff, limit)
         if stage == "weight" and found.passed:
@@ -286,9 +230,9 @@ class _Context:
         stage, reference = diff.pair.stage, figures.reference_l2
         if diff.pair.anchor.layer == LOOP:
             if stage == "update":
-                return _Limit(self._factor * 1e-6 * reference, Rule.SCALAR), False
+                return _Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR), False
             # A scalar that should go to zero (a loss) has no scale of its own there.
-            return self._relative(stage).times(max(reference, 1e-2 if stage == "loss" else 0.0)), False
+            return self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0)), False
         if stage == "weight":
             return self._weight_limit(diff)
         if stage == "grad":
@@ -297,16 +241,18 @@ class _Context:
             return self._update_limit(diff, figures), key_of(diff) in self._grads
         relative = self._relative(stage)
         if stage == "forward":
-            deeper = min(_DEEP * relative.value, self._factor * _AT_MOST["forward"], GROWTH * self._handed_on)
+            deeper = min(
+                limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
+            )
             relative = max(relative, _Limit(deeper, Rule.HANDED_ON), key=_value)
         if stage == "backward":
             # What a kink made of a few elements, the layers before spread over all of theirs.
-            spread = min(GROWTH * self._handed_back, self._factor * _AT_MOST["backward"])
+            spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
             relative = max(relative, _Limit(spread, Rule.HANDED_BACK), key=_value)
         limit = relative.times(reference)
-        if stage == "forward" and _is_activation(diff.pair.anchor) and diff.pair.anchor.shape == self._last[0]:
+        if stage == "forward" and is_activation(diff.pair.anchor) and diff.pair.anchor.shape == self._last[0]:
             # Where it lets little through, that little is off by as much as what went in.
-            limit = max(limit, _Limit(self._factor * _STEEPEST * self._last[1], Rule.ACTIVATION), key=_value)
+            limit = max(limit, _Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=_value)
         return limit, False
 
     def _update_limit(self, diff: Diff, figures: Figures) -> _Limit:
@@ -315,7 +261,7 @@ class _Context:
         relative = self._relative("update")
         if key in self._grads:
             relative = _Limit(self._factor * self._allowed("update"), Rule.ROUNDING)
-        of_gradient = _OF_GRADIENT * self._factor * self._grad_errors.get(key, 0.0)
+        of_gradient = limits.OF_GRADIENT * self._factor * self._grad_errors.get(key, 0.0)
         limit = _Limit((relative.value + of_gradient) * figures.reference_l2, relative.rule)
         if key in self._steered:
             limit = _Limit(self._steered_limit(figures), Rule.NOISE_DRIVEN)
@@ -353,11 +299,11 @@ class _Context:
         scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
         noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
         if diff.pair.stage == "update" and key_of(diff) in self._grad_errors:
-            noise |= np.abs(gradients.candidate - gradients.reference) > _ANOTHER * largest
+            noise |= np.abs(gradients.candidate - gradients.reference) > limits.ANOTHER * largest
         noise &= largest > 0  # a gradient of zero on both sides is no rounding
         error = sides.candidate - sides.reference
         count = int(noise.sum())
-        most = UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
+        most = limits.UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
         rest = float(np.linalg.norm(error[~noise]))
         if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
             return diff
@@ -385,24 +331,29 @@ class _Context:
         if explained:
             each = self._steered_limit(update_figures) if steered and update_figures is not None else 0.0
             return _Limit(limit + self._factor * (drifted + (gap - 1) * each), Rule.UPDATES), True
-        ramp = min(number, _DRIFT_STEPS) * _DRIFT_PER_STEP * self._allowed("forward") / allowed("float32", "forward")
-        limit += self._factor * min(ramp, 0.1) * figures.reference_l2
+        ramp = (
+            min(number, limits.DRIFT_STEPS)
+            * limits.DRIFT_PER_STEP
+            * self._allowed("forward")
+            / limits.allowed("float32", "forward")
+        )
+        limit += self._factor * min(ramp, limits.DRIFT_AT_MOST) * figures.reference_l2
         if update_figures is not None:
             # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
             each = self._steered_limit(update_figures) if steered else 0.0
             size = max(update_figures.reference_l2, update_figures.candidate_l2)
-            limit += self._factor * number * max(each, _OFF * size)
+            limit += self._factor * number * max(each, limits.OFF * size)
         limit = max(limit, self._factor * drifted)
         slot = equivalents.slot(diff.pair.anchor.slot)
-        if slot in RUNNING:
+        if slot in limits.RUNNING:
             # A mean near zero is made of values that are not: its error goes with theirs.
             deviation = self._deviations.get(diff.pair.anchor.layer, 0.0) if slot == "running_mean" else 0.0
             limit += self._relative("forward").value * max(figures.reference_l2, deviation)
         if slot == "running_var":
             samples = self._samples.get(diff.pair.anchor.layer, 0)
             if samples > 1:
-                limit += 1.05 / (samples - 1) * figures.reference_l2
-        return _Limit(limit, Rule.STATISTICS if slot in RUNNING else Rule.DRIFT), False
+                limit += limits.UNBIASED / (samples - 1) * figures.reference_l2
+        return _Limit(limit, Rule.STATISTICS if slot in limits.RUNNING else Rule.DRIFT), False
 
     @staticmethod
     def _verdict(diff: Diff, limit: _Limit) -> Diff:
@@ -411,57 +362,10 @@ class _Context:
         scale = figures.reference_l2
         bulk = figures.bulk_l2
         # An estimate is told only where chance does not explain it.
-        most, rule = limit.value * (1 + SURE * figures.spread), limit.rule
-        few = _FEW_OF_UPDATES if diff.pair.stage == "update" else _FEW_AT_MOST
+        most, rule = limit.value * (1 + limits.SURE * figures.spread), limit.rule
+        few = limits.FEW_OF_UPDATES if diff.pair.stage == "update" else limits.FEW_AT_MOST
         if bulk is not None and bulk <= most < figures.l2 <= few * scale:
             return judged(diff, True, Figure.BULK, bulk / scale, most / scale, rule)
         if scale > 0:
             return judged(diff, figures.l2 <= most, Figure.REL_L2, figures.rel_l2, most / scale, rule)
         return judged(diff, figures.l2 <= most, Figure.L2, figures.l2, most, rule)
-
-
-def _exact(diff: Diff) -> bool:
-    """Whether both sides are integers or booleans (token ids, masks, counters)."""
-    floating = ("float", "bfloat", "complex")
-    sides = (diff.pair.reference, diff.pair.candidate)
-    return all(side is not None and not side.dtype.startswith(floating) for side in sides)
-
-
-def _is_activation(record: Record) -> bool:
-    return equivalents.is_activation(record.layer_type.lower())
-
-
-def _largest(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
-    """Largest relative L2 error of what a layer gave out, or of what came back to it, by layer."""
-    errors: dict[str, float] = {}
-    for diff in diffs:
-        if diff.pair.stage == stage and diff.compared and diff.figures and math.isfinite(diff.figures.rel_l2):
-            layer = diff.pair.anchor.layer
-            errors[layer] = max(errors.get(layer, 0.0), diff.figures.rel_l2)
-    return errors
-
-
-def _hides_noise(diff: Diff) -> bool:
-    """Whether the key's bias, whose gradient is rounding, lies in one sketch with those of query and value."""
-    sketched = diff.figures is not None and diff.figures.basis != "tensors"
-    return sketched and is_fused(diff.pair.anchor.slot) and len(diff.pair.anchor.shape) == 1
-
-
-def _deviations(diffs: Sequence[Diff]) -> dict[str, float]:
-    """L2 norm of the running standard deviations of a layer's channels."""
-    return {
-        diff.pair.anchor.layer: math.sqrt(diff.figures.mean_reference * diff.figures.size)
-        for diff in diffs
-        if diff.pair.stage == "weight" and equivalents.slot(diff.pair.anchor.slot) == "running_var"
-        if diff.compared and diff.figures is not None
-    }
-
-
-def _samples(diffs: Sequence[Diff]) -> dict[str, int]:
-    """How many values each channel of a layer's output has: what a BatchNorm takes its statistics over."""
-    counts: dict[str, int] = {}
-    for diff in diffs:
-        record = diff.pair.reference
-        if diff.pair.stage == "forward" and record is not None and len(record.shape) > 1 and record.shape[1]:
-            counts.setdefault(record.layer, math.prod(record.shape) // record.shape[1])
-    return counts

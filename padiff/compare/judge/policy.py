@@ -34,6 +34,9 @@ class Policy(Protocol):
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
         """The same diffs in the same order, judged.
 
+        They have to be those of one rank's step in causal order, as `padiff.pair.steps.pair_steps` gives them: what is
+        allowed to one depends on what those before it were off.
+
         ``before`` says how far the runs had drifted apart in the step that was compared before this one.
         """
 

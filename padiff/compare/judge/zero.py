@@ -10,13 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from padiff.compare.judge.drift import COARSENESS, allowed, coarse
+from padiff.compare.judge.limits import CLEARLY, COARSENESS, DIFFERENT, allowed, coarse
 from padiff.model import equivalents
 from padiff.records import LOOP, Diff, Figure, Judgement, Rule
-
-# Noise differs by at least these shares of itself from one side to the other: where it is known what the gradient is a
-# sum of, and where only the layer's other gradients say how large it could be.
-_DIFFERENT, _CLEARLY = 0.02, 0.1
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,9 @@ def is_rounding(diff: Diff, scales: Scales, level: float) -> bool:
     own = max(figures.reference_l2, figures.candidate_l2)
     outputs = scales.outputs.get(anchor.layer, 0.0)
     if outputs and len(anchor.shape) == 1 and equivalents.slot(anchor.slot.partition("[")[0]).endswith("bias"):
-        return own <= level * outputs and figures.l2 > _DIFFERENT * own
+        return own <= level * outputs and figures.l2 > DIFFERENT * own
     layer = scales.layers.get(anchor.layer, 0.0) * math.sqrt(figures.size)
-    return own <= level * layer and figures.l2 > _CLEARLY * own
+    return own <= level * layer and figures.l2 > CLEARLY * own
 
 
 def noted(diff: Diff) -> Diff:

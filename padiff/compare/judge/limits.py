@@ -1,0 +1,124 @@
+"""Every number of the default policy, with its reason and where it comes from.
+
+``Measured`` names what it was seen on. ``Chosen`` was set with room to spare, and holds on the clean pairs that
+``benchmarks/noise.py`` trains; it prints how near each stage comes to its limit.
+"""
+
+from __future__ import annotations
+
+from padiff.model import equivalents
+from padiff.records import STAGES
+
+# -- rounding ------------------------------------------------------------------------------------------------------
+
+# Relative L2 error that two correct implementations may show in a step that starts from equal weights, by the
+# coarsest dtype of the step. Measured: benchmarks/noise.py, torch / paddle pairs, with room to spare.
+_ALLOWED = {
+    #            input   weight  forward loss    backward grad   update
+    "float64": (1e-12, 1e-12, 1e-10, 1e-10, 1e-9, 1e-9, 1e-6),
+    "float32": (1e-6, 1e-6, 2e-5, 2e-5, 1e-2, 3e-2, 1e-2),
+    "float16": (1e-3, 1e-3, 5e-3, 5e-3, 2e-2, 2e-2, 1e-1),
+    "bfloat16": (8e-3, 8e-3, 4e-2, 4e-2, 1e-1, 1e-1, 3e-1),
+}
+_STAGE = {name: k for k, name in enumerate(STAGES)}
+#: Dtypes, the finest first, with the relative error of rounding one number: half a unit in the last place.
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+COARSENESS = tuple(ROUNDING)
+# What the halves of a complex number are.
+_HALVES = {"complex64": "float32", "complex128": "float64"}
+#: A learning rate is a Python float here and a float32 there. Chosen: ten times float32's rounding.
+SCALAR = 1e-6
+#: A loss that goes to zero has no scale of its own there; it is judged as if it were at least this. Chosen.
+LOSS_SCALE = 1e-2
+
+# -- what a step starts from ---------------------------------------------------------------------------------------
+
+#: How much of the relative error that a step starts with (weights, inputs) may be found again at each stage. Measured:
+#: benchmarks/noise.py; deep nets without normalisations amplify most.
+GAIN = {"input": 0.0, "weight": 0.0, "forward": 100.0, "loss": 100.0, "backward": 300.0, "grad": 300.0, "update": 300.0}
+#: However much is inherited, an error beyond this share is reported. Where layers were seen to amplify what a step
+#: starts from, the share grows with that. Chosen.
+AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
+#: Up to tensors that have nothing in common but their size; of gradients, which go with a loss that may be ten times as
+#: small on one side, not even that. Chosen.
+APART = {"forward": 3.0, "loss": 3.0, "backward": 30.0, "grad": 30.0, "update": 3.0}
+#: Relative error of all weights together beyond which runs do not drift any more: they are apart. Chosen.
+MOST = 1e-2
+#: How much larger than in the steps before the amplification may be. Chosen.
+MORE_GAIN = 4.0
+#: How much larger than in the step compared before the diffs of a stage may be: rounding that training amplifies. Up to
+#: the last: two gradients of a converged training may have nothing left in common but their size. Chosen.
+GROWTH, GROWN_AT_MOST = 5.0, 3.0
+#: How much larger than it may be by itself an output's error may be for that of the outputs before it, which layers
+#: hand on and amplify; in all, in a step. Chosen.
+DEEP = 20.0
+#: The steepest slope of an activation: GELU's and Swish's is 1.13, that of a ReLU 1.
+STEEPEST = 1.2
+
+# -- kinks ---------------------------------------------------------------------------------------------------------
+
+#: Where rounding moves a value across the kink of a ReLU, or to another maximum of a pool, a whole element of the
+#: gradient changes. The share of such elements goes with the error of forward, their L2 error with its root. Measured:
+#: benchmarks/noise.py.
+KINKS = {"backward": 4.0, "grad": 4.0}
+#: A gradient whose bulk agrees may be off by this share in its few other elements, an update of a small tensor further.
+#: Chosen.
+FEW_AT_MOST, FEW_OF_UPDATES = 0.5, 1.0
+#: Share of itself by which an update may be off, besides, for each step since the last one that was compared: in nets
+#: with ReLUs, rounding moves a value across a kink in some step, and what follows drifts apart. Measured: over gaps of
+#: 2, 3, 5, 10 and 15 steps, weights of clean twins were off by 0.05, 0.12, 0.22, 2.7 and 4.5 updates more than the step
+#: before the gap says.
+UNSEEN_KINKS = 0.2
+
+# -- gradients and updates -----------------------------------------------------------------------------------------
+
+#: A parameter's gradient is made of what goes into its layer and of what comes back to it: its relative error is at
+#: most so many times theirs together. Measured: 2.7 times at most, where it is above 3 %, over 138 clean trainings.
+MADE_OF = 4.0
+#: Layers of which that is true; an attention or a recurrent layer computes more in between.
+SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
+#: An update may be off by so many times what its own gradient is off: an adaptive optimizer divides by the gradient.
+#: Chosen.
+OF_GRADIENT = 5.0
+#: An element's gradient that differs by this share of itself is another one. Chosen.
+ANOTHER = 0.1
+#: Two unrelated vectors of one norm are sqrt(2) of it apart, of norms that differ somewhat up to this: the size of an
+#: update that rounding noise drove.
+UNRELATED = 2.5
+#: Noise differs by at least these shares of itself from one side to the other: where it is known what the gradient is a
+#: sum of, and where only the layer's other gradients say how large it could be. Chosen.
+DIFFERENT, CLEARLY = 0.02, 0.1
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+#: Where steps before are not known, weights may drift by this much of their norm with every step, up to the end of the
+#: ramp, and by that share at most. Measured: benchmarks/noise.py, recording every 5th step.
+DRIFT_PER_STEP, DRIFT_STEPS, DRIFT_AT_MOST = 1e-3, 100, 0.1
+#: Where a weight's updates between two compared steps are not known, they are off by this share of the later one's.
+#: Chosen.
+OFF = 1e-2
+#: torch feeds a running variance the unbiased, paddle the biased estimate: ``n / (n - 1)`` apart, with this factor of
+#: room.
+UNBIASED = 1.05
+#: A BatchNorm's statistics of the training so far. What training computes does not come from them.
+RUNNING = frozenset({"running_mean", "running_var"})
+
+# -- estimates -----------------------------------------------------------------------------------------------------
+
+#: Standard deviations by which an estimate has to be beyond its limit: chance reaches it once in 700 times.
+SURE = 3.0
+
+
+def allowed(dtype: str, stage: str) -> float:
+    """Relative L2 error that rounding explains in a step that starts from equal weights."""
+    return _ALLOWED[dtype][_STAGE[stage]]
+
+
+def coarse(dtype: str) -> str:
+    """The real dtype that a dtype's numbers are."""
+    return _HALVES.get(dtype, dtype)
+
+
+def is_running(slot: str) -> bool:
+    """Whether a slot is that of a running statistic."""
+    return equivalents.slot(slot) in RUNNING

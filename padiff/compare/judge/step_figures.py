@@ -1,0 +1,71 @@
+"""What has to be known of a whole step before one of its diffs can be judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from padiff.compare.judge import limits
+from padiff.model import equivalents
+from padiff.pair.parameters import is_fused
+from padiff.records import STAGES, Diff, Record
+
+
+def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
+    """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
+    coarsest, seen = {}, 0
+    for stage in STAGES:
+        for diff in diffs:
+            for record in (diff.pair.reference, diff.pair.candidate):
+                dtype = limits.coarse(record.dtype) if record is not None else ""
+                if record is not None and record.stage == stage and dtype in limits.COARSENESS:
+                    seen = max(seen, limits.COARSENESS.index(dtype))
+        coarsest[stage] = limits.COARSENESS[seen]
+    return coarsest
+
+
+def is_exact(diff: Diff) -> bool:
+    """Whether both sides are integers or booleans (token ids, masks, counters)."""
+    floating = ("float", "bfloat", "complex")
+    sides = (diff.pair.reference, diff.pair.candidate)
+    return all(side is not None and not side.dtype.startswith(floating) for side in sides)
+
+
+def is_activation(record: Record) -> bool:
+    return equivalents.is_activation(record.layer_type.lower())
+
+
+def largest_errors(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
+    """Largest relative L2 error of what a layer gave out, or of what came back to it, by layer."""
+    errors: dict[str, float] = {}
+    for diff in diffs:
+        if diff.pair.stage == stage and diff.compared and diff.figures and math.isfinite(diff.figures.rel_l2):
+            layer = diff.pair.anchor.layer
+            errors[layer] = max(errors.get(layer, 0.0), diff.figures.rel_l2)
+    return errors
+
+
+def hides_noise(diff: Diff) -> bool:
+    """Whether the key's bias, whose gradient is rounding, lies in one sketch with those of query and value."""
+    sketched = diff.figures is not None and diff.figures.basis != "tensors"
+    return sketched and is_fused(diff.pair.anchor.slot) and len(diff.pair.anchor.shape) == 1
+
+
+def deviations_of(diffs: Sequence[Diff]) -> dict[str, float]:
+    """L2 norm of the running standard deviations of a layer's channels."""
+    return {
+        diff.pair.anchor.layer: math.sqrt(diff.figures.mean_reference * diff.figures.size)
+        for diff in diffs
+        if diff.pair.stage == "weight" and equivalents.slot(diff.pair.anchor.slot) == "running_var"
+        if diff.compared and diff.figures is not None
+    }
+
+
+def samples_of(diffs: Sequence[Diff]) -> dict[str, int]:
+    """How many values each channel of a layer's output has: what a BatchNorm takes its statistics over."""
+    counts: dict[str, int] = {}
+    for diff in diffs:
+        record = diff.pair.reference
+        if diff.pair.stage == "forward" and record is not None and len(record.shape) > 1 and record.shape[1]:
+            counts.setdefault(record.layer, math.prod(record.shape) // record.shape[1])
+    return counts
