@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/padiff demo $(DEMO_DIR)
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/installed-lint
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ def survived(tmp_path_factory):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert process.returncode == 0, f"after {process.stdout.splitlines()[-1:]}: {process.stderr[-1500:]}"
     assert len(process.stdout.splitlines()) == 2 * len(KINDS)

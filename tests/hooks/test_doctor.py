@@ -26,7 +26,6 @@ TORCH = """
 import os, sys
 import torch, padiff
 torch.manual_seed(0)
-torch.set_num_threads(1)
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -114,7 +113,6 @@ raise SystemExit("the training was not ended")
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
 
 

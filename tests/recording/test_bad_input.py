@@ -15,8 +15,10 @@ from padiff.errors import RunFolderError, UsageError, WriterError
 
 from .kits import batch, hook_count, mlp, one_step
 
+NO_MODELS = [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear]
 
-@pytest.mark.parametrize("model", [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear], ids=str)
+
+@pytest.mark.parametrize("model", NO_MODELS, ids=lambda model: type(model).__name__)
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(UsageError, match=r"expected a torch.nn.Module or a paddle.nn.Layer, got \w+\.\w+"):
         padiff.record(model)
