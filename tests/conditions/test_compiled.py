@@ -259,6 +259,7 @@ def test_a_model_inside_a_compiled_function_is_told(kit, way, options, tmp_path)
         train(way(kit), tmp_path / "run", options)
 
 
+@pytest.mark.slow
 def test_paddles_default_to_static_is_recorded_through(options, tmp_path):
     plain, recorded = train(Symbolic(PADDLE)), train(Symbolic(PADDLE), tmp_path / "run", options)
     assert_neutral(plain, recorded)

@@ -27,6 +27,7 @@ from padiff.sketches.sketch import sketch_of
 from .making import info, plain, record, root, step, toy_folder, write_run
 
 LAYERS, STEPS = 6, 7
+pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes as Linux tells them")
 
 

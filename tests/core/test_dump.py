@@ -400,6 +400,7 @@ def test_a_step_whose_replacement_was_cut_off_comes_back(tmp_path):
     assert sorted(entry.name for entry in steps.iterdir()) == ["00000000", "00000001"]
 
 
+@pytest.mark.slow
 def test_ranks_that_write_at_the_same_time_lose_no_step(tmp_path):
     # Which of them comes last, and takes the step, is chance; the other one must not stumble over that.
     count, errors = 150, []

@@ -163,6 +163,7 @@ def test_every_kind_of_diff_comes_out_as_it_went_in(tmp_path):
     assert folded[list(DIFFS).index("worked out")].pair.reference.source is SIDE.source
 
 
+@pytest.mark.slow
 def test_a_long_comparison_keeps_little_of_each_diff(tmp_path, folding):
     layers = 40
     row = sketch_of(np.random.default_rng(0).normal(size=5000).astype(np.float32)).row()

@@ -87,6 +87,7 @@ with padiff.record(model, "recorded", optimizer=torch.optim.SGD(model.parameters
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "needs"),
     [

@@ -22,6 +22,8 @@ from padiff.errors import UsageError
 from padiff_hooks.cli import main
 from padiff_hooks.doctor.script import Notes, Parting, _Runs, _unsteady, parting
 
+pytestmark = pytest.mark.slow
+
 TORCH = """
 import os, sys
 import torch, padiff

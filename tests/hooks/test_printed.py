@@ -80,6 +80,7 @@ def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_show_a_name_shows_its_codes(tmp_path):
     toy_folder(tmp_path / "größe")
     toy_folder(tmp_path / "b", paddle=True)
