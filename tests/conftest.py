@@ -23,6 +23,15 @@ class WithoutFrameworks:
             pytest.skip("needs a framework", allow_module_level=True)
 
 
+@pytest.fixture(params=["torch", "paddle"])
+def kit(request: pytest.FixtureRequest) -> object:
+    """The calls of one framework, and of the other."""
+    from kit.frameworks import KITS
+
+    KITS[request.param].seed(0)
+    return KITS[request.param]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-frameworks", action="store_true", help="skip what imports one: a part of `make quick`")
 

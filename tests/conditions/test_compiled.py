@@ -5,11 +5,12 @@ from __future__ import annotations
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
 from .loops import Frozen
-from .making import PADDLE, TORCH, assert_neutral, counts, train
+from .training import assert_neutral, counts, train
 
 BACKEND = "aot_eager"  # traces and guards as the default does, and needs no C++ compiler
 

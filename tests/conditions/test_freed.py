@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 from padiff.frameworks.base import UncopiedError
@@ -18,7 +19,7 @@ from padiff.frameworks.torch_memory import memory_of
 from padiff.sketches.sketch import sketch_of
 
 from .freed import KINDS, MADE, Elsewhere, Flat, part, without_memory
-from .making import PADDLE, TORCH, assert_neutral, counts, train
+from .training import assert_neutral, counts, train
 
 of_made = pytest.mark.parametrize("name", MADE)
 

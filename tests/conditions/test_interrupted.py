@@ -8,23 +8,24 @@ import sys
 
 import pytest
 from hard.children import started
-from recording.kits import hook_count
+from kit.frameworks import hook_count
 
 import padiff
 
 from .loops import Clipping
-from .making import Training, counts, train
+from .training import Training, counts, train
 
 SCRIPT = """
 import sys
 from hard.children import end_with_parent
 end_with_parent()
 from conditions.loops import Clipping
-from conditions.making import KITS, counts
-from recording.kits import hook_count
+from kit.frameworks import KITS
+from conditions.training import counts
+from kit.frameworks import hook_count
 import padiff
 
-(kit,) = [kit for kit in KITS if kit.name == sys.argv[1]]
+kit = KITS[sys.argv[1]]
 training = Clipping(kit)
 training.step(0, lambda loss: None)
 ended = 0

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.records import memory_run, step, toy_info, toy_run, toy_steps
 
 from padiff import Tolerance, compare_runs
 from padiff.compare import RunComparison
-
-from .making import memory_run, step, toy_info, toy_run, toy_steps
 
 
 def without(stages: tuple[str, ...], at: tuple[int, ...], numbers=range(6), paddle: bool = True):

@@ -3,13 +3,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from kit.records import info, linear, norm, parameter, plain, root
 
 from padiff import LayerMap
 from padiff.align import Seen, align
 from padiff.errors import UsageError
 from padiff.records import ROOT, Layer, RunInfo
-
-from .making import info, linear, norm, parameter, plain, root
 
 
 def found(reference: RunInfo, candidate: RunInfo, layer_map=None, called=((), ())) -> dict[str, str]:

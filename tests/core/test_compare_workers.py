@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hard.children import started
+from kit.records import info, plain, record, root, step, toy_folder, write_run
 
 import padiff.compare.runs
 import padiff.compare.workers
@@ -23,8 +24,6 @@ from padiff.dump.storage import Storage
 from padiff.errors import TensorFileError, UsageError
 from padiff.records import Sketched
 from padiff.sketches.sketch import sketch_of
-
-from .making import info, plain, record, root, step, toy_folder, write_run
 
 LAYERS, STEPS = 6, 7
 pytestmark = pytest.mark.slow

@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kit.records import toy_folder
 
 from padiff import compare_runs, open_run
 from padiff.errors import RunFolderError, UsageError
 from padiff.model.layer_map import LayerMap
 from padiff_hooks.cli import main
-
-from .making import toy_folder
 
 
 @pytest.fixture

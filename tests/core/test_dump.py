@@ -9,13 +9,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from kit.records import info, linear, norm, plain, record, root, step, toy_folder, toy_info, toy_steps, write_run
 
 from padiff.dump import FolderRun, RunWriter, open_run
 from padiff.dump.files import aside, write_json
 from padiff.errors import RunFolderError, UsageError, WriterError
 from padiff.records import LOOP, ROOT, Record, Step
-
-from .making import info, linear, norm, plain, record, root, step, toy_folder, toy_info, toy_steps, write_run
 
 TREE = info(root(1), linear("a", 2, 2))
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit.records import info, linear, memory_run, norm, planted, record, root, step, toy_run
 
 from padiff import compare_runs
 from padiff.records import Layer
-
-from .making import info, linear, memory_run, norm, planted, record, root, step, toy_run
 
 RNG = np.random.default_rng(11)
 

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from kit.records import info, plain, planted, record, root, step, toy_folder
 
 import padiff.compare.findings
 from padiff import Tolerance, compare_runs
@@ -18,8 +19,6 @@ from padiff.errors import RunFolderError
 from padiff.records import Diff, Figures, FoldedDiffs, InMemory, Pair, Sketched
 from padiff.report import stage_table, to_json, to_junit, to_markdown, verdict
 from padiff.sketches.sketch import sketch_of
-
-from .making import info, plain, planted, record, root, step, toy_folder
 
 FAULT = planted("body.0/forward/output.0", lambda v: v + 1e-2, at=1)
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from kit.records import pair
 
 from padiff.compare.measure.arrays import figures_of, measure
-
-from .making import pair
 
 
 def test_figures_of_three_numbers_are_those_worked_out_by_hand():

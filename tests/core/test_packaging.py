@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from hard.children import run_child
-
-from .making import planted, toy_folder
+from kit.records import planted, toy_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

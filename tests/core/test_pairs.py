@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.records import info, linear, norm, parameter, plain, record, root, step, toy_info, toy_steps
 
 from padiff.align import align
 from padiff.pair.steps import pair_steps
 from padiff.records import LOOP, ROOT, STAGES, Layer, Pair, Step
-
-from .making import info, linear, norm, parameter, plain, record, root, step, toy_info, toy_steps
 
 TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.records import toy_folder
 
 from padiff import check_report, compare_runs, open_run
 from padiff.errors import PadiffError, RunFolderError, TensorFileError
 from padiff_hooks.cli import main
-
-from .making import toy_folder
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from kit.records import pair, record
 
 from padiff.records import Coverage, Diff, Figures, Pair, Report
-
-from .making import pair, record
 
 
 def test_a_site_names_the_call_from_the_second_on():

@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from padiff import Tolerance, compare_runs, open_run
-from padiff.compare import RunComparison
-from padiff.dump import RunWriter
-from padiff.errors import NothingToCompareError, UsageError
-from padiff.recorder import MemoryRun
-
-from .making import (
+from kit.records import (
     info,
     linear,
     memory_run,
@@ -26,6 +19,12 @@ from .making import (
     toy_run,
     toy_steps,
 )
+
+from padiff import Tolerance, compare_runs, open_run
+from padiff.compare import RunComparison
+from padiff.dump import RunWriter
+from padiff.errors import NothingToCompareError, UsageError
+from padiff.recorder import MemoryRun
 
 
 def test_two_right_runs_of_two_frameworks_match_in_full():

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.records import memory_run, planted, toy_info, toy_run, toy_steps
 
 from padiff import compare_runs
-
-from .making import memory_run, planted, toy_info, toy_run, toy_steps
 
 
 def shifted(by: int, numbers=range(6), paddle: bool = True):

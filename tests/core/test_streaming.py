@@ -8,12 +8,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from kit.records import info, pair, plain, record, root, step, toy_folder, write_run
 
 from padiff import compare_runs
 from padiff.compare.measure.arrays import measure
 from padiff.dump.npy import SMALL, read_plain
-
-from .making import info, pair, plain, record, root, step, toy_folder, write_run
 
 LARGE = 1 << 16
 RNG = np.random.default_rng(5)

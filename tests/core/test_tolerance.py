@@ -3,13 +3,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from kit.records import pair, planted, record, toy_run
 
 from padiff import NoisePolicy, Tolerance, check_report, compare_runs
 from padiff.compare.measure.arrays import measure
 from padiff.errors import UsageError
 from padiff.records import LOOP, Diff, Pair
-
-from .making import pair, planted, record, toy_run
 
 RNG = np.random.default_rng(7)
 

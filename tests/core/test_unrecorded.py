@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from kit.records import info, linear, memory_run, parameter, plain, planted, record, root, step, toy_info, toy_steps
 
 from padiff import Tolerance, compare_runs
 from padiff.records import Coverage, Report, RunInfo, verdict
 from padiff.report import to_json, to_junit, to_markdown
-
-from .making import info, linear, memory_run, parameter, plain, planted, record, root, step, toy_info, toy_steps
 
 RECORDED = {"recording": {"every_n_steps": 1, "layers": 4}}
 PARAMETERS = ("weight", "grad", "update")

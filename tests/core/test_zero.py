@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit.records import info, linear, memory_run, record, root, step
 
 from padiff import NoisePolicy, Tolerance, compare_runs
 from padiff.compare.judge.zero import NOISE
 from padiff.compare.measure.arrays import measure
 from padiff.records import Diff, Pair
 from padiff.report import coverage_lines, to_json, verdict
-
-from .making import info, linear, memory_run, record, root, step
 
 RNG = np.random.default_rng(3)
 STRICT = Tolerance(0.0, 1e-5, "strict")

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core.making import info, linear, record, root, step, toy_info, toy_steps, write_run
-from recording.kits import TorchKit, batch, mlp, one_step
+from kit.frameworks import TORCH
+from kit.nets import batch, mlp, one_step
+from kit.records import as_sketch, info, linear, record, root, step, toy_info, toy_steps, write_run
 
 import padiff
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.errors import WriterError
 from padiff_hooks.paired import PairedRuns
-
-from .making import as_sketch
 
 TREE = info(root(1), linear("fc", 20, 30))
 WAYS = {
@@ -302,7 +301,7 @@ def test_a_step_that_vanishes_while_it_is_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [{}, {"pack": True}, {"detail": "sketch"}, {"compression": "zlib"}], ids=str)
 def test_a_recorder_with_a_limit(tmp_path, options):
-    kit = TorchKit()
+    kit = TORCH
     kit.seed(0)
     model = mlp(kit, (60, 80, 3))
     optimizer = kit.sgd(model.parameters())

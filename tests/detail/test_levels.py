@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recording.kits import batch, cnn, hook_count, mlp, one_step
+from kit.frameworks import hook_count
+from kit.nets import batch, cnn, mlp, one_step
 
 import padiff
 from padiff.errors import SelectionError, UsageError

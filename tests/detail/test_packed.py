@@ -12,7 +12,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from core.making import info, linear, plain, record, root, step, toy_info, toy_run, toy_steps, write_run
+from kit.records import info, linear, plain, record, root, step, toy_info, toy_run, toy_steps, write_run
 
 import padiff
 from padiff.dump import RunWriter, codecs, open_run

@@ -8,7 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core.making import info, linear, memory_run, pair, planted, record, root, step, toy_run
+from kit.records import (
+    WAYS,
+    as_sketch,
+    info,
+    kept,
+    linear,
+    memory_run,
+    pair,
+    planted,
+    record,
+    root,
+    sketched_run,
+    step,
+    toy_run,
+)
 
 import padiff
 from padiff.compare.measure.arrays import measure
@@ -16,8 +30,6 @@ from padiff.compare.measure.sketches import is_sketched, measure_pair
 from padiff.records import InMemory, Record
 from padiff.report import to_json, verdict
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD
-
-from .making import WAYS, as_sketch, kept, sketched_run
 
 SIZES = {"exact": (6, 9), "whole": (40, 70), "sampled": (150, 200)}
 

@@ -6,12 +6,12 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.records import sketched_run
 
 import padiff
 from padiff.frameworks import framework_of
 from padiff.sketches.sketch import ELEMENTS, sample, sketch_of, sketch_of_sample
 
-from .making import sketched_run
 from .twins import FAULTS, paddle_run, torch_run
 
 MIXES = {

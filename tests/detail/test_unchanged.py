@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from core.making import info, parameter, plain, record, root, step, write_run
+from kit.records import info, parameter, plain, record, root, step, write_run
 
 import padiff
 from padiff.dump import open_run

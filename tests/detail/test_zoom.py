@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-from recording.kits import KITS
 
 import padiff
 from padiff.dump.zoom import ZOOM_FILE, Requests, Zoom, ask
@@ -39,12 +38,6 @@ def trained(kit, model, recorder, steps, rate=0.1, optimizer=None):
 
 def full_layers(run, number):
     return {r.layer for r in run.steps(number)[0].records if r.sketch is None and r.layer != "(loop)"}
-
-
-@pytest.fixture(params=KITS, ids=lambda kit: kit.name)
-def kit(request):
-    request.param.seed(0)
-    return request.param
 
 
 def two_runs(kit, tmp_path, rates, options=({}, {})):

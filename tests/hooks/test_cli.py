@@ -9,8 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from core.making import planted, toy_folder, toy_info, write_run
 from hard.children import started
+from kit.records import planted, toy_folder, toy_info, write_run
 
 import padiff_hooks.cli
 from padiff import compare_runs

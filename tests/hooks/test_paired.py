@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.making import planted, toy_folder, toy_info, toy_steps
 from hard.children import Child, started
+from kit.records import planted, toy_folder, toy_info, toy_steps
 
 from padiff import Tolerance
 from padiff.dump import RunWriter

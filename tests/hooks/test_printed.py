@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core.making import planted, toy_folder
+from kit.records import planted, toy_folder
 from rich.console import Console
 
 import padiff_hooks.cli

@@ -6,10 +6,9 @@ import contextvars
 
 import numpy as np
 import pytest
+from kit.frameworks import KITS
 
 import padiff
-
-from .nets import KITS
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +22,6 @@ def _same_start(tmp_path, monkeypatch):
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
-
-
-@pytest.fixture(params=KITS.values(), ids=lambda kit: kit.name)
-def kit(request):
-    return request.param
 
 
 @pytest.fixture(

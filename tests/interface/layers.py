@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 import torch
-
-from .nets import data
+from kit.nets import data
 
 tn, pn = torch.nn, paddle.nn
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import data
 
 import padiff
-
-from .nets import KITS, data
 
 #: Each form of the call, and whether it is one of the first generation.
 FORMS = {
@@ -74,7 +74,7 @@ def test_inputs_add_a_proof_and_change_no_direction(form, pair, capsys):
 
 
 def test_models_named_in_both_generations_words_are_told():
-    layer, module = KITS["paddle"].Linear(3, 2), KITS["torch"].Linear(3, 2)
+    layer, module = PADDLE.Linear(3, 2), TORCH.Linear(3, 2)
     for wrong in (
         {"layer": layer, "raw_model": module},
         {"base_model": layer, "module": module},

@@ -6,10 +6,9 @@ import contextvars
 
 import numpy as np
 import pytest
+from kit.nets import data
 
 import padiff
-
-from .nets import data
 
 
 def conv_net(kit, bias):
@@ -40,11 +39,11 @@ def test_all_that_fits_is_carried_over_and_the_rest_is_listed(pair, which, capsy
     assert "auto_diff(..., auto_init=False)" in printed
 
     assert padiff.assign_weight(base, raw, partial=True) is True
-    np.testing.assert_array_equal(pair[1].numpy(raw.conv.weight), pair[0].numpy(base.conv.weight))
+    np.testing.assert_array_equal(pair[1].float64(raw.conv.weight), pair[0].float64(base.conv.weight))
     np.testing.assert_array_equal(pair[1].weight(raw.head), pair[0].weight(base.head))
     printed = capsys.readouterr().out
     if which == "raw":
-        np.testing.assert_array_equal(pair[1].numpy(raw.conv.bias), before["conv.bias"])
+        np.testing.assert_array_equal(pair[1].float64(raw.conv.bias), before["conv.bias"])
         assert "[AutoDiff] as it was, the base model has nothing for it: conv/bias [4]\n" in printed
         assert "the raw model has no place" not in printed
     else:
@@ -104,7 +103,7 @@ def test_an_error_half_way_leaves_the_raw_model_as_it_was(pair, capsys):
     before = pair[1].state(raw)
 
     def rule(ours, theirs):
-        pair[1].set(theirs.weight, np.zeros(pair[1].numpy(theirs.weight).shape, "float32"))
+        pair[1].set(theirs.weight, np.zeros(pair[1].float64(theirs.weight).shape, "float32"))
         raise ZeroDivisionError("half way")
 
     def work():

@@ -6,13 +6,12 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import data
 
 import padiff
 
 from .layers import CASES
-from .nets import KITS, data
-
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 
 
 def scramble(kit, model, seed):
@@ -20,9 +19,9 @@ def scramble(kit, model, seed):
     random = np.random.default_rng(seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         shape = tuple(tensor.shape)
-        if "num_batches" in name or (kit is _PADDLE and not tensor._is_initialized()):
+        if "num_batches" in name or (kit is PADDLE and not tensor._is_initialized()):
             continue
-        if kit is _PADDLE and tensor.stop_gradient and "bias_" in name:
+        if kit is PADDLE and tensor.stop_gradient and "bias_" in name:
             continue  # a cell without biases has frozen zeros
         values = random.normal(size=shape) * 0.5
         if "var" in name:
@@ -32,14 +31,14 @@ def scramble(kit, model, seed):
 
 def run(kit, case, model, inputs):
     """Outputs, gradients of the inputs, and all gradients of parameters as one sorted row (layouts differ)."""
-    tensors = [kit.tensor(x, grad=x.dtype.kind == "f") for x in inputs]
+    tensors = [kit.tensor(x, None, grad=x.dtype.kind == "f") for x in inputs]
     output = case.calls[kit.name](model, *tensors)
     target = data(*output.shape, seed=9, dtype="float64")
-    (output * kit.tensor(target)).sum().backward()
+    (output * kit.tensor(target, None)).sum().backward()
     gradients = [kit.grad(p) for _, p in model.named_parameters()]
     row = np.sort(np.concatenate([g.ravel() for g in gradients if g is not None] or [np.zeros(0)]))
-    floating = [kit.numpy(t.grad) for t in tensors if t.grad is not None]
-    return kit.numpy(output), floating, row
+    floating = [kit.float64(t.grad) for t in tensors if t.grad is not None]
+    return kit.float64(output), floating, row
 
 
 def assert_alike(base, raw):
@@ -64,12 +63,12 @@ def test_a_layer_computes_and_learns_the_same_after_its_weights_were_carried_ove
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_oracle_sees_a_layer_whose_weights_were_not_carried_over(case):
-    models = [_TORCH.double(case.makes["torch"]) for _ in range(2)]
+    models = [TORCH.double(case.makes["torch"]) for _ in range(2)]
     for seed, model in enumerate(models):
-        scramble(_TORCH, model, seed)
+        scramble(TORCH, model, seed)
         if case.evaluated:
             model.eval()
-    results = [run(_TORCH, case, model, case.inputs()) for model in models]
+    results = [run(TORCH, case, model, case.inputs()) for model in models]
     assert not np.allclose(results[0][0], results[1][0])
 
 
@@ -77,7 +76,7 @@ def test_a_linear_layers_matrix_has_the_very_values_transposed_even_when_square(
     base, raw = (kit.Linear(5, 5) for kit in crossed)
     assert padiff.assign_weight(base, raw)
     np.testing.assert_array_equal(crossed[1].weight(raw), crossed[0].weight(base))
-    np.testing.assert_array_equal(crossed[1].numpy(raw.bias), crossed[0].numpy(base.bias))
+    np.testing.assert_array_equal(crossed[1].float64(raw.bias), crossed[0].float64(base.bias))
 
 
 def test_no_memory_is_shared_afterwards(pair):
@@ -92,7 +91,7 @@ def test_no_memory_is_shared_afterwards(pair):
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_the_raw_models_dtype_stays_and_gets_the_bases_values_rounded(pair, dtype):
     base, raw = pair[0].Linear(6, 3), pair[1].Linear(6, 3)
-    raw = raw.to(getattr(torch, dtype)) if pair[1] is _TORCH else raw.to(dtype=dtype)
+    raw = raw.to(getattr(torch, dtype)) if pair[1] is TORCH else raw.to(dtype=dtype)
     assert padiff.assign_weight(base, raw)
     assert str(raw.weight.dtype).endswith(dtype)
     rounded = torch.tensor(pair[0].weight(base)).float().to(getattr(torch, dtype)).double().numpy()
@@ -102,7 +101,7 @@ def test_the_raw_models_dtype_stays_and_gets_the_bases_values_rounded(pair, dtyp
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_a_base_of_another_dtype_is_carried_over_exactly(pair, dtype):
     base, raw = pair[0].Linear(6, 3), pair[1].Linear(6, 3)
-    base = base.to(getattr(torch, dtype)) if pair[0] is _TORCH else base.to(dtype=dtype)
+    base = base.to(getattr(torch, dtype)) if pair[0] is TORCH else base.to(dtype=dtype)
     assert padiff.assign_weight(base, raw)
     assert str(raw.weight.dtype).endswith("float32")
     np.testing.assert_array_equal(pair[1].weight(raw), pair[0].weight(base).astype("float32"))
@@ -121,7 +120,7 @@ def test_tied_parameters_stay_tied_and_are_written_once(pair):
     assert layers[0].weight is layers[2].weight
     x = data(2, 4)
     np.testing.assert_allclose(
-        pair[1].numpy(raw(pair[1].tensor(x))), pair[0].numpy(base(pair[0].tensor(x))), rtol=1e-5, atol=1e-6
+        pair[1].float64(raw(pair[1].tensor(x))), pair[0].float64(base(pair[0].tensor(x))), rtol=1e-5, atol=1e-6
     )
 
 
@@ -134,11 +133,13 @@ def test_a_raw_model_that_ties_what_the_base_does_not_is_refused(pair, capsys):
 
 
 def _surplus_bias(kit, other):
-    return kit.Sequential(kit.Linear(3, 3), kit.no_bias(3, 3)), other.Sequential(other.Linear(3, 3), other.Linear(3, 3))
+    ours = kit.Sequential(kit.Linear(3, 3), kit.linear(3, 3, bias=False))
+    return ours, other.Sequential(other.Linear(3, 3), other.Linear(3, 3))
 
 
 def _missing_bias(kit, other):
-    return kit.Sequential(kit.Linear(3, 3), kit.Linear(3, 3)), other.Sequential(other.Linear(3, 3), other.no_bias(3, 3))
+    theirs = other.Sequential(other.Linear(3, 3), other.linear(3, 3, bias=False))
+    return kit.Sequential(kit.Linear(3, 3), kit.Linear(3, 3)), theirs
 
 
 def _surplus_layer(kit, other):
@@ -169,7 +170,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_half_assigned(make, pair, c
 
 
 def test_the_explanation_names_the_parameter_and_its_shape(capsys):
-    base, raw = _surplus_bias(_TORCH, _PADDLE)
+    base, raw = _surplus_bias(TORCH, PADDLE)
     padiff.assign_weight(base, raw)
     assert "The base layer has nothing for the raw layer's `bias` [3]" in capsys.readouterr().out
 
@@ -181,7 +182,7 @@ def test_running_statistics_are_carried_over(pair):
     base.eval(), raw.eval()
     x = data(2, 3, 4, 4, seed=5)
     np.testing.assert_allclose(
-        pair[1].numpy(raw(pair[1].tensor(x))), pair[0].numpy(base(pair[0].tensor(x))), rtol=1e-4, atol=1e-5
+        pair[1].float64(raw(pair[1].tensor(x))), pair[0].float64(base(pair[0].tensor(x))), rtol=1e-4, atol=1e-5
     )
 
 
@@ -194,17 +195,17 @@ def test_the_first_generation_copies_from_torch_to_paddle_whatever_the_form():
     ]
     for form in forms:
         layer, module = paddle.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-        before = _TORCH.weight(module)
+        before = TORCH.weight(module)
         assert form(layer, module) is True
-        np.testing.assert_array_equal(_TORCH.weight(module), before)
-        np.testing.assert_array_equal(_PADDLE.weight(layer), before)
+        np.testing.assert_array_equal(TORCH.weight(module), before)
+        np.testing.assert_array_equal(PADDLE.weight(layer), before)
 
 
 def test_the_second_generation_copies_from_the_base_to_the_raw_model():
     base, raw = paddle.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    before = _PADDLE.weight(base)
+    before = PADDLE.weight(base)
     assert padiff.assign_weight(base, raw) is True
-    np.testing.assert_array_equal(_TORCH.weight(raw), before)
+    np.testing.assert_array_equal(TORCH.weight(raw), before)
     assert padiff.assign_weight(base_model=base, raw_model=raw) is True
 
 

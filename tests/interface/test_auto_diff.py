@@ -7,16 +7,16 @@ import threading
 
 import numpy as np
 import pytest
+from kit.frameworks import PADDLE, TORCH, hook_count
+from kit.nets import both, data, forward_of_tanh_mlp, spoiled, tanh_mlp
 
 import padiff
-
-from .nets import KITS, both, data, forward_of_mlp, mlp, spoiled
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 
 
 def pair_of_mlps(pair, **options):
-    return mlp(pair[0], **options), mlp(pair[1], **options)
+    return tanh_mlp(pair[0], **options), tanh_mlp(pair[1], **options)
 
 
 def test_two_models_that_are_equal_match_after_the_weights_were_copied(pair):
@@ -26,8 +26,8 @@ def test_two_models_that_are_equal_match_after_the_weights_were_copied(pair):
     assert report
     assert report.passed
     assert report == True  # noqa: E712
-    expected = forward_of_mlp(pair[0], base, x)
-    np.testing.assert_allclose(pair[1].numpy(raw(pair[1].tensor(x))), expected, atol=1e-5)
+    expected = forward_of_tanh_mlp(pair[0], base, x)
+    np.testing.assert_allclose(pair[1].float64(raw(pair[1].tensor(x))), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["dict", "tensor", "tuple"])
@@ -191,7 +191,7 @@ def test_gradients_are_cleared_and_no_hook_stays(pair):
     padiff.auto_diff(base, raw, both(pair, data(5, 4)), **CLOSE)
     for kit, model in zip(pair, (base, raw)):
         assert all(kit.grad(p) is None for p in model.parameters())
-        assert kit.hooks_on(model) == 0
+        assert hook_count(kit, model) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"single_step": True}, {"auto_init": False}])
@@ -203,7 +203,7 @@ def test_gradients_are_cleared_after_a_failure_too(pair, options):
     assert not padiff.auto_diff(base, raw, both(pair, data(5, 4)), **CLOSE, **options)
     for kit, model in zip(pair, (base, raw)):
         assert all(kit.grad(p) is None for p in model.parameters())
-        assert kit.hooks_on(model) == 0
+        assert hook_count(kit, model) == 0
 
 
 def test_a_wrong_gradient_is_found_in_backward_though_forward_is_equal(pair):
@@ -234,7 +234,7 @@ def test_figures_are_those_of_numpy(pair):
     report = padiff.auto_diff(base, raw, both(pair, x), auto_init=False, diff_phase="forward", **CLOSE)
     output = next(d for d in report if d.pair.anchor.site == "fc2/forward/output.0")
     assert output.figures.max_abs == pytest.approx(0.25, rel=1e-4)
-    norm = np.linalg.norm(forward_of_mlp(pair[0], base, x))
+    norm = np.linalg.norm(forward_of_tanh_mlp(pair[0], base, x))
     assert output.figures.reference_l2 == pytest.approx(norm, rel=1e-5)
 
 
@@ -246,9 +246,9 @@ def test_true_is_never_answered_for_outputs_that_differ(pair, capsys):
         padiff.assign_weight(base, raw)
         layer = getattr(raw, f"fc{random.integers(raw.count)}")
         fault = random.normal(size=tuple(layer.bias.shape)).astype("float32") * 10.0 ** random.integers(-3, 2)
-        pair[1].set(layer.bias, pair[1].numpy(layer.bias).astype("float32") + fault)
+        pair[1].set(layer.bias, pair[1].float64(layer.bias).astype("float32") + fault)
         x = data(3, widths[0], seed=case)
-        worst = np.abs(forward_of_mlp(pair[0], base, x) - forward_of_mlp(pair[1], raw, x)).max()
+        worst = np.abs(forward_of_tanh_mlp(pair[0], base, x) - forward_of_tanh_mlp(pair[1], raw, x)).max()
         assert worst > 1e-5
         for mode in ("strict", "mean"):
             report = padiff.auto_diff(
@@ -268,7 +268,7 @@ def test_a_model_that_computes_something_else_with_the_same_layers_is_never_true
 
 
 def test_weights_that_cannot_be_carried_over_give_a_false_report_and_both_trees(pair, capsys):
-    base, raw = mlp(pair[0], (4, 8, 3)), mlp(pair[1], (4, 8, 8, 3))
+    base, raw = tanh_mlp(pair[0], (4, 8, 3)), tanh_mlp(pair[1], (4, 8, 8, 3))
     report = padiff.auto_diff(base, raw, both(pair, data(5, 4)), **CLOSE)
     assert not report
     assert "could not be carried over" in report.first_diff.message
@@ -280,7 +280,7 @@ def test_weights_that_cannot_be_carried_over_give_a_false_report_and_both_trees(
 
 
 def test_two_threads_with_different_settings_do_not_touch_each_other():
-    torch, paddle = KITS["torch"], KITS["paddle"]
+    torch, paddle = TORCH, PADDLE
     results = {}
 
     def loose():

@@ -8,14 +8,13 @@ import paddle
 import pytest
 import torch
 import torch.utils.checkpoint
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import both, data
 from paddle.distributed.fleet.utils import recompute
 
 import padiff
 from padiff import create_model
 
-from .nets import KITS, both, data
-
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 PHASES = [{}, {"single_step": True}, {"single_step": True, "diff_phase": "backward"}]
 
@@ -24,7 +23,7 @@ def recurrent(kit, name):
     class Net(kit.Layer):
         def __init__(self):
             super().__init__()
-            if kit is _TORCH:
+            if kit is TORCH:
                 self.rnn = getattr(torch.nn, name)(4, 5, num_layers=2, bidirectional=True, batch_first=True)
             else:
                 self.rnn = getattr(paddle.nn, name)(4, 5, num_layers=2, direction="bidirect")
@@ -52,13 +51,13 @@ def test_a_wrong_recurrent_weight_is_found(crossed):
     base, raw = (recurrent(kit, "LSTM") for kit in crossed)
     padiff.assign_weight(base, raw)
     name, weight = next((n, p) for n, p in raw.named_parameters() if n.endswith("weight_hh_l1"))
-    crossed[1].set(weight, (crossed[1].numpy(weight) * 1.01).astype("float32"))
+    crossed[1].set(weight, (crossed[1].float64(weight) * 1.01).astype("float32"))
     report = padiff.auto_diff(base, raw, both(crossed, data(2, 3, 4)), auto_init=False, **CLOSE)
     assert (report.first_diff.stage, report.first_diff.slot) == ("weight", "weight_hh_l1"), name
 
 
 def transformer(kit):
-    if kit is _TORCH:
+    if kit is TORCH:
         return torch.nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
     return paddle.nn.Transformer(16, 2, 1, 1, 32, dropout=0.0)
 
@@ -75,7 +74,7 @@ def attention(kit):
     class Net(kit.Layer):
         def __init__(self):
             super().__init__()
-            if kit is _TORCH:
+            if kit is TORCH:
                 self.attn = torch.nn.MultiheadAttention(16, 2, batch_first=True)
             else:
                 self.attn = paddle.nn.MultiHeadAttention(16, 2)
@@ -83,7 +82,7 @@ def attention(kit):
 
         def forward(self, x):
             output = self.attn(x, x, x)
-            return self.last(output[0] if kit is _TORCH else output)
+            return self.last(output[0] if kit is TORCH else output)
 
     return Net()
 
@@ -110,13 +109,13 @@ def test_a_gradient_of_one_projection_that_is_off_is_named(crossed):
         proxy.backward((proxy(kit.tensor(data(2, 4, 16))) ** 2).mean())
         if side == "b":
             attn = proxy.model.attn
-            if kit is _TORCH:
+            if kit is TORCH:
                 attn.in_proj_weight.grad[16:32] *= 2
             else:
                 attn.k_proj.weight.grad.set_value(attn.k_proj.weight.grad * 2)
         proxy.try_dump(side)
     report = padiff.check_grads("a", "b", CLOSE)
-    site = "attn/grad/in_proj_weight[k_proj]" if crossed[0] is _TORCH else "attn.k_proj/grad/weight"
+    site = "attn/grad/in_proj_weight[k_proj]" if crossed[0] is TORCH else "attn.k_proj/grad/weight"
     assert [d.pair.anchor.site for d in report.failed] == [site]
     figures = report.failed[0].figures
     assert figures.candidate_l2 == pytest.approx(2 * figures.reference_l2, rel=1e-4)
@@ -134,7 +133,7 @@ def recomputed(kit, on=True, reentrant=False):
         def forward(self, x):
             if not on:
                 return self.b(self.inner(x))
-            if kit is _TORCH:
+            if kit is TORCH:
                 return self.b(torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=reentrant))
             return self.b(recompute(self.inner, x))
 
@@ -152,9 +151,9 @@ def test_recomputation_with_dropout_matches_a_model_without_it(pair, options):
 
 
 def test_reentrant_checkpoints_match_too():
-    inputs = [kit.tensor(data(6, 4), grad=True) for kit in (_TORCH, _PADDLE)]
+    inputs = [kit.tensor(data(6, 4), grad=True) for kit in (TORCH, PADDLE)]
     report = padiff.auto_diff(
-        recomputed(_TORCH, reentrant=True), recomputed(_PADDLE, False), inputs, same_dropout=True, **CLOSE
+        recomputed(TORCH, reentrant=True), recomputed(PADDLE, False), inputs, same_dropout=True, **CLOSE
     )
     assert report
     assert {"a", "drop", "b"} <= {d.pair.anchor.layer for d in report if d.pair.stage == "backward" and d.compared}
@@ -163,7 +162,7 @@ def test_reentrant_checkpoints_match_too():
 @pytest.mark.parametrize("options", PHASES)
 def test_an_in_place_layer_is_followed(crossed, options):
     def net(kit):
-        act = torch.nn.ReLU(inplace=True) if kit is _TORCH else paddle.nn.ReLU()
+        act = torch.nn.ReLU(inplace=True) if kit is TORCH else paddle.nn.ReLU()
         return kit.Sequential(kit.Conv(2, 3, 3), kit.BatchNorm(3), act, kit.Conv(3, 2, 3))
 
     assert padiff.auto_diff(net(crossed[0]), net(crossed[1]), both(crossed, data(2, 2, 8, 8)), **options, **CLOSE)
@@ -179,7 +178,7 @@ def test_a_layer_norm_over_several_axes_matches_though_paddle_keeps_one_row(cros
 def test_a_parameter_that_is_frozen_on_one_side_only_is_found(pair):
     base, raw = (kit.Sequential(kit.Linear(4, 4), kit.Linear(4, 2)) for kit in pair)
     weight = next(iter(raw.parameters()))
-    if pair[1] is _TORCH:
+    if pair[1] is TORCH:
         weight.requires_grad_(False)
     else:
         weight.stop_gradient = True
@@ -191,7 +190,7 @@ def test_a_parameter_that_is_frozen_on_one_side_only_is_found(pair):
 def test_dropout_inside_of_an_attention_is_told(capsys):
     base = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, batch_first=True)
     raw = paddle.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, attn_dropout=0.0)
-    inputs = [kit.tensor(data(2, 4, 16)) for kit in (_TORCH, _PADDLE)]
+    inputs = [kit.tensor(data(2, 4, 16)) for kit in (TORCH, PADDLE)]
     assert not padiff.auto_diff(base, raw, inputs, same_dropout=True, **CLOSE)
     assert "`self_attn` of the base model drop by a call of their own inside" in capsys.readouterr().out
     base.self_attn.dropout = 0.0
@@ -204,14 +203,14 @@ def test_layers_of_one_map_may_be_built_differently_inside(capsys, pair):
             def __init__(self):
                 super().__init__()
                 if apart:
-                    self.left, self.right = kit.no_bias(4, 2), kit.no_bias(4, 2)
+                    self.left, self.right = kit.linear(4, 2, bias=False), kit.linear(4, 2, bias=False)
                 else:
-                    self.both = kit.no_bias(4, 4)
+                    self.both = kit.linear(4, 4, bias=False)
 
             def forward(self, x):
                 if not apart:
                     return self.both(x)
-                cat = torch.cat if kit is _TORCH else paddle.concat
+                cat = torch.cat if kit is TORCH else paddle.concat
                 return cat([self.left(x), self.right(x)], -1)
 
         class Net(kit.Layer):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import both, data, tanh_mlp
 
 import padiff
 from padiff import LayerMap, auto_diff
 
-from .nets import KITS, both, data, mlp
-
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 
 
@@ -20,7 +19,7 @@ def losses(pair):
 
 
 def optimizers(pair, models):
-    return [kit.sgd(model) for kit, model in zip(pair, models)]
+    return [kit.sgd(model.parameters()) for kit, model in zip(pair, models)]
 
 
 #: Keywords of mixed calls of two models, and whether the first generation's are among them.
@@ -55,7 +54,7 @@ MIXED = {
 
 @pytest.mark.parametrize("words", MIXED)
 def test_mixed_words_are_taken_and_say_which_model_is_the_base(words, pair, capsys):
-    a, b = mlp(pair[0]), mlp(pair[1])
+    a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     make, old = MIXED[words]
     before = [kit.weight(model.fc1) for kit, model in zip(pair, (a, b))]
     seen = {}
@@ -90,7 +89,7 @@ def _weights_at_first_calls(kit, model):
 @pytest.mark.parametrize("first", ["inputs", "example_inp"])
 def test_models_and_inputs_by_name_in_all_words(pair, first):
     for models in (("base_model", "raw_model"), ("layer", "module")):
-        a, b = mlp(pair[0]), mlp(pair[1])
+        a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
         before = [kit.weight(model.fc1) for kit, model in zip(pair, (a, b))]
         named = dict(zip(models, (a, b)))
         assert auto_diff(**named, **{first: both(pair, data(5, 4))}, auto_weights=True, **CLOSE)
@@ -103,20 +102,20 @@ def test_models_and_inputs_by_name_in_all_words(pair, first):
 def test_by_position_and_with_later_options(pair):
     label = losses(pair)
     for args in ((True,), (True, 1), (True, {}, {"atol": 1e-5}), (True, 1, LayerMap(), label)):
-        a, b = mlp(pair[0]), mlp(pair[1])
+        a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
         assert auto_diff(a, b, both(pair, data(5, 4)), *args, rtol=1e-5, full_stacks=True)
     for args in ((label,), (None, None), (label, None)):
-        a, b = mlp(pair[0]), mlp(pair[1])
+        a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
         assert auto_diff(a, b, both(pair, data(5, 4)), *args, auto_weights=True, options={"atol": 1e-5})
 
 
 @pytest.mark.parametrize("fault", [0, 1])
 def test_a_fault_is_found_and_named_in_the_words_of_the_call(fault, capsys):
-    for pair, names in (((_PADDLE, _TORCH), ("layer", "module")), ((_TORCH, _PADDLE), ("module", "layer"))):
-        models = [mlp(kit) for kit in pair]
+    for pair, names in (((PADDLE, TORCH), ("layer", "module")), ((TORCH, PADDLE), ("module", "layer"))):
+        models = [tanh_mlp(kit) for kit in pair]
         padiff.assign_weight(*models)
         kit = pair[fault]
-        kit.set(models[fault].fc1.bias, kit.numpy(models[fault].fc1.bias).astype("float32") + 1)
+        kit.set(models[fault].fc1.bias, kit.float64(models[fault].fc1.bias).astype("float32") + 1)
         report = auto_diff(*models, both(pair, data(5, 4)), auto_weights=False, **CLOSE)
         assert (report.first_diff.stage, report.first_diff.reference) == ("weight", "fc1")
         value = report.failed[0].figures.values
@@ -148,13 +147,13 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize(("wrong", "message"), CONTRADICTIONS)
 def test_contradictions_are_told(wrong, message, pair):
-    a, b = mlp(pair[0]), mlp(pair[1])
+    a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match=message):
         auto_diff(a, b, both(pair, data(5, 4)), **wrong)
 
 
 def test_models_in_words_of_both_generations_are_told(pair):
-    a, b = mlp(pair[0]), mlp(pair[1])
+    a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match="layer and module are the first generation's words"):
         auto_diff(layer=a, raw_model=b, inputs=both(pair, data(5, 4)))
     with pytest.raises(padiff.PadiffError, match="needs layer, module, example_inp; module is missing"):

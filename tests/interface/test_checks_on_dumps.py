@@ -6,17 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kit.nets import data, tanh_mlp
 
 import padiff
 from padiff import check_grads, check_params, check_report, check_weights, create_model
-
-from .nets import data, mlp
 
 CFG = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 
 
 def proxies_of(pair, **options):
-    base, raw = (mlp(kit, **options) for kit in pair)
+    base, raw = (tanh_mlp(kit, **options) for kit in pair)
     padiff.assign_weight(base, raw)
     return create_model(base), create_model(raw)
 
@@ -40,7 +39,7 @@ def dumped(pair, x=None, spoil=None, scale=1.0):
 
 
 def bias_off(kit, model):
-    kit.set(model.fc1.bias, kit.numpy(model.fc1.bias).astype("float32") + 1)
+    kit.set(model.fc1.bias, kit.float64(model.fc1.bias).astype("float32") + 1)
 
 
 def test_equal_dumps_match_in_every_check(pair):
@@ -83,7 +82,7 @@ def test_a_gradient_times_7_is_found(pair):
 
 
 def test_the_defaults_are_the_documents(pair):
-    a, b = dumped(pair, spoil=lambda kit, model: kit.set(model.fc2.bias, kit.numpy(model.fc2.bias) + 5e-5))
+    a, b = dumped(pair, spoil=lambda kit, model: kit.set(model.fc2.bias, kit.float64(model.fc2.bias) + 5e-5))
     assert check_weights(a, b)
     assert not check_weights(a, b, {"atol": 1e-5})
     assert "0.0001" in check_weights(a, b).tolerance
@@ -119,7 +118,7 @@ def test_weights_after_the_optimizer_lie_beside_the_params_before_it(pair):
         proxy.dump_params(side)
         before.append(kit.weight(proxy.model.fc2))
         proxy.dump_grads(side)
-        kit.sgd(proxy.model, rate).step()
+        kit.sgd(proxy.model.parameters(), rate).step()
         proxy.dump_weights(side)
         after.append(kit.weight(proxy.model.fc2))
     # The optimizers differ: only the weights after the step show it.

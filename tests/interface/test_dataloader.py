@@ -6,11 +6,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.nets import data
 
 import padiff
 from padiff import check_dataloader
-
-from .nets import data
 
 
 class TorchSet(torch.utils.data.Dataset):

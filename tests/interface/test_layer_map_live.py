@@ -6,13 +6,11 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import both, data, tanh_mlp
 
 import padiff
 from padiff import LayerMap, assign_weight, auto_diff
-
-from .nets import KITS, both, data, mlp
-
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 
 
 class TorchAttention(torch.nn.Module):
@@ -40,7 +38,7 @@ def attentions():
 
 
 def inputs(reverse=False):
-    pair = both((_TORCH, _PADDLE), data(2, 4, 16))
+    pair = both((TORCH, PADDLE), data(2, 4, 16))
     return pair[::-1] if reverse else pair
 
 
@@ -81,7 +79,7 @@ def test_auto_finds_and_prints_the_pairs(capsys):
 
 
 def test_auto_says_so_when_no_map_is_needed(capsys):
-    assert len(LayerMap().auto(mlp(_TORCH), mlp(_PADDLE))) == 0
+    assert len(LayerMap().auto(tanh_mlp(TORCH), tanh_mlp(PADDLE))) == 0
     assert "no layer of these models needs a map" in capsys.readouterr().out
 
 
@@ -90,7 +88,7 @@ def test_auto_refuses_models_with_different_layers_to_map():
     with pytest.raises(
         padiff.PadiffError, match=r"not have the same layers to map: attn \(multiheadattention\) ag.* none"
     ):
-        LayerMap().auto(module, mlp(_PADDLE))
+        LayerMap().auto(module, tanh_mlp(PADDLE))
 
 
 def test_auto_takes_proxies():
@@ -100,7 +98,7 @@ def test_auto_takes_proxies():
 
 
 def test_a_layer_of_neither_model_is_told(pair):
-    base, raw = mlp(pair[0]), mlp(pair[1])
+    base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     stranger = pair[1].Linear(1, 1)
     with pytest.raises(
         padiff.PadiffError, match="Linear is a layer of neither model; give layers of these very models"
@@ -109,13 +107,13 @@ def test_a_layer_of_neither_model_is_told(pair):
 
 
 def test_two_layers_of_one_model_are_told(pair):
-    base, raw = mlp(pair[0]), mlp(pair[1])
+    base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match="fc0 and fc1 are both layers of the base model"):
         auto_diff(base, raw, both(pair, data(5, 4)), layer_map={base.fc0: base.fc1}, atol=1e-5)
 
 
 def test_an_unknown_path_and_a_layer_given_twice_are_told(pair):
-    base, raw = mlp(pair[0]), mlp(pair[1])
+    base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match=r"no layer 'fc9'. Nearest: fc"):
         auto_diff(base, raw, both(pair, data(5, 4)), layer_map={"fc0": "fc9"})
     with pytest.raises(padiff.PadiffError, match="'fc1' is given twice"):

@@ -9,25 +9,24 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import both, data
 
 import padiff
 from padiff import auto_diff, check_grads, check_params, check_report, check_weights, create_model
 
-from .nets import KITS, both, data
-
 CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 
 
 def own(kit, *shape):
     """A parameter of a layer's own."""
-    if kit is _TORCH:
+    if kit is TORCH:
         return kit.nn.Parameter(kit.tensor(data(*shape) * 0.3))
     return kit.nn.Layer().create_parameter(shape, default_initializer=kit.nn.initializer.Assign(data(*shape) * 0.3))
 
 
 def joined(kit, *tensors):
-    return torch.cat(tensors, -1) if kit is _TORCH else paddle.concat(list(tensors), -1)
+    return torch.cat(tensors, -1) if kit is TORCH else paddle.concat(list(tensors), -1)
 
 
 def net(kit, split):
@@ -115,7 +114,7 @@ def test_auto_diff_compares_such_layers_as_wholes_and_names_what_is_inside(pair,
     assert "c/w1, c/w2, c/shift" in out
     # What it gives is compared all the same.
     wrong = raw.c.w if hasattr(raw.c, "w") else raw.c.w2
-    pair[1].set(wrong, (pair[1].numpy(wrong) * 1.1).astype("float32"))
+    pair[1].set(wrong, (pair[1].float64(wrong) * 1.1).astype("float32"))
     report = run()
     assert (report.first_diff.stage, report.first_diff.reference) == ("forward", "c")
     if options:
@@ -149,7 +148,7 @@ def test_a_single_step_leaves_the_layers_inside_of_a_mapped_one_to_run_on_their_
     base, raw = (blocks(kit) for kit in pair)
     assert padiff.assign_weight(base, raw)
     bias = raw.c.one.bias
-    pair[1].set(bias, pair[1].numpy(bias).astype("float32") + 1)
+    pair[1].set(bias, pair[1].float64(bias).astype("float32") + 1)
     call = {"auto_init": False, "single_step": True, "diff_phase": "forward", **CLOSE}
     x = both(pair, data(5, 4))
 
@@ -167,7 +166,7 @@ def test_layers_of_a_map_that_hold_the_same_are_compared_inside_all_the_same(pai
     report = auto_diff(base, raw, x, **call)
     assert report
     assert {"c/weight/w", "c/grad/shift"} <= {d.pair.anchor.site for d in report if d.compared}
-    pair[1].set(raw.c.shift, pair[1].numpy(raw.c.shift).astype("float32") + 1)
+    pair[1].set(raw.c.shift, pair[1].float64(raw.c.shift).astype("float32") + 1)
     report = auto_diff(base, raw, x, **call)
     assert (report.first_diff.stage, report.first_diff.slot) == ("weight", "shift")
 
@@ -206,14 +205,14 @@ def test_checks_on_dumps_leave_out_and_name_what_differs_inside(pair, split):
 
 def test_checks_on_dumps_see_what_such_layers_give(pair):
     base, raw = carried(*aligned(pair))
-    pair[1].set(raw.c.w2, (pair[1].numpy(raw.c.w2) * 1.1).astype("float32"))
+    pair[1].set(raw.c.w2, (pair[1].float64(raw.c.w2) * 1.1).astype("float32"))
     report = check_report(*dumps(pair, base, raw), CLOSE)
     assert (report.first_diff.stage, report.first_diff.reference) == ("forward", "c")
 
 
 def test_a_mapped_layer_that_one_side_froze_is_still_told(pair):
     base, raw = carried(*aligned(pair, (False, False)))
-    if pair[1] is _TORCH:
+    if pair[1] is TORCH:
         raw.c.w.requires_grad_(False)
     else:
         raw.c.w.stop_gradient = True
@@ -235,7 +234,7 @@ def test_the_dumps_of_auto_diff_agree_with_it(pair):
 @pytest.mark.parametrize("how", ["layer_map", "layer_mapping", "set_layer_map"])
 def test_what_can_be_carried_over_is_and_the_mapped_layer_is_left_to_the_user(pair, how, capsys):
     base, raw = aligned(pair)  # c as the user initialised it, a and b at random
-    before = pair[1].numpy(raw.c.w1), pair[1].numpy(raw.c.shift)
+    before = pair[1].float64(raw.c.w1), pair[1].float64(raw.c.shift)
     x = both(pair, data(5, 4))
     if how == "set_layer_map":
         report = auto_diff(*proxies(base, raw), x, **CLOSE)
@@ -244,8 +243,8 @@ def test_what_can_be_carried_over_is_and_the_mapped_layer_is_left_to_the_user(pa
     assert report, report.first_diff
     np.testing.assert_array_equal(pair[1].weight(raw.a), pair[0].weight(base.a))
     np.testing.assert_array_equal(pair[1].weight(raw.b), pair[0].weight(base.b))
-    np.testing.assert_array_equal(pair[1].numpy(raw.c.w1), before[0])
-    np.testing.assert_array_equal(pair[1].numpy(raw.c.shift), before[1])
+    np.testing.assert_array_equal(pair[1].float64(raw.c.w1), before[0])
+    np.testing.assert_array_equal(pair[1].float64(raw.c.shift), before[1])
     out = capsys.readouterr().out
     assert "not carried over, the raw model's stays as it is: `c` to `c`. Initialise it yourself" in out
     assert "add_special_init" in out
@@ -273,39 +272,39 @@ def test_what_does_not_fit_outside_of_the_map_still_carries_nothing_over(pair, c
 # -- rules of the user's own -------------------------------------------------------------------------------------------
 
 
-class PO(_TORCH.Layer):
+class PO(TORCH.Layer):
     def __init__(self):
         super().__init__()
-        self.w = own(_TORCH, 16)
+        self.w = own(TORCH, 16)
 
     def forward(self, x):
         return x @ self.w.view(4, 4)
 
 
-class TO(_PADDLE.Layer):
+class TO(PADDLE.Layer):
     def __init__(self):
         super().__init__()
-        self.w = own(_PADDLE, 2, 4, 2)
+        self.w = own(PADDLE, 2, 4, 2)
 
     def forward(self, x):
-        return joined(_PADDLE, x @ self.w[0], x @ self.w[1])
+        return joined(PADDLE, x @ self.w[0], x @ self.w[1])
 
 
-class Turned(_PADDLE.Layer):
+class Turned(PADDLE.Layer):
     """A square matrix the other way round, which no shape tells."""
 
     def __init__(self):
         super().__init__()
-        self.w = own(_PADDLE, 4, 4)
+        self.w = own(PADDLE, 4, 4)
 
     def forward(self, x):
         return x @ self.w.T
 
 
-class Square(_TORCH.Layer):
+class Square(TORCH.Layer):
     def __init__(self):
         super().__init__()
-        self.w = own(_TORCH, 4, 4)
+        self.w = own(TORCH, 4, 4)
 
     def forward(self, x):
         return x @ self.w
@@ -325,11 +324,11 @@ def within(kit, inner):
 
 def halves(base, raw):
     matrix = base.w.detach().numpy().reshape(4, 4)
-    _PADDLE.set(raw.w, np.stack([matrix[:, :2], matrix[:, 2:]]))
+    PADDLE.set(raw.w, np.stack([matrix[:, :2], matrix[:, 2:]]))
 
 
 def turn(base, raw):
-    _PADDLE.set(raw.w, base.w.detach().numpy().T.copy())
+    PADDLE.set(raw.w, base.w.detach().numpy().T.copy())
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["with a map", "without a map"])
@@ -340,15 +339,15 @@ def turn(base, raw):
 def test_a_rule_and_a_map_for_the_same_layers_go_together(ours, theirs, rule, mapped, auto_init):
     def work():
         padiff.add_special_init("torch", ours.__name__, "paddle", theirs.__name__, rule)
-        base, raw = within(_TORCH, ours()), within(_PADDLE, theirs())
+        base, raw = within(TORCH, ours()), within(PADDLE, theirs())
         if not auto_init:
             assert padiff.assign_weight(base, raw)
         call = {"layer_map": {raw.c: base.c}} if mapped else {}
-        x = both((_TORCH, _PADDLE), data(5, 4))
+        x = both((TORCH, PADDLE), data(5, 4))
         report = auto_diff(base, raw, x, auto_init=auto_init, **call, **CLOSE)
         assert report, report.first_diff
         assert "c/forward/output.0" in {d.pair.anchor.site for d in report if d.compared}
-        _PADDLE.set(raw.c.w, (raw.c.w * 1.1).numpy())
+        PADDLE.set(raw.c.w, (raw.c.w * 1.1).numpy())
         report = auto_diff(base, raw, x, auto_init=False, **call, **CLOSE)
         assert (report.first_diff.stage, report.first_diff.reference) == ("forward", "c")
 

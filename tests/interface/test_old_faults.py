@@ -15,11 +15,11 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import both, data, tanh_mlp
 
 import padiff
 from padiff import check_params, check_report, check_weights, create_model
-
-from .nets import KITS, both, data, mlp
 
 CFG = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 
@@ -31,7 +31,7 @@ def trained(kit, model, x, **options):
 
 
 def test_a_surplus_bias_is_a_diff_of_two_dumps_not_a_gap(pair):
-    base, raw = pair[0].Sequential(pair[0].Linear(3, 3)), pair[1].Sequential(pair[1].no_bias(3, 3))
+    base, raw = pair[0].Sequential(pair[0].Linear(3, 3)), pair[1].Sequential(pair[1].linear(3, 3, bias=False))
     pair[1].set_weight(raw[0], pair[0].weight(base[0]))
     pair[0].set(base[0].bias, np.zeros(3))
     for side, kit, model in zip("ab", pair, (base, raw)):
@@ -71,7 +71,7 @@ def test_a_bfloat16_model_is_dumped_and_compared_with_its_true_dtype(kit):
     (weight,) = [d for d in check_weights("a", "a") if d.pair.anchor.site == "0/weight/weight"]
     assert weight.pair.reference.dtype == "bfloat16"
     assert weight.pair.reference.value.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(weight.pair.reference.value.astype("float64"), kit.numpy(model[0].weight))
+    np.testing.assert_array_equal(weight.pair.reference.value.astype("float64"), kit.float64(model[0].weight))
 
 
 def in_float32(kit):
@@ -98,7 +98,7 @@ def test_models_of_other_dtypes_go_through_auto_diff(pair, dtype):
         assert report
         assert {d.pair.anchor.dtype for d in report if d.pair.stage == "forward"} == {dtype}
     assert [str(model[0].weight.dtype).split(".")[-1] for model in models] == [dtype, dtype]
-    pair[1].set(models[1][1].weight, pair[1].numpy(models[1][1].weight) + 1)
+    pair[1].set(models[1][1].weight, pair[1].float64(models[1][1].weight) + 1)
     assert not padiff.auto_diff(*models, inputs, losses, auto_init=False, atol=tolerance, rtol=tolerance)
 
 
@@ -153,7 +153,7 @@ model.try_dump()
 
 
 def test_a_proxy_keeps_no_step_alive_once_it_is_cleared(kit):
-    proxy = create_model(mlp(kit))
+    proxy = create_model(tanh_mlp(kit))
     gc.collect()
     gc.disable()
     try:
@@ -170,7 +170,7 @@ def test_a_proxy_keeps_no_step_alive_once_it_is_cleared(kit):
 
 def test_auto_diff_keeps_no_output_alive(pair):
     seen = []
-    models = [mlp(kit) for kit in pair]
+    models = [tanh_mlp(kit) for kit in pair]
     for model in models:
 
         def forward(x, real=model.forward):
@@ -191,7 +191,7 @@ def test_auto_diff_keeps_no_output_alive(pair):
 
 
 def test_a_dump_is_never_compared_with_itself_because_of_a_name(pair):
-    proxies = [create_model(mlp(kit), name="Net") for kit in pair]
+    proxies = [create_model(tanh_mlp(kit), name="Net") for kit in pair]
     for kit, proxy in zip(pair, proxies):
         proxy.backward(proxy(kit.tensor(data(5, 4))).mean())
         proxy.try_dump()
@@ -201,7 +201,7 @@ def test_a_dump_is_never_compared_with_itself_because_of_a_name(pair):
 
 
 def test_one_dump_path_for_both_models_still_makes_two_dumps(pair, tmp_path):
-    proxies = [create_model(mlp(kit)) for kit in pair]
+    proxies = [create_model(tanh_mlp(kit)) for kit in pair]
     for proxy in proxies:
         proxy.dump_path = str(tmp_path / "same")
     assert not padiff.auto_diff(*proxies, both(pair, data(5, 4)), auto_init=False, **CFG)
@@ -242,9 +242,13 @@ def test_importing_changes_no_print_options():
 
 
 def test_an_optimizer_of_paddle_that_does_nothing_is_seen():
-    torch_kit, paddle_kit = KITS["torch"], KITS["paddle"]
-    base, raw = mlp(torch_kit), mlp(paddle_kit)
+    base, raw = tanh_mlp(TORCH), tanh_mlp(PADDLE)
     report = padiff.auto_diff(
-        base, raw, both((torch_kit, paddle_kit), data(5, 4)), None, [torch_kit.sgd(base), lambda: None], **CFG
+        base,
+        raw,
+        both((TORCH, PADDLE), data(5, 4)),
+        None,
+        [TORCH.sgd(base.parameters()), lambda: None],
+        **CFG,
     )
     assert (report.first_diff.stage, report.first_diff.step) == ("weight", 1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from kit.frameworks import TORCH
+from kit.nets import both, data, spoiled, tanh_mlp
 
 import padiff
-
-from .nets import KITS, both, data, mlp, spoiled
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 
 
 def printed(capsys, pair, spoil=None, **options):
-    base, raw = mlp(pair[0]), mlp(pair[1])
+    base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     padiff.assign_weight(base, raw)
     if spoil is not None:
         spoiled(pair[1], raw, spoil, 1.0)
@@ -116,7 +116,7 @@ def test_a_failed_backward_is_told_with_the_forward_that_passed(pair, capsys):
 
 
 def test_layers_that_were_not_compared_are_named(capsys):
-    kit = KITS["torch"]
+    kit = TORCH
 
     def net(surplus):
         class Net(kit.Layer):
@@ -137,12 +137,12 @@ def test_layers_that_were_not_compared_are_named(capsys):
 
 @pytest.mark.parametrize("count", [3, 200])
 def test_a_large_tree_shows_what_is_around_the_place(capsys, count):
-    kit = KITS["torch"]
+    kit = TORCH
 
     base, raw = (kit.Sequential(*(kit.Linear(2, 2) for _ in range(count))) for _ in range(2))
     padiff.assign_weight(base, raw)
     middle = raw[count // 2].bias
-    kit.set(middle, kit.numpy(middle) + 1)
+    kit.set(middle, kit.float64(middle) + 1)
     padiff.auto_diff(base, raw, both((kit, kit), data(2, 2)), auto_init=False, **CLOSE)
     out = capsys.readouterr().out
     assert out.count(f"({count // 2}) Linear    <---  *** HERE ***") == 2

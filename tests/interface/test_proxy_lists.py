@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kit.frameworks import KITS
+from kit.nets import both, data, tanh_mlp
 
 import padiff
 from padiff import create_model
 
-from .nets import KITS, both, data, mlp
 from .proxies import nested, sites, train
 
 UsageError = padiff.PadiffError
@@ -118,7 +119,7 @@ def test_proxies_in_auto_diff_compare_what_their_lists_leave(pair):
 
 
 def test_auto_diff_leaves_dumps_that_agree_with_its_verdict(pair):
-    proxies = [create_model(mlp(kit)) for kit in pair]
+    proxies = [create_model(tanh_mlp(kit)) for kit in pair]
     x = both(pair, data(5, 4))
     cfg = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
     report = padiff.auto_diff(*proxies, x, **cfg)
@@ -127,7 +128,7 @@ def test_auto_diff_leaves_dumps_that_agree_with_its_verdict(pair):
     assert padiff.check_report(*folders, cfg)
     assert padiff.check_params(*folders, cfg)
     kit, fc = pair[1], proxies[1].model.fc1
-    kit.set(fc.bias, kit.numpy(fc.bias).astype("float32") + 1)
+    kit.set(fc.bias, kit.float64(fc.bias).astype("float32") + 1)
     assert not padiff.auto_diff(*proxies, x, auto_init=False, **cfg)
     checked = padiff.check_report(*folders, cfg)
     assert checked.first_diff.reference == "fc1"
@@ -135,8 +136,8 @@ def test_auto_diff_leaves_dumps_that_agree_with_its_verdict(pair):
 
 
 def test_the_dumps_of_an_auto_diff_show_weights_after_the_optimizer(pair):
-    proxies = [create_model(mlp(kit)) for kit in pair]
-    optimizers = [kit.sgd(p.model, rate) for kit, p, rate in zip(pair, proxies, (0.5, 5.0))]
+    proxies = [create_model(tanh_mlp(kit)) for kit in pair]
+    optimizers = [kit.sgd(p.model.parameters(), rate) for kit, p, rate in zip(pair, proxies, (0.5, 5.0))]
     assert not padiff.auto_diff(*proxies, both(pair, data(5, 4)), None, optimizers, atol=1e-5)
     folders = [Path(proxy.dump_path) / "auto_diff" for proxy in proxies]
     assert padiff.check_report(*folders)
@@ -145,17 +146,21 @@ def test_the_dumps_of_an_auto_diff_show_weights_after_the_optimizer(pair):
 
 
 def test_the_dumps_of_a_single_step_are_those_that_were_compared(pair):
-    proxies = [create_model(mlp(kit)) for kit in pair]
+    proxies = [create_model(tanh_mlp(kit)) for kit in pair]
     padiff.assign_weight(*proxies)
     kit, fc = pair[1], proxies[1].model.fc0
-    kit.set(fc.bias, kit.numpy(fc.bias).astype("float32") + 1)
+    kit.set(fc.bias, kit.float64(fc.bias).astype("float32") + 1)
     assert not padiff.auto_diff(*proxies, both(pair, data(5, 4)), auto_init=False, single_step=True, atol=1e-5)
     checked = padiff.check_report(*(Path(proxy.dump_path) / "auto_diff" for proxy in proxies))
     assert [d.pair.anchor.site for d in checked.failed] == ["fc0/forward/output.0"]
 
 
 def test_no_stale_dump_is_left_when_the_weights_could_not_be_carried_over(pair):
-    base, raw, other = create_model(mlp(pair[0])), create_model(mlp(pair[1])), create_model(mlp(pair[1], (4, 8, 3)))
+    base, raw, other = (
+        create_model(tanh_mlp(pair[0])),
+        create_model(tanh_mlp(pair[1])),
+        create_model(tanh_mlp(pair[1], (4, 8, 3))),
+    )
     assert padiff.auto_diff(base, raw, both(pair, data(5, 4)), atol=1e-4)
     assert (Path(base.dump_path) / "auto_diff" / "report.json").exists()
     assert not padiff.auto_diff(base, other, both(pair, data(5, 4)), atol=1e-4)
@@ -163,5 +168,5 @@ def test_no_stale_dump_is_left_when_the_weights_could_not_be_carried_over(pair):
 
 
 def test_plain_models_leave_no_dump(pair, tmp_path):
-    assert padiff.auto_diff(mlp(pair[0]), mlp(pair[1]), both(pair, data(5, 4)), atol=1e-4)
+    assert padiff.auto_diff(tanh_mlp(pair[0]), tanh_mlp(pair[1]), both(pair, data(5, 4)), atol=1e-4)
     assert list(tmp_path.rglob("*.json")) == []

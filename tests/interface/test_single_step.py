@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from kit.nets import both, data, spoiled, tanh_mlp
 
 import padiff
-
-from .nets import both, data, mlp, spoiled
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 
@@ -57,7 +56,7 @@ def test_equal_models_match_in_every_phase(pair, phase):
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_bias_off_by_50_is_found_at_that_very_layer_and_later_layers_pass(pair, index):
-    base, raw = mlp(pair[0], (4, 6, 6, 3)), mlp(pair[1], (4, 6, 6, 3))
+    base, raw = tanh_mlp(pair[0], (4, 6, 6, 3)), tanh_mlp(pair[1], (4, 6, 6, 3))
     padiff.assign_weight(base, raw)
     spoiled(pair[1], raw, index, 50.0)
     report = padiff.auto_diff(
@@ -73,7 +72,7 @@ def test_a_bias_off_by_50_is_found_at_that_very_layer_and_later_layers_pass(pair
 
 
 def test_without_single_step_the_same_fault_spreads_to_later_layers(pair):
-    base, raw = mlp(pair[0]), mlp(pair[1])
+    base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     padiff.assign_weight(base, raw)
     spoiled(pair[1], raw, 0, 50.0)
     report = padiff.auto_diff(base, raw, both(pair, data(3, 4)), auto_init=False, diff_phase="forward", **CLOSE)

@@ -9,13 +9,11 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import both, data
 
 import padiff
 from padiff import add_special_init, assign_weight
-
-from .nets import KITS, both, data
-
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 
 
 class Packed(torch.nn.Module):
@@ -72,7 +70,7 @@ def paddle_to_torch(base, raw):
 
 def equal_outputs(base_kit, base, raw_kit, raw):
     x = data(3, 4)
-    ours, theirs = base_kit.numpy(base(base_kit.tensor(x))), raw_kit.numpy(raw(raw_kit.tensor(x)))
+    ours, theirs = base_kit.float64(base(base_kit.tensor(x))), raw_kit.float64(raw(raw_kit.tensor(x)))
     np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
 
 
@@ -86,7 +84,7 @@ def test_a_rule_of_the_second_generation_copies_base_to_raw(isolated):
         add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
         base, raw = TorchNet(), PaddleNet()
         assert assign_weight(base, raw)
-        equal_outputs(_TORCH, base, _PADDLE, raw)
+        equal_outputs(TORCH, base, PADDLE, raw)
 
     isolated(work)
 
@@ -96,7 +94,7 @@ def test_a_rule_in_the_other_direction_is_another_rule(isolated):
         add_special_init("paddle", "Apart", "torch", "Packed", paddle_to_torch)
         base, raw = PaddleNet(), TorchNet()
         assert assign_weight(base, raw)
-        equal_outputs(_PADDLE, base, _TORCH, raw)
+        equal_outputs(PADDLE, base, TORCH, raw)
         assert assign_weight(TorchNet(), PaddleNet()) is False
 
     isolated(work)
@@ -115,7 +113,7 @@ def test_a_rule_of_the_first_generation_gets_the_paddle_layer_first(isolated, re
         register(lambda layer, module: torch_to_paddle(module, layer))
         layer, module = PaddleNet(), TorchNet()
         assert assign_weight(layer, module, padiff.LayerMap())
-        equal_outputs(_TORCH, module, _PADDLE, layer)
+        equal_outputs(TORCH, module, PADDLE, layer)
 
     isolated(work)
 
@@ -138,7 +136,7 @@ def test_auto_diff_uses_the_rule_and_compares_such_layers_as_wholes(isolated):
     def work():
         add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
         report = padiff.auto_diff(
-            TorchNet(), PaddleNet(), both((_TORCH, _PADDLE), data(3, 4)), atol=1e-5, layer_map={"packed": "apart"}
+            TorchNet(), PaddleNet(), both((TORCH, PADDLE), data(3, 4)), atol=1e-5, layer_map={"packed": "apart"}
         )
         assert report
         paired = {d.pair.reference.layer for d in report if d.compared and d.pair.stage == "forward"}
@@ -165,9 +163,9 @@ def test_a_rule_that_raises_leaves_the_raw_model_bit_by_bit_as_it_was(isolated, 
     def work():
         add_special_init("torch", "Packed", "paddle", "Apart", half_way)
         raw = PaddleNet()
-        before = _PADDLE.state(raw)
+        before = PADDLE.state(raw)
         assert assign_weight(TorchNet(), raw) is False
-        after = _PADDLE.state(raw)
+        after = PADDLE.state(raw)
         assert all(before[name].tobytes() == after[name].tobytes() for name in before)
         assert "ZeroDivisionError('half way')" in capsys.readouterr().out
 
@@ -237,7 +235,7 @@ def test_layer_map_auto_finds_the_classes_that_rules_are_about(isolated, turned,
         pairs = {module.packed: layer.apart} if turned else {layer.apart: module.packed}
         assert layer_map.map == pairs
         assert assign_weight(layer, module, layer_map)
-        equal_outputs(_TORCH, module, _PADDLE, layer)
+        equal_outputs(TORCH, module, PADDLE, layer)
         assert "LayerMap.auto: `" in capsys.readouterr().out
 
     isolated(work)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import paddle
 import pytest
 import torch
+from kit.nets import both, data
 
 from padiff import auto_diff, check_grads, check_params, create_model
 
-from .nets import KITS, both, data
 from .test_vit_walkthrough import batches, losses, start
 
 DOCUMENT = {"atol": 0.0, "rtol": 1e-5, "single_step": False, "diff_phase": "both"}
 KEYS = tuple(f"blocks.{k}.attn.qkv/grad/bias[key]" for k in (0, 1))
-_TORCH, _PADDLE = KITS["torch"], KITS["paddle"]
 
 
 def call(models, inputs, targets, **more):

@@ -9,11 +9,11 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import hook_count
+from kit.nets import batch, mlp, one_step
 
 import padiff
 from padiff.errors import RunFolderError, UsageError, WriterError
-
-from .kits import batch, hook_count, mlp, one_step
 
 NO_MODELS = [None, 7, "model", lambda x: x, [torch.nn.Linear(1, 1)], torch.nn.Linear]
 

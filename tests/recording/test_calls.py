@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from kit.frameworks import hook_count
+from kit.nets import batch, mlp, one_step, record_one, recorded, sites
 
 import padiff
-
-from .kits import batch, hook_count, mlp, one_step, record_one, recorded, sites
 
 
 def test_a_layer_called_several_times_has_a_record_and_a_gradient_for_each_call(kit):
@@ -123,7 +123,7 @@ def test_a_residual_added_in_place_leaves_the_branch_as_it_was(kit):
     values = recorded(rec)
     np.testing.assert_array_equal(values["b/forward/output.0"], expected_b)
     np.testing.assert_allclose(values["b/backward/output.0"], np.ones((2, 3)))
-    weight = kit.weight_as_out_in(model.b).astype(np.float64)
+    weight = kit.weight(model.b).astype(np.float64)
     np.testing.assert_allclose(values["a/backward/output.0"], 1 + np.ones((2, 3)) @ weight, 1e-5)
 
 

@@ -9,12 +9,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import TORCH, hook_count
+from kit.nets import batch, recorded, sites
 
 import padiff
-
-from .kits import KITS, batch, hook_count, recorded, sites
-
-TORCH, PADDLE = KITS
 
 
 class Same:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kit.frameworks import hook_count
+from kit.nets import batch, mlp, one_step, recorded
 
 import padiff
 from padiff.recorder.memory import MemoryRun
-
-from .kits import batch, hook_count, mlp, one_step, recorded
 
 
 def train(kit, steps, folder=None, dump=True, **options):

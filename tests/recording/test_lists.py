@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit.nets import record_one
 
 import padiff
 from padiff.errors import SelectionError, UsageError
-
-from .kits import record_one
 
 PARAMETERS = ("weight", "grad", "update")
 

@@ -12,10 +12,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import hook_count
+from kit.nets import batch, mlp, one_step
 
 import padiff
-
-from .kits import batch, hook_count, mlp, one_step
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from kit.frameworks import PADDLE, hook_count
+from kit.nets import batch, cnn, mlp, one_step
 
 import padiff
-
-from .kits import KITS, batch, cnn, hook_count, mlp, one_step
 
 
 def train(kit, folder=None, steps=6, **options):
@@ -173,7 +173,7 @@ def test_hooks_of_the_user_stay_and_still_fire(kit):
 
 
 def test_attributes_that_somebody_set_on_a_paddle_optimizer_before_are_there_again_after():
-    kit = KITS[1]
+    kit = PADDLE
     model = mlp(kit)
     optimizer = kit.sgd(model.parameters())
     calls = []

@@ -6,14 +6,12 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import batch, mlp, one_step, recorded
 from paddle.distributed.fleet.utils import recompute
 from torch.utils.checkpoint import checkpoint
 
 import padiff
-
-from .kits import KITS, batch, mlp, one_step, recorded
-
-TORCH, PADDLE = KITS
 
 WAYS = {
     "torch, reentrant": (TORCH, lambda layer, x: checkpoint(layer, x, use_reentrant=True)),

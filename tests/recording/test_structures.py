@@ -9,10 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from kit.nets import mlp, recorded, sites
 
 import padiff
-
-from .kits import mlp, recorded, sites
 
 
 @dataclass

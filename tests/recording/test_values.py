@@ -6,10 +6,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import batch, mlp, one_step, record_one, recorded, sites
 
 import padiff
-
-from .kits import batch, mlp, one_step, record_one, recorded, sites
 
 
 def close(actual, expected, rtol=1e-5):
@@ -150,13 +150,10 @@ def test_the_gradient_is_the_one_consumed_after_clipping(kit):
 
 
 def test_clipped_gradients_agree_across_the_frameworks():
-    from .kits import KITS
-
-    ours, theirs = KITS
-    reference, candidate = mlp(ours), mlp(theirs)
+    reference, candidate = mlp(TORCH), mlp(PADDLE)
     for p, q in zip(reference.parameters(), candidate.parameters()):
         q.set_value(p.detach().numpy().T.copy() if p.ndim == 2 else p.detach().numpy().copy())
-    runs = [clipped_step(kit, model, *batch(kit), 0.05).run for kit, model in ((ours, reference), (theirs, candidate))]
+    runs = [clipped_step(kit, model, *batch(kit), 0.05).run for kit, model in ((TORCH, reference), (PADDLE, candidate))]
     report = padiff.compare_runs(*runs)
     assert report.passed, report.first_diff.message
     assert sum(d.pair.stage == "grad" and d.compared for d in report.diffs) == 4

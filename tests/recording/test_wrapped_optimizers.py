@@ -11,13 +11,11 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH, hook_count
+from kit.nets import batch, mlp, one_step, recorded, sites
 
 import padiff
 from padiff.errors import UsageError
-
-from .kits import KITS, TorchKit, batch, hook_count, mlp, one_step, recorded, sites
-
-TORCH, PADDLE = KITS
 
 
 class Accelerated(torch.optim.Optimizer):
@@ -310,7 +308,7 @@ def test_fleets_hybrid_parallel_optimizer_is_recorded():
 def test_the_callbacks_take_wrapped_optimizers(tmp_path):
     from padiff_hooks.training import TrainingRecorder
 
-    model = mlp(TorchKit())
+    model = mlp(TORCH)
     optimizer = Accelerated(TORCH.sgd(model.parameters()))
     training = TrainingRecorder(tmp_path / "run")
     training.start(model, [optimizer])

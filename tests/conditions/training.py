@@ -10,25 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from recording.kits import KITS, PaddleKit, TorchKit
+from kit.frameworks import Kit
 
 import padiff
-
-__all__ = [
-    "KITS",
-    "OPTIONS",
-    "PADDLE",
-    "TORCH",
-    "Result",
-    "Training",
-    "assert_neutral",
-    "counts",
-    "counts_of",
-    "fill",
-    "train",
-]
-
-TORCH, PADDLE = KITS
 
 #: What `padiff.record` is called with besides; every condition holds for each of them.
 OPTIONS: dict[str, dict[str, Any]] = {"full": {}, "sketch": {"detail": "sketch"}}
@@ -51,7 +35,7 @@ class Training:
 
     steps = STEPS
 
-    def __init__(self, kit: TorchKit | PaddleKit, fault: bool = False) -> None:
+    def __init__(self, kit: Kit, fault: bool = False) -> None:
         self.kit, self.fault = kit, fault
         kit.seed(1)
         self.model = self.build()
@@ -87,7 +71,7 @@ def trainable(model: Any) -> list[Any]:
     return [p for p in model.parameters() if not getattr(p, "stop_gradient", not getattr(p, "requires_grad", True))]
 
 
-def fill(kit: TorchKit | PaddleKit, model: Any, seed: int = 11) -> None:
+def fill(kit: Kit, model: Any, seed: int = 11) -> None:
     """The same weights in both frameworks, drawn by numpy in the order of the layers."""
     data = np.random.default_rng(seed)
     for layer in kit.layers(model):
@@ -99,11 +83,7 @@ def fill(kit: TorchKit | PaddleKit, model: Any, seed: int = 11) -> None:
             shape = tuple(tensor.shape)[::-1] if linear and kit.name == "paddle" else tuple(tensor.shape)
             value = data.normal(size=shape) * 0.5
             value = np.ascontiguousarray(value.T if linear and kit.name == "paddle" else value)
-            with kit.no_grad():
-                if kit.name == "torch":
-                    tensor.copy_(kit.tensor(value).to(tensor.dtype))
-                else:
-                    tensor.set_value(kit.tensor(value).astype(tensor.dtype))
+            kit.set(tensor, value)
 
 
 def train(training: Training, folder: Any = None, options: dict[str, Any] | None = None, **more: Any) -> Result:

@@ -1,4 +1,4 @@
-"""Runs made by hand, from numpy alone: records, layers, steps, and one small training run."""
+"""Runs made by hand, from numpy alone: records, layers, steps, a small training, and sketches in a tensor's place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from padiff.dump import RunWriter
 from padiff.recorder.memory import MemoryRun
-from padiff.records import LOOP, ROOT, InMemory, Layer, Pair, Parameter, Record, RunInfo, Step
+from padiff.records import LOOP, ROOT, InMemory, Layer, Pair, Parameter, Record, Run, RunInfo, Sketched, Step
+from padiff.sketches.sketch import sketch_of
 
 Plant = Callable[[Record, int], "np.ndarray | None"]
 
@@ -182,3 +183,39 @@ def toy_folder(
     path: Path, numbers: Iterable[int] = (0, 1, 2), paddle: bool = False, existing: str = "error", **rest: Any
 ) -> Path:
     return write_run(path, toy_info(paddle), toy_steps(numbers, paddle, **rest), existing=existing)
+
+
+# -- sketches in the place of tensors ----------------------------------------------------------------------------------
+
+
+def as_sketch(full: Record, turned: bool = False) -> Record:
+    """The record with a sketch in the place of its tensor."""
+    sketch = sketch_of(full.value, turned)
+    return replace(full, source=Sketched(sketch.row(), sketch.size, turned))
+
+
+def sketched_run(run: Run, which: Callable[[Record], bool] = lambda _: True) -> MemoryRun:
+    """A run of which sketches are kept; matrices of a linear layer that lie (in, out) are looked at transposed."""
+    turned = {(layer.path, p.slot) for layer in run.info.layers for p in layer.parameters if p.layout == "in_out"}
+    steps = []
+    for number in run.numbers():
+        (one,) = run.steps(number)
+        records = tuple(
+            as_sketch(r, (r.layer, r.slot) in turned) if which(r) and r.layer != "(loop)" else r for r in one.records
+        )
+        steps.append(replace(one, records=records))
+    return memory_run(run.info, *steps)
+
+
+WAYS = ("both sketched", "reference full", "candidate full")
+
+
+def kept(
+    reference: Any, candidate: Any, way: str = "both sketched", stage: str = "forward", turned: str = "", **rest: Any
+) -> Pair:
+    """A pair of tensors of which sketches are kept; ``turned`` names the sides that were looked at transposed."""
+    sides = []
+    for name, values in (("reference", reference), ("candidate", candidate)):
+        one = record("fc", stage, "output.0", values if isinstance(values, np.ndarray) else np.float32(values))
+        sides.append(one if way == f"{name} full" else as_sketch(one, name in turned))
+    return Pair(0, sides[0], sides[1], **rest)
