@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import os
 import sys
@@ -23,13 +24,58 @@ class WithoutFrameworks:
             pytest.skip("needs a framework", allow_module_level=True)
 
 
+def kits(*names: str) -> tuple[object, ...]:
+    from kit.frameworks import KITS  # not above: it imports both frameworks
+
+    for name in names:
+        KITS[name].seed(0)
+    return tuple(KITS[name] for name in names)
+
+
 @pytest.fixture(params=["torch", "paddle"])
 def kit(request: pytest.FixtureRequest) -> object:
     """The calls of one framework, and of the other."""
-    from kit.frameworks import KITS
+    (kit,) = kits(request.param)
+    return kit
 
-    KITS[request.param].seed(0)
-    return KITS[request.param]
+
+@pytest.fixture
+def rng() -> object:
+    import numpy as np  # after the number of threads is said, as all that has threads
+
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(
+    params=[("torch", "torch"), ("paddle", "paddle"), ("torch", "paddle"), ("paddle", "torch")],
+    ids="->".join,
+)
+def pair(request: pytest.FixtureRequest) -> object:
+    """Kits of the base and of the raw model."""
+    return kits(*request.param)
+
+
+@pytest.fixture(params=[("torch", "paddle"), ("paddle", "torch")], ids="->".join)
+def crossed(request: pytest.FixtureRequest) -> object:
+    return kits(*request.param)
+
+
+@pytest.fixture
+def isolated() -> object:
+    """Calls a function in a context of its own, so that what it registers is gone afterwards."""
+    return contextvars.copy_context().run
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(request: pytest.FixtureRequest) -> None:
+    """Dumps that are given no path go below the test's own folder; and all random numbers begin anew."""
+    if request.path.parent.name in ("auto", "proxy", "weights"):
+        import padiff
+
+        kits("torch", "paddle")
+        folder = request.getfixturevalue("tmp_path")
+        request.getfixturevalue("monkeypatch").chdir(folder)
+        padiff.set_dump_root_path(folder / "dumps")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

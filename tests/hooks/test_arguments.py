@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core.test_unrecorded import RECORDED
+from compare.test_unrecorded import RECORDED
 from kit.records import norm, record, step, toy_folder, toy_info, toy_steps, write_run
 
 import padiff

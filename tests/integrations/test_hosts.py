@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 import pytest
-from integrations.hapi import fit
-from integrations.lit import QUIET, Lit, loader
 
 import padiff
 from padiff.errors import UsageError
 from padiff_hapi import PaDiffCallback as HapiCallback
 from padiff_lightning import PaDiffCallback as LightningCallback
+
+from .hapi import fit
+from .lit import QUIET, Lit, loader
 
 
 def train(host, folder, **options):
