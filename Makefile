@@ -13,7 +13,7 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 quick: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal --no-frameworks -m 'not slow'
+	$(BIN)/python -m pytest -n auto --dist worksteal --no-frameworks -m 'not slow' -rfE
 
 lint: $(VENV)/installed-lint
 	$(BIN)/ruff check .
