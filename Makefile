@@ -1,16 +1,19 @@
-# `make demo` and `make test` do all of their own set-up; they need Python 3.10 or newer, make and pip.
+# `make demo`, `make test` and `make quick` do all of their own set-up; they need Python 3.10 or newer, make and pip.
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_DIR ?= .demo
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test quick lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/padiff demo $(DEMO_DIR)
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+quick: $(VENV)/installed
+	$(BIN)/python -m pytest -n auto --dist worksteal --no-frameworks -m 'not slow' -rfE
 
 lint: $(VENV)/installed-lint
 	$(BIN)/ruff check .

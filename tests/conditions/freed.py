@@ -11,8 +11,9 @@ import warnings
 from pathlib import Path
 
 import torch
+from kit.frameworks import TORCH
 
-from .making import OPTIONS, TORCH, Training, train
+from .training import OPTIONS, Training, train
 
 
 class Elsewhere(torch.Tensor):

@@ -13,16 +13,13 @@ from hard.children import started
 
 def launch(script, *arguments, seconds=120):
     """Start two processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
-    ports = []
-    for _ in range(3):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
+    with ExitStack() as stack:  # all open at once, so that no port is given out twice
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [each.getsockname()[1] for each in free]
     places = [f"127.0.0.1:{port}" for port in ports]
     environments = [
         {
             **os.environ,
-            "OMP_NUM_THREADS": "1",
             "RANK": str(rank),
             "WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import torch
 
-from .making import Training
+from .training import Training
 
 
 class Accumulation(Training):

@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 import pytest
 import torch
-from recording.kits import hook_count, mlp
+from kit.frameworks import hook_count
+from kit.nets import mlp
 
 import padiff
 

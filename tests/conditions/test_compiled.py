@@ -5,11 +5,12 @@ from __future__ import annotations
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
 from .loops import Frozen
-from .making import PADDLE, TORCH, assert_neutral, counts, train
+from .training import assert_neutral, counts, train
 
 BACKEND = "aot_eager"  # traces and guards as the default does, and needs no C++ compiler
 
@@ -259,6 +260,7 @@ def test_a_model_inside_a_compiled_function_is_told(kit, way, options, tmp_path)
         train(way(kit), tmp_path / "run", options)
 
 
+@pytest.mark.slow
 def test_paddles_default_to_static_is_recorded_through(options, tmp_path):
     plain, recorded = train(Symbolic(PADDLE)), train(Symbolic(PADDLE), tmp_path / "run", options)
     assert_neutral(plain, recorded)

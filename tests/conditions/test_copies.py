@@ -10,11 +10,12 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import TORCH
 
 import padiff
 
 from .loops import Frozen
-from .making import TORCH, Training, assert_neutral, counts, train
+from .training import Training, assert_neutral, counts, train
 
 
 class Copied(Training):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
-from .making import PADDLE, TORCH, Training, assert_neutral, train
+from .training import Training, assert_neutral, train
 
 
 class Selecting(Training):

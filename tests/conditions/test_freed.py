@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 from padiff.frameworks.base import UncopiedError
@@ -18,7 +19,7 @@ from padiff.frameworks.torch.memory import memory_of
 from padiff.sketches.sketch import sketch_of
 
 from .freed import KINDS, MADE, Elsewhere, Flat, part, without_memory
-from .making import PADDLE, TORCH, assert_neutral, counts, train
+from .training import assert_neutral, counts, train
 
 of_made = pytest.mark.parametrize("name", MADE)
 
@@ -31,7 +32,7 @@ def survived(tmp_path_factory):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert process.returncode == 0, f"after {process.stdout.splitlines()[-1:]}: {process.stderr[-1500:]}"
     assert len(process.stdout.splitlines()) == 2 * len(KINDS)

@@ -8,36 +8,39 @@ import sys
 
 import pytest
 from hard.children import started
-from recording.kits import hook_count
+from kit.frameworks import hook_count
 
 import padiff
 
 from .loops import Clipping
-from .making import Training, counts, train
+from .training import Training, counts, train
 
 SCRIPT = """
 import sys
 from hard.children import end_with_parent
 end_with_parent()
 from conditions.loops import Clipping
-from conditions.making import KITS, counts
-from recording.kits import hook_count
+from kit.frameworks import KITS
+from conditions.training import counts
+from kit.frameworks import hook_count
 import padiff
 
-(kit,) = [kit for kit in KITS if kit.name == sys.argv[1]]
+kit = KITS[sys.argv[1]]
 training = Clipping(kit)
 training.step(0, lambda loss: None)
+ended = 0
 try:
     with padiff.record(training.model, sys.argv[2], optimizer=training.optimizers) as rec:
         for number in range(1, 2000):
             training.step(number, rec.log_loss)
             rec.try_dump()
+            ended = number
             if number == 3:
                 rec.flush()
                 print("running", flush=True)
 except KeyboardInterrupt:
     assert hook_count(kit, training.model, *training.optimizers) == 0
-    print("interrupted", rec.step, flush=True)
+    print("interrupted", ended, flush=True)
     raise
 """
 
@@ -45,7 +48,7 @@ except KeyboardInterrupt:
 def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, options, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, kit.name, str(folder)]
-    paths = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     with started(command, env=os.environ | paths) as process:
         assert process.stdout.readline() == "running\n", process.communicate()[1]
         process.send_signal(signal.SIGINT)
@@ -56,8 +59,9 @@ def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, 
     run = padiff.open_run(folder)
     assert not run.finished()
     numbers = run.numbers()
-    # All that were ended before are there: what was queued is written on the way out.
-    assert numbers == list(range(int(out.split()[1])))
+    # All that were ended before are there: what was queued is written on the way out. One more was perhaps being ended.
+    ended = int(out.split()[1])
+    assert numbers in (list(range(ended)), list(range(ended + 1)))
     for number in numbers:
         assert sum(counts(run, number).values()) == 4 + 4 + 4 + 4 + 4 + 1 + 1 + 1
     assert not [left for left in (folder / "steps").iterdir() if left.name.startswith(".")]

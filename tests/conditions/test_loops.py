@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
@@ -15,7 +16,7 @@ from .loops import (
     Lengths,
     Skipping,
 )
-from .making import PADDLE, TORCH, assert_neutral, counts, train
+from .training import assert_neutral, counts, train
 
 LOOPS = (Accumulation, Clipping, Gan, Frozen, Skipping, Lengths, Evaluating)
 

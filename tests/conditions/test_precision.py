@@ -9,11 +9,12 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
 from .loops import Frozen, Skipping
-from .making import PADDLE, TORCH, Training, assert_neutral, counts, train
+from .training import Training, assert_neutral, counts, train
 
 # paddle's autocast is off on the CPU, where it has no 16-bit kernels, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:.*can only be enabled on CUDAPlace")

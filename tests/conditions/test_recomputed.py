@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import padiff
 
 from .loops import Frozen
-from .making import assert_neutral, counts, train
+from .training import assert_neutral, counts, train
 
 
 class Plain(Frozen):

@@ -8,12 +8,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from kit.frameworks import TORCH
 
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.frameworks.torch.memory import memory_of
 
-from .making import TORCH, Training, assert_neutral, train
+from .training import Training, assert_neutral, train
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"]
 VIEWS = {

@@ -11,7 +11,7 @@ import padiff
 
 from . import sharded
 from .launching import launch
-from .making import OPTIONS, counts_of
+from .training import OPTIONS, counts_of
 
 LINEAR = len(sharded.LINEAR)
 #: By kind: the layers whose parameters are left out, and what the notes say of them.

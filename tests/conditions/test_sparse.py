@@ -6,10 +6,11 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
-from .making import OPTIONS, PADDLE, TORCH, Training, assert_neutral, train
+from .training import OPTIONS, Training, assert_neutral, train
 
 ROWS = 90
 

@@ -7,7 +7,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from recording.kits import TorchKit, mlp
+from kit.frameworks import TORCH
+from kit.nets import mlp
 
 import padiff
 
@@ -60,7 +61,7 @@ def said_of(kit, model, optimizer, step, steps=5, **options):
 @pytest.mark.parametrize("detail", DETAILS)
 @pytest.mark.parametrize("given", ["itself", "base"])
 def test_an_optimizer_that_hands_its_step_on_is_told(given, detail):
-    kit = TorchKit()
+    kit = TORCH
     model = mlp(kit)
     sam = Sam(model.parameters())
 
@@ -114,7 +115,7 @@ def test_gradients_that_add_up_over_many_due_steps_are_no_reason(kit, detail):
 @pytest.mark.parametrize("detail", DETAILS)
 def test_skipped_steps_of_a_loss_scaler_are_no_reason(detail):
     """In torch; paddle's scaler does nothing without a GPU."""
-    kit = TorchKit()
+    kit = TORCH
     model = mlp(kit)
     optimizer = kit.sgd(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)

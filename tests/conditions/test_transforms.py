@@ -8,11 +8,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from kit.frameworks import TORCH
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
 import padiff
 
-from .making import TORCH, Training, assert_neutral, counts, train
+from .training import Training, assert_neutral, counts, train
 
 STAND_INS = "inside of torch.func"
 

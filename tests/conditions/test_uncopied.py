@@ -6,13 +6,14 @@ import warnings
 
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.recorder.left_out import Left, LeftOut
 from padiff.recorder.record_buffer import RecordBuffer
 
-from .making import PADDLE, TORCH, Training, assert_neutral, counts, train
+from .training import Training, assert_neutral, counts, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
 

@@ -7,12 +7,13 @@ import os
 import paddle
 import pytest
 import torch
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
 from .loops import Clipping
-from .making import PADDLE, TORCH, assert_neutral, counts, train
 from .samples import Numbers
+from .training import assert_neutral, counts, train
 
 
 class PaddleNumbers(Numbers, paddle.io.Dataset):

@@ -3,12 +3,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from kit.records import memory_run, planted, step, toy_folder, toy_info, toy_run, toy_steps
 
 from padiff import check_grads, check_params, check_report, check_weights
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.records import STAGES
-
-from .making import memory_run, planted, step, toy_folder, toy_info, toy_run, toy_steps
 
 OWN = {
     check_report: {"input", "forward", "loss", "backward"},

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.records import toy_folder
 
 import padiff
-
-from .making import toy_folder
 
 FRAMEWORKS = ("torch", "paddle", "lightning", "tensorflow")
 TELL = f"\nimport sys; print('found:', [m for m in {FRAMEWORKS!r} if m in sys.modules])"

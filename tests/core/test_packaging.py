@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from hard.children import run_child
-
-from .making import planted, toy_folder
+from kit.records import planted, toy_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,6 +86,7 @@ with padiff.record(model, "recorded", optimizer=torch.optim.SGD(model.parameters
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "needs"),
     [

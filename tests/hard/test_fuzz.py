@@ -34,7 +34,6 @@ STORED = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("fuzz")
-    torch.set_num_threads(1)
     for name, options in STORED.items():
         torch.manual_seed(0)
         layers = torch.nn
@@ -57,7 +56,6 @@ def test_no_mutation_gets_the_better_of_a_reader(runs):
         [sys.executable, "-m", "tests.hard.fuzzing", *map(str, runs), "--count", str(COUNT)],
         timeout=max(280, COUNT * 10),
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     *failures, summary = done.stdout.splitlines()

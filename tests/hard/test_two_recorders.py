@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from core.making import toy_info, toy_steps
+from kit.records import toy_info, toy_steps
 
 from padiff.dump import RunWriter, lock, open_run
 from padiff.errors import RunFolderError, WriterError
@@ -46,7 +46,7 @@ import os, sys, time
 from pathlib import Path
 from hard.children import end_with_parent
 from padiff.dump import RunWriter
-from core.making import toy_info
+from kit.records import toy_info
 end_with_parent()
 writer = RunWriter(Path(sys.argv[1]), toy_info())
 """

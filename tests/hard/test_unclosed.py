@@ -49,7 +49,7 @@ def run(tmp_path, storage: str, how: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(LOOP)
     command = [sys.executable, str(script), str(tmp_path / "run"), storage, how]
-    return run_child(command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    return run_child(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize(("storage", "how"), [("plain", "the end"), ("packed", "the end"), ("plain", "an error")])

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core.making import norm, record, step, toy_folder, toy_info, toy_steps, write_run
-from core.test_unrecorded import RECORDED
+from compare.test_unrecorded import RECORDED
+from kit.records import norm, record, step, toy_folder, toy_info, toy_steps, write_run
 
 import padiff
 import padiff_hooks.cli
@@ -212,7 +212,7 @@ def test_progress_is_a_share_and_the_time_left(done, total, seconds, text):
 
 
 def test_progress_within_a_large_step_is_told_too(monkeypatch):
-    from core.making import toy_run
+    from kit.records import toy_run
 
     from padiff.compare import comparison
 

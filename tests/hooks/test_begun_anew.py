@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from core.making import planted, toy_folder
+from kit.records import planted, toy_folder
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb

@@ -9,8 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from core.making import planted, toy_folder, toy_info, write_run
 from hard.children import started
+from kit.records import planted, toy_folder, toy_info, write_run
 
 import padiff_hooks.cli
 from padiff import compare_runs
@@ -48,6 +48,7 @@ def test_a_diff_exits_with_1_and_names_the_place(bad, capsys):
     assert "1 of 66 pairs differ" in out
 
 
+@pytest.mark.slow
 def test_several_processes_tell_the_same(bad, capsys):
     told = []
     for workers in ("1", "2"):
@@ -306,6 +307,7 @@ def test_a_step_and_a_rank_folder_are_compared_too(good, capsys):
     assert "22 tensors in 1 step compared" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_installed_command_has_the_same_exit_codes(good, bad):
     command = Path(sys.executable).with_name("padiff")
     for arguments, code in ((good, 0), (bad, 1), (["nowhere", "nowhere"], 2)):
@@ -313,6 +315,7 @@ def test_the_installed_command_has_the_same_exit_codes(good, bad):
         assert done.returncode == code and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_package_run_as_a_module_is_the_command(good, bad):
     for arguments, code in ((["compare", *good], 0), (["compare", *bad], 1), (["show", "nowhere"], 2), ([], 2)):
         done = subprocess.run([sys.executable, "-m", "padiff", *arguments], capture_output=True, text=True, timeout=60)

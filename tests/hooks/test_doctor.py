@@ -23,11 +23,12 @@ from padiff_hooks.cli import main
 from padiff_hooks.doctor.script_check import Divergence, _unstable_text, first_divergence
 from padiff_hooks.doctor.script_runs import ScriptRun, ScriptRuns
 
+pytestmark = pytest.mark.slow
+
 TORCH = """
 import os, sys
 import torch, padiff
 torch.manual_seed(0)
-torch.set_num_threads(1)
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -115,7 +116,6 @@ raise SystemExit("the training was not ended")
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
 
 

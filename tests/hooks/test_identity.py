@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core.making import toy_folder, toy_info, toy_run, toy_steps, write_run
+from kit.records import toy_folder, toy_info, toy_run, toy_steps, write_run
 
 from padiff.dump import RunWriter, open_run
 

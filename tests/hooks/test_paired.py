@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.making import planted, toy_folder, toy_info, toy_steps
 from hard.children import Child, started
+from kit.records import planted, toy_folder, toy_info, toy_steps
 
 from padiff import Tolerance
 from padiff.dump import RunWriter
@@ -178,6 +178,7 @@ def test_a_steps_scalars_are_out_while_the_runs_grow_and_a_match_exits_with_0(pa
     assert shown(logdir) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_diff_is_told_and_exits_with_1_and_a_restart_remembers_it(paths, tmp_path):
     toy_folder(paths[0])
     toy_folder(paths[1], paddle=True, plant=planted("body.0/forward/output.0", lambda v: v + 1, at=1))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core.making import planted, toy_folder
+from kit.records import planted, toy_folder
 from rich.console import Console
 
 import padiff_hooks.cli
@@ -80,6 +80,7 @@ def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_show_a_name_shows_its_codes(tmp_path):
     toy_folder(tmp_path / "größe")
     toy_folder(tmp_path / "b", paddle=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core.making import info, linear, memory_run, planted, record, root, step, toy_run, toy_steps
+from kit.records import info, linear, memory_run, planted, record, root, step, toy_run, toy_steps
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from padiff.compare import RunComparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from core.making import planted, toy_folder, toy_info, toy_steps, write_run
+from kit.records import planted, toy_folder, toy_info, toy_steps, write_run
 
 from padiff_hooks.paired import PairedRuns
 

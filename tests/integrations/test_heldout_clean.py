@@ -12,6 +12,8 @@ import padiff
 
 from .pair import CLASSES, Mixer, MixerPort, Recipe, batches, carry_over, train_paddle, train_torch
 
+pytestmark = pytest.mark.slow
+
 T, P = torch.nn, paddle.nn
 
 

@@ -7,12 +7,13 @@ import json
 import os
 import pickle
 import sys
+from subprocess import PIPE, CompletedProcess
 
 import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
-from hard.children import run_child
+from hard.children import started
 
 import padiff
 from padiff_lightning import PaDiffCallback
@@ -115,16 +116,31 @@ def test_the_tensorboard_logger_of_either_is_found(host, own, tmp_path):
 
 # -- processes in which one package, the other, both or none is installed ----------------------------------------------
 
-# Finds modules as ever, but not those of packages that are to be missing: as on a machine without them.
-MISSING = """
-import json, sys
+# A process of its own for each line that it reads, with all that both packages need imported already. There modules are
+# found as ever, but not those of packages that are to be missing: as on a machine without them.
+SERVER = """
+import json, os, sys, warnings
 from importlib.machinery import PathFinder
-missing, order, folder = json.loads(sys.argv[1])
+warnings.simplefilter("ignore")
+import torch, torch._dynamo, torch.utils.tensorboard, torchmetrics
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         return None if name.partition(".")[0] in missing else PathFinder.find_spec(name, path, target)
+for line in sys.stdin:
+    code, missing, order, folder, printed = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+for number in (1, 2):
+    os.dup2(os.open(f"{printed}.{number}", os.O_WRONLY | os.O_CREAT), number)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+assert not {"pytorch_lightning", "lightning_fabric", "lightning"} & sys.modules.keys()
+warnings.resetwarnings()
+exec(code)
 """
 
 TRAIN = """
@@ -168,13 +184,26 @@ ALL = ("pytorch_lightning", "lightning_fabric", "lightning")
 ABSENT = {"both": (), "pytorch-lightning": ("lightning",), "lightning": ("pytorch_lightning", "lightning_fabric")}
 
 
-def in_process(code, installed, order=(), folder=""):
-    missing = ABSENT.get(installed, ALL)
-    return run_child(
-        [sys.executable, "-c", MISSING + code, json.dumps([missing, order, str(folder)])],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        timeout=200,
-    )
+@pytest.fixture(scope="module")
+def server():
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with started([sys.executable, "-c", SERVER], stdin=PIPE, env=os.environ | paths) as process:
+        yield process
+
+
+@pytest.fixture
+def in_process(server, tmp_path):
+    """Runs code where only some packages are installed; what came of it."""
+
+    def run(code, installed, order=(), folder=""):
+        request = (code, ABSENT.get(installed, ALL), order, str(folder), str(tmp_path / "printed"))
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        status = server.stdout.readline()
+        assert status, server.stderr.read()[-2000:]
+        return CompletedProcess(code, int(status), *((tmp_path / f"printed.{k}").read_text() for k in (1, 2)))
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -192,7 +221,7 @@ def in_process(code, installed, order=(), folder=""):
     ids=lambda value: value,
 )
 def test_whatever_is_installed_and_imported_first_the_trainer_takes_it_and_no_other_package_is_loaded(
-    installed, order, loads, tmp_path
+    in_process, installed, order, loads, tmp_path
 ):
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(PaDiffCallback(tmp_path / "run", every_n_steps=2)))
     done = in_process(TRAIN, installed, order=order.split(), folder=tmp_path / "run")
@@ -217,14 +246,14 @@ print("loaded:", *(name for name in ("pytorch_lightning", "lightning.pytorch") i
     [("pytorch-lightning", "pytorch_lightning"), ("lightning", "lightning.pytorch")],
     ids=lambda value: value,
 )
-def test_the_demo_trains_with_either(installed, loads, tmp_path):
+def test_the_demo_trains_with_either(in_process, installed, loads, tmp_path):
     done = in_process(DEMO, installed, folder=tmp_path / "run")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == f"loaded: {loads}"
     assert padiff.open_run(tmp_path / "run").numbers() == [0, 1, 2, 3]
 
 
-def test_without_lightning_the_callback_says_what_to_install():
+def test_without_lightning_the_callback_says_what_to_install(in_process):
     done = in_process("import padiff_lightning", "none")
     assert done.returncode == 1
     assert done.stderr.endswith("Error: Lightning is not installed: pip install 'pytorch-lightning>=2.2'\n")
@@ -238,7 +267,7 @@ def test_without_lightning_the_callback_says_what_to_install():
     ],
     ids=["Lightning", "sklearn"],
 )
-def test_without_what_it_needs_the_demo_says_so_in_one_line(installed, also, told, tmp_path):
+def test_without_what_it_needs_the_demo_says_so_in_one_line(in_process, installed, also, told, tmp_path):
     code = f"missing += {also!r}\nfrom padiff_hooks.cli import main\nsys.exit(main(['demo', folder]))"
     done = in_process(code, installed, folder=tmp_path / "demo")
     end = "; all that it needs comes with: pip install 'padiff-hooks[demo]'\n"

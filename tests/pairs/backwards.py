@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from kit.frameworks import PADDLE, TORCH
 
 from .beits import TIMM_TO_BEIT, beit
 from .copying import dense, fuse, put, same, split, value
@@ -19,7 +20,6 @@ from .encoders import (
     paddle_encoder,
     torch_encoder,
 )
-from .kit import PADDLE, TORCH
 from .llamas import BODY as LLAMA_BODY
 from .llamas import DOWN, llama, with_fused
 from .llamas import FUSED as LLAMA_FUSED

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from kit.nets import attend
+
 from .copying import put, value
-from .kit import attend
 from .pair import links, pair, straight
 from .vits import HEADS, HIDDEN, PATCHES, PICTURES, WIDTH, patches, timm
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .kit import PADDLE, TORCH
+from kit.frameworks import PADDLE, TORCH
+
 from .pair import links, normal, pair
 
 IMAGES = (normal(2, 3, 12, 12),)

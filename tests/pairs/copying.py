@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import torch
-
-from .kit import kit_of
+from kit.frameworks import kit_of
 
 
 class MismatchError(Exception):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import attend
+
 from .copying import interleave, part_heads, put, split, value
-from .kit import PADDLE, TORCH, attend
 from .pair import links, pair, straight, tokens
 
 WIDTH, HEADS, HIDDEN, VOCABULARY, LENGTH = 16, 4, 16, 13, 6
@@ -64,7 +66,7 @@ def gpt2(kit, tied="module"):
             self.ln_f = kit.layernorm(WIDTH)
 
         def forward(self, ids):
-            x = self.drop(self.wte(ids) + self.wpe(kit.tensor(range(LENGTH))))
+            x = self.drop(self.wte(ids) + self.wpe(kit.tensor(range(LENGTH), None)))
             for block in self.h:
                 x = block(x)
             return self.ln_f(x)
@@ -148,7 +150,7 @@ def gpt(kit, attention="fused", tied="call"):
             self.layers = kit.Sequential(Block(), Block())
 
         def forward(self, ids):
-            x = self.final_norm(self.layers(self.embed_in(ids) + self.positions(kit.tensor(range(LENGTH)))))
+            x = self.final_norm(self.layers(self.embed_in(ids) + self.positions(kit.tensor(range(LENGTH), None))))
             if tied == "call":
                 return x @ kit.permute(self.embed_in.weight, (1, 0))
             return self.embed_out(x)

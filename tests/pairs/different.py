@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .kit import PADDLE, TORCH, attend
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import attend
+
 from .pair import links, normal, pair
 
 ROWS = (normal(2, 5, 16),)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import attend
+
 from .copying import put, same, unpack, value
-from .kit import PADDLE, TORCH, attend
 from .pair import links, normal, pair, straight, tokens
 
 WIDTH, HEADS, HIDDEN, VOCABULARY, LENGTH = 16, 4, 32, 13, 6
@@ -26,7 +28,7 @@ def bert(kit):
             self.dropout = kit.Dropout(0.1)
 
         def forward(self, ids):
-            places = kit.tensor(range(LENGTH))
+            places = kit.tensor(range(LENGTH), None)
             return self.dropout(self.LayerNorm(self.word_embeddings(ids) + self.position_embeddings(places)))
 
     class SelfAttention(kit.Layer):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import attend
+
 from .copying import fuse
-from .kit import PADDLE, TORCH, attend
 from .pair import links, pair, straight, tokens
 
 WIDTH, HEADS, HIDDEN, VOCABULARY, LENGTH = 16, 2, 24, 11, 5

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from kit.frameworks import PADDLE
+
 from .copying import put, value
-from .kit import PADDLE
 from .pair import links, normal, pair, straight
 
 WIDTH = 8

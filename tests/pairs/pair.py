@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import randomized
 
 from .copying import same
-from .kit import PADDLE, TORCH, randomized
 
 #: The path of a model itself, for parameters that no sublayer owns.
 ROOT = "(root)"
@@ -75,7 +76,7 @@ def pair(name, reference, candidate, data, layers, transfer=None, kits=(TORCH, P
         return randomized(ours, reference(ours), 11), randomized(theirs, candidate(theirs), 22)
 
     def inputs():
-        return tuple(map(ours.tensor, data)), tuple(map(theirs.tensor, data))
+        return tuple(tuple(kit.tensor(each, None) for each in data) for kit in (ours, theirs))
 
     return Pair(name, build, inputs, layers, transfer or straight(layers), **more)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from kit.frameworks import PADDLE, TORCH
 
 from .copying import put, put_dense, same, value
-from .kit import PADDLE, TORCH
 from .pair import links, normal, pair, tokens
 
 WIDTH, LENGTH, VOCABULARY = 8, 5, 11

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from kit.frameworks import PADDLE, TORCH
+
 from .copying import put, same, value
-from .kit import PADDLE, TORCH
 from .pair import links, normal, pair
 
 IMAGES = (normal(2, 3, 8, 8),)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .kit import PADDLE, TORCH, attend
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import attend
+
 from .pair import links, normal, pair
 
 WIDTH = 8

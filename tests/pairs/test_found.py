@@ -6,13 +6,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+from kit.frameworks import kit_of
 
 from padiff.errors import UsageError
 from padiff.weights.assign import carry_over
 
 from . import PAIRS
 from .copying import layer
-from .kit import kit_of
 
 ROOTS = ("", "(root)")
 #: Names, or the numbers in them, mislead on both sides: no one can know without running them.

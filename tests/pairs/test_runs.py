@@ -7,13 +7,13 @@ from functools import cache
 import paddle
 import pytest
 import torch
+from kit.frameworks import TORCH, kit_of
 
 import padiff
 from padiff.compare import RunComparison
 
 from . import DIFFERENT, PAIRS
 from .copying import MismatchError, layer, tensors
-from .kit import TORCH, kit_of
 from .test_found import at
 
 RATE = 1e-3
@@ -40,7 +40,7 @@ both_ways = pytest.mark.parametrize("back", [False, True], ids=["there", "back"]
 def evaluated(model):
     """A model in eval mode; paddle can't go back through a recurrent layer in it, which drops nothing here."""
     model.eval()
-    for each in kit_of(model).layers(model).values():
+    for each in kit_of(model).named_layers(model).values():
         if isinstance(each, paddle.nn.layer.rnn.RNNBase):
             each.train()
     return model

@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from kit.frameworks import kit_of
 
 from . import DIFFERENT, PAIRS, ROOT
 from .copying import MismatchError, layer, put, tensors
-from .kit import kit_of
 
 EVERY = (*PAIRS, *DIFFERENT)
 
@@ -32,7 +32,7 @@ def distance(ours, theirs):
 def owners(model):
     """Paths of layers that own parameters, with those parameters' identities."""
     found = {}
-    for path, each in kit_of(model).layers(model).items():
+    for path, each in kit_of(model).named_layers(model).items():
         owned = {id(p) for p in each._parameters.values() if p is not None}
         if owned:
             found[path or ROOT] = owned

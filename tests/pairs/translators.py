@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .kit import attend
+from kit.nets import attend
+
 from .llamas import rms_norm
 from .pair import links, normal, pair, tokens
 

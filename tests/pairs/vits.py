@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from kit.frameworks import PADDLE, TORCH
+from kit.nets import attend
+
 from .copying import fuse, put, put_dense, same, split, value
-from .kit import PADDLE, TORCH, attend
 from .pair import links, normal, pair
 
 WIDTH, HEADS, HIDDEN, PATCHES = 16, 2, 24, 4
@@ -204,7 +206,9 @@ def lucid(kit, unfolded=False):
 
         def forward(self, x):
             x = self.to_patch_embedding(x) if unfolded else patches(kit, self.to_patch_embedding, x)
-            x = kit.cat([self.cls.expand((x.shape[0], 1, WIDTH)), x], 1) + self.places(kit.tensor(range(PATCHES + 1)))
+            x = kit.cat([self.cls.expand((x.shape[0], 1, WIDTH)), x], 1) + self.places(
+                kit.tensor(range(PATCHES + 1), None)
+            )
             return self.mlp_head(self.transformer(x)[:, 0])
 
     return ViT()

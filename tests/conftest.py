@@ -1,0 +1,97 @@
+"""What holds for all tests: one thread each, little for the garbage collector to look at, a tier without frameworks."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import os
+import sys
+
+import pytest
+
+# As many tests run side by side as there are cores. The processes that tests start inherit it.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+FRAMEWORKS = ("torch", "paddle", "lightning", "pytorch_lightning", "tensorflow")
+
+
+class WithoutFrameworks:
+    """Skips what imports a framework: a file of tests while it is collected, a test while it runs."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in FRAMEWORKS:
+            pytest.skip("needs a framework", allow_module_level=True)
+
+
+def kits(*names: str) -> tuple[object, ...]:
+    from kit.frameworks import KITS  # not above: it imports both frameworks
+
+    for name in names:
+        KITS[name].seed(0)
+    return tuple(KITS[name] for name in names)
+
+
+@pytest.fixture(params=["torch", "paddle"])
+def kit(request: pytest.FixtureRequest) -> object:
+    """The calls of one framework, and of the other."""
+    (kit,) = kits(request.param)
+    return kit
+
+
+@pytest.fixture
+def rng() -> object:
+    import numpy as np  # after the number of threads is said, as all that has threads
+
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(
+    params=[("torch", "torch"), ("paddle", "paddle"), ("torch", "paddle"), ("paddle", "torch")],
+    ids="->".join,
+)
+def pair(request: pytest.FixtureRequest) -> object:
+    """Kits of the base and of the raw model."""
+    return kits(*request.param)
+
+
+@pytest.fixture(params=[("torch", "paddle"), ("paddle", "torch")], ids="->".join)
+def crossed(request: pytest.FixtureRequest) -> object:
+    return kits(*request.param)
+
+
+@pytest.fixture
+def isolated() -> object:
+    """Calls a function in a context of its own, so that what it registers is gone afterwards."""
+    return contextvars.copy_context().run
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(request: pytest.FixtureRequest) -> None:
+    """Dumps that are given no path go below the test's own folder; and all random numbers begin anew."""
+    if request.path.parent.name in ("auto", "proxy", "weights"):
+        import padiff
+
+        kits("torch", "paddle")
+        folder = request.getfixturevalue("tmp_path")
+        request.getfixturevalue("monkeypatch").chdir(folder)
+        padiff.set_dump_root_path(folder / "dumps")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-frameworks", action="store_true", help="skip what imports one: a part of `make quick`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-frameworks"):
+        sys.meta_path.insert(0, WithoutFrameworks())
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the frameworks have a million objects, and each collection would look at all of them
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if item.config.getoption("--no-frameworks"):
+        assert not [name for name in FRAMEWORKS if name in sys.modules], "a framework was imported all the same"
