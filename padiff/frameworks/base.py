@@ -107,11 +107,11 @@ class Tensors(Protocol):
             UncopiedError: of this kind of tensor there is no copy.
         """
 
-    def sample(self, tensor: Any, turned: bool = False) -> Any:
+    def sample(self, tensor: Any, transposed: bool = False) -> Any:
         """A copy of the elements that a sketch looks at (`padiff.sketches.sketch.sample`), flat.
 
         On the CPU an array; on another device a tensor that is still there, and that `fetch` brings over.
-        ``turned`` looks at a matrix transposed.
+        ``transposed`` looks at a matrix transposed.
         """
 
     def live(self, tensor: Any) -> np.ndarray | None:

@@ -14,7 +14,7 @@ class MemoryRun:
 
     Args:
         info: what holds for all steps.
-        max_bytes: how much it holds. What is beyond that goes, the oldest steps first; the first step of all and the
+        max_bytes: how much it holds. What does not fit goes, the oldest steps first; the first step of all and the
             latest one stay. Default: `MAX_BYTES`.
 
     Attributes:

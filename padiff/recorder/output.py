@@ -116,10 +116,10 @@ class Output:
             return False
         return True
 
-    def mark(self, step: int, badness: float) -> None:
+    def mark(self, step: int, severity: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
         if isinstance(self.sink, RunWriter):
-            self.sink.mark(step, badness)
+            self.sink.mark(step, severity)
 
     def close(self, finished: bool) -> bool:
         """Write what is left. Returns whether the run is finished now."""

@@ -28,7 +28,7 @@ class View(NamedTuple):
         tensor: the parameter.
         memory: what `Tensors.memory` said when this was made; it is of no use any more when that says something else.
         dtype, shape: of the parameter.
-        turned: whether its sketch is of the transposed matrix.
+        transposed: whether its sketch is of the transposed matrix.
         cut: where its sample is, if it is plain memory of the CPU.
     """
 
@@ -36,7 +36,7 @@ class View(NamedTuple):
     memory: Any
     dtype: str
     shape: tuple[int, ...]
-    turned: bool
+    transposed: bool
     cut: Cut | None
 
 
@@ -255,16 +255,16 @@ class Parameters:
         except Exception:  # of a kind that has no memory, or no shape; `take` says what to make of it
             return self._records.take(tensor, level)
         if view.cut is not None and tensor is parameter:
-            return self._records.take_cut(view.dtype, view.shape, view.cut, view.turned)
-        return self._records.take(tensor, level, view.turned)
+            return self._records.take_cut(view.dtype, view.shape, view.cut, view.transposed)
+        return self._records.take(tensor, level, view.transposed)
 
     def _view(self, node: Node, slot: str, parameter: Any) -> View:
         tensors = self._tensors
-        turned = self._framework.layers.layout(node.layer, slot) == "in_out"
+        transposed = self._framework.layers.layout(node.layer, slot) == "in_out"
         live = tensors.live(parameter)
-        cut = cut_of(live, turned) if live is not None and live.dtype.kind != "c" else None
+        cut = cut_of(live, transposed) if live is not None and live.dtype.kind != "c" else None
         about = tensors.dtype(parameter), tensors.shape(parameter)
-        return View(parameter, tensors.memory(parameter), *about, turned, cut)
+        return View(parameter, tensors.memory(parameter), *about, transposed, cut)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""

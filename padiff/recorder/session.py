@@ -259,9 +259,9 @@ class Recorder:
         self._warnings.stepped(capture)
         return step
 
-    def mark(self, step: int, badness: float) -> None:
+    def mark(self, step: int, severity: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
-        self._output.mark(step, badness)
+        self._output.mark(step, severity)
 
     def flush(self) -> None:
         """Wait until every finished step is written."""

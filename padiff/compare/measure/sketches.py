@@ -96,6 +96,6 @@ def _figures(
 
 def _extremes(reference: Sketch, candidate: Sketch) -> list[tuple[float, float]]:
     # Only of whole tensors, or of the same elements: a sample elsewhere has other extremes.
-    if reference.size > ELEMENTS and reference.turned != candidate.turned:
+    if reference.size > ELEMENTS and reference.transposed != candidate.transposed:
         return []
     return [(reference.minimum, candidate.minimum), (reference.maximum, candidate.maximum)]

@@ -78,16 +78,16 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def sample(tensor: Any, turned: bool = False) -> Any:
+def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return sketch.sample(array, turned)
+        return sketch.sample(array, transposed)
     tensor = _whole(tensor).detach()
     plain = not (tensor.is_selected_rows() or tensor.is_sparse())
     if tensor.place.is_cpu_place() or not plain:
-        return sketch.sample(copy(tensor), turned)
+        return sketch.sample(copy(tensor), transposed)
     with paddle.no_grad():
-        tensor = tensor.t() if turned else tensor
+        tensor = tensor.t() if transposed else tensor
         flat = (paddle.as_real(tensor) if tensor.is_complex() else tensor).reshape([-1])
         if flat.size <= ELEMENTS:
             return flat.clone()

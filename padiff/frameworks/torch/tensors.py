@@ -61,14 +61,14 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
     return copied
 
 
-def sample(tensor: Any, turned: bool = False) -> Any:
+def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return sketch.sample(array, turned)
+        return sketch.sample(array, transposed)
     tensor = readable(tensor)
     if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
-        return sketch.sample(array_of(tensor), turned)
-    tensor = tensor.detach().t() if turned else tensor.detach()
+        return sketch.sample(array_of(tensor), transposed)
+    tensor = tensor.detach().t() if transposed else tensor.detach()
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     if flat.numel() <= ELEMENTS:
         return flat.clone()

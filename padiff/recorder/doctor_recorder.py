@@ -1,5 +1,8 @@
-"""The recorder that a script gets from `padiff doctor`: it notes what the training does, step by step, while recording
-is on, or while nothing but the noting is. What two such runs noted says whether recording changes the training.
+"""The doctor's recorder: what a script that `padiff doctor` runs gets from `padiff.record`.
+
+It notes what the training does, step by step, while recording is on, or while nothing but the noting is. What two such
+runs noted says whether recording changes the training. It stands here and not with the doctor, because
+`padiff.record` makes it.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Enough(SystemExit):
     code = 0
 
 
-class Watched(Recorder):
+class DoctorRecorder(Recorder):
     """A `Recorder` that notes the losses, the gradients that the optimizers consume and the parameters of each step."""
 
     watched = True
