@@ -22,12 +22,9 @@ from padiff.records.recorded import (
     inner_path,
     is_functional,
 )
-from padiff.records.report import (
+from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
+from padiff.records.report_text import (
     AMPLIFIED,
-    CANNOT_TELL,
-    DIFFER,
-    MATCH,
-    Report,
     count_text,
     coverage_lines,
     failed_lines,

@@ -30,7 +30,7 @@ from padiff.records import (
     Rule,
     Sketched,
 )
-from padiff.report import stage_table, to_json, to_junit, to_markdown, verdict
+from padiff.report_formats import stage_table, to_json, to_junit, to_markdown, verdict
 from padiff.sketches.sketch import sketch_of
 
 from .making import info, plain, planted, record, root, step, toy_folder

@@ -10,7 +10,7 @@ import pytest
 
 from padiff import Tolerance, compare_runs
 from padiff.records import Coverage, Report, RunInfo, verdict
-from padiff.report import to_json, to_junit, to_markdown
+from padiff.report_formats import to_json, to_junit, to_markdown
 
 from .making import info, linear, memory_run, parameter, plain, planted, record, root, step, toy_info, toy_steps
 

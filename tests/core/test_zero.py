@@ -8,7 +8,7 @@ import pytest
 from padiff import NoisePolicy, Tolerance, compare_runs
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Diff, Figure, Pair
-from padiff.report import coverage_lines, to_json, verdict
+from padiff.report_formats import coverage_lines, to_json, verdict
 
 from .making import info, linear, memory_run, record, root, step
 

@@ -13,7 +13,7 @@ from core.making import info, linear, memory_run, pair, planted, record, root, s
 import padiff
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Both, Figure, InMemory, Kind, Layout, Record, TensorSource
-from padiff.report import to_json, verdict
+from padiff.report_formats import to_json, verdict
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD
 
 from .making import WAYS, as_sketch, kept, sketched_run
