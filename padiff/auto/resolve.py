@@ -36,7 +36,7 @@ def resolve_settings(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settin
     optimizers = _two_or_none(call.optimizers, "optimizers", names)
     sides = Both(*map(_side, names, call.models, inputs, losses, optimizers))
     # In the first generation weights go from torch to paddle, and torch's inputs are what a single step runs on.
-    return _settings(sides.swapped() if call.swapped else sides, call)
+    return _settings(sides.swapped(call.swapped), call)
 
 
 def _names(call: AutoDiffCall) -> Both[str]:
