@@ -166,19 +166,9 @@ class Recorder:
         if not self.due:
             return
         if self._capture is None:
+            records, levels = self._output.records(self._framework), self._levels.of(self.step)
             self._capture = Capture(
-                self.step,
-                self._framework,
-                self._layers.nodes,
-                self._layers.chosen,
-                self._optimizers,
-                self._output.empty,
-                parameters=self._layers.owning,
-                levels=self._levels.of(self.step),
-                views=self._views,
-                samples=self._output.samples(self._framework.tensors.fetch),
-                layers=self._layers,
-                stepped=self._stepped,
+                self.step, self._layers, self._optimizers, records, levels, self._views, self._stepped
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
