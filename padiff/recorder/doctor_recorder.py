@@ -189,9 +189,8 @@ class StepLog:
         self._parameters = {name: self._digest(tensor) for name, tensor in owned}
         if not self._handles:
             for name, tensor in owned:
-                gradient = self._framework.tensors.gradient(tensor)
-                if gradient is not None:
-                    self._gradients[name] = self._digest(gradient)
+                if tensor.grad is not None:
+                    self._gradients[name] = self._digest(tensor.grad)
         self._own += time.perf_counter() - began
 
     def end(self, step: int, due: bool) -> None:

@@ -47,10 +47,6 @@ def shape(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def itemsize(tensor: Any) -> int:
-    return int(tensor.element_size())
-
-
 def device(tensor: Any) -> str:
     return "cpu" if tensor.place.is_cpu_place() else "gpu"
 
@@ -143,10 +139,6 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     new = paddle.empty_like(tensor)
     write(new, array)
     return new
-
-
-def gradient(parameter: Any) -> Any | None:
-    return parameter.grad
 
 
 def without_grad() -> AbstractContextManager[Any]:

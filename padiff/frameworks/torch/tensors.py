@@ -40,10 +40,6 @@ def shape(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def itemsize(tensor: Any) -> int:
-    return int(tensor.element_size())
-
-
 def device(tensor: Any) -> str:
     return str(tensor.device.type)
 
@@ -137,10 +133,6 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     new = torch.empty_like(tensor, requires_grad=False)
     write(new, array)
     return new
-
-
-def gradient(parameter: Any) -> Any | None:
-    return parameter.grad
 
 
 def without_grad() -> AbstractContextManager[Any]:
