@@ -33,6 +33,10 @@ class Difference(TensorSource):
     after: np.ndarray
     before: np.ndarray
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.after, self.before
+
     def read(self) -> np.ndarray:
         return difference(self.after, self.before)
 

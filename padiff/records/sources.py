@@ -37,6 +37,11 @@ class TensorSource(ABC):
         return False
 
     @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The arrays in memory that hold the values, or what they are worked out from."""
+        return ()
+
+    @property
     def refetchable(self) -> bool:
         """Whether reading its step from a folder again gives this tensor again, as it is."""
         return False
@@ -52,6 +57,10 @@ class InMemory(TensorSource):
     """A tensor source whose values are in memory already."""
 
     array: np.ndarray
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.array,)
 
     @property
     def identity(self) -> Hashable:
