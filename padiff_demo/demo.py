@@ -12,7 +12,7 @@ from rich.console import Console
 from padiff import compare_runs
 from padiff.errors import UsageError
 from padiff.records import Report, verdict
-from padiff.report import to_json
+from padiff.report_formats import to_json
 from padiff_hooks.show import print_report
 
 #: Passes over the 1,797 images, and every how many optimizer steps are recorded.

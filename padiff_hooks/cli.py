@@ -23,7 +23,7 @@ from padiff.compare.workers import check_workers
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff.report import to_json, to_junit, to_markdown
+from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
 from padiff_hooks.doctor.command import add_doctor, split_arguments

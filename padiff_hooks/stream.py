@@ -22,7 +22,7 @@ import numpy as np
 from padiff.dump.local import local_folder
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, LOOP, MATCH, SIDES, Both, Record, Report, Step, count_text
-from padiff.report import to_json
+from padiff.report_formats import to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 
 DIFFS_FILE = "diffs.jsonl"

@@ -1,6 +1,6 @@
 """Which layer and which parameter answers to which."""
 
-from padiff.align.alignment import Alignment, LayerPair, SplitPair, unzipped
+from padiff.align.alignment import Alignment, LayerPair, SplitPair
 from padiff.align.layers import align
 from padiff.align.resolve import resolved
 from padiff.align.seen import NOTHING_SEEN, Seen
@@ -17,5 +17,4 @@ __all__ = [
     "SplitPair",
     "align",
     "resolved",
-    "unzipped",
 ]

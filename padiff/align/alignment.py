@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TypeVar
 
 from padiff.align.matching.parameters import StoredParameters
 from padiff.align.slices import Ambiguity, ParameterPair
-from padiff.records import ROOT, SIDES, Both, Layer
+from padiff.records import ROOT, SIDES, Both, Layer, unzipped
 
 # From which confidence on a pair needs no further proof.
 _SURE = 0.8
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +43,6 @@ class SplitPair(Both[tuple[Layer, ...]]):
     reason: str
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
-
-
-def unzipped(pairs: Iterable[Both[_T]]) -> Both[list[_T]]:
-    """Of many pairs, what stands on either side."""
-    pairs = list(pairs)
-    return Both([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
 
 
 # Pairs, and layers without a partner, that a printed alignment lists.

@@ -78,14 +78,13 @@ def splits(
                 if other.path not in side[one.path] or here[:2] < side[one.path][other.path][:2]:
                     side[one.path][other.path] = here
     for swapped in (False, True):
-        wholes, parts = places.swapped() if swapped else places
-        whole_layers, part_layers = layers.swapped() if swapped else layers
+        wholes, parts = places.swapped(swapped)
+        whole_layers, part_layers = layers.swapped(swapped)
         for path, known in wholes.items():
             several = sorted(known, key=lambda part, known=known: known[part][:2])  # type: ignore[misc]
-            pairs = {Both(part, path) if swapped else Both(path, part) for part in several}
+            pairs = {Both(path, part).swapped(swapped) for part in several}
             if len(several) < 2 or any(len(parts[part]) > 1 for part in several) or not pairs.isdisjoint(paired):
                 continue
             match = known[several[0]][2]
-            split = Both((whole_layers[path],), tuple(part_layers[part] for part in several))
-            split = split.swapped() if swapped else split
+            split = Both((whole_layers[path],), tuple(part_layers[part] for part in several)).swapped(swapped)
             yield SplitPair(split.reference, split.candidate, match.reason, match.confidence, match.evidence)

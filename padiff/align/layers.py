@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from padiff.align.alignment import Alignment, LayerPair, unzipped
+from padiff.align.alignment import Alignment, LayerPair
 from padiff.align.layer_pairs import held, owner_pairs, splits
 from padiff.align.map_entries import Entry, entries, regions
 from padiff.align.matching.mapped_layers import differing_inside
@@ -19,7 +19,7 @@ from padiff.align.slices import Slice
 from padiff.align.unit_matches import UnitMatches
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
 from padiff.model.given_map import GivenMap
-from padiff.records import Both, Layer, RunInfo
+from padiff.records import Both, Layer, RunInfo, unzipped
 
 
 def align(

@@ -6,12 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from padiff.align.alignment import unzipped
 from padiff.align.matching.parameter_units import inside
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
-from padiff.records import SIDES, Both, Layer, RunInfo
+from padiff.records import SIDES, Both, Layer, RunInfo, unzipped
 
 
 @dataclass(frozen=True)

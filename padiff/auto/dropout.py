@@ -64,9 +64,7 @@ def _dropouts(side: ModelSetup) -> set[str]:
     return {
         layer.path
         for layer in side.live.info.layers
-        if "dropout" in layer.kind
-        and "alpha" not in layer.kind
-        and side.framework.layers.training(side.live.layer(layer.path))
+        if "dropout" in layer.kind and "alpha" not in layer.kind and side.live.layer(layer.path).training
     }
 
 

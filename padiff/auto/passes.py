@@ -13,6 +13,7 @@ from padiff.auto.settings import ModelSetup
 from padiff.errors import UsageError
 from padiff.model.nested import flatten
 from padiff.recorder.capture import Capture
+from padiff.recorder.layers import FixedLayers
 from padiff.records import Step
 
 #: Something that is on for the length of a pass (hooks that replace outputs).
@@ -40,7 +41,7 @@ def run_pass(
         UsageError: the model's forward, or the loss, failed on these inputs; the cause is attached.
     """
     framework, live = side.framework, side.live
-    capture = Capture(number, framework, live.nodes, side.chosen, parameters=side.owning, stacks=True)
+    capture = Capture(number, FixedLayers(framework, live.nodes, side.chosen, side.owning), stacks=True)
     framework.layers.clear_gradients(live.model)
     with around():
         capture.attach()
@@ -60,7 +61,7 @@ def run_pass(
 
 def weights_after(side: ModelSetup, number: int) -> Step:
     """The parameters as they are now, as the weights that the step ``number`` would start from."""
-    return Capture(number, side.framework, side.live.nodes, side.chosen, parameters=side.owning).weights()
+    return Capture(number, FixedLayers(side.framework, side.live.nodes, side.chosen, side.owning)).weights()
 
 
 def update(side: ModelSetup) -> None:

@@ -36,7 +36,7 @@ def resolve_settings(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Settin
     optimizers = _two_or_none(call.optimizers, "optimizers", names)
     sides = Both(*map(_side, names, call.models, inputs, losses, optimizers))
     # In the first generation weights go from torch to paddle, and torch's inputs are what a single step runs on.
-    return _settings(sides.swapped() if call.swapped else sides, call)
+    return _settings(sides.swapped(call.swapped), call)
 
 
 def _names(call: AutoDiffCall) -> Both[str]:
@@ -105,7 +105,7 @@ def _settings(sides: Both[ModelSetup], call: AutoDiffCall) -> Settings:
         raise UsageError(f"steps={steps} needs optimizers, or every step would be the first one again")
     if steps > 1 and (phase != "both" or options["single_step"]):
         raise UsageError(f"steps={steps} needs diff_phase='both' and single_step=False: weights have to be updated")
-    modes = sides.map(lambda side: "train" if side.framework.layers.training(side.live.model) else "eval")
+    modes = sides.map(lambda side: "train" if side.live.model.training else "eval")
     if modes.reference != modes.candidate:
         texts = [f"the {side.name} model is in {mode} mode" for side, mode in sides.zip(modes)]
         raise UsageError(f"{', '.join(texts)}: call train() or eval() on both")

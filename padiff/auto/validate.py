@@ -72,6 +72,6 @@ def drop_inside(side: ModelSetup) -> list[str]:
     found = []
     for node in side.live.nodes:
         rate = getattr(node.layer, "dropout", 0.0)
-        if isinstance(rate, float) and rate > 0 and side.framework.layers.training(node.layer):
+        if isinstance(rate, float) and rate > 0 and node.layer.training:
             found.append(node.path)
     return found

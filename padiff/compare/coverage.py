@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
-from padiff.align import Alignment, LayerPair, Slice, unzipped
+from padiff.align import Alignment, LayerPair, Slice
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.compare.diagnose.causes import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
@@ -23,6 +23,7 @@ from padiff.records import (
     Layer,
     RunInfo,
     is_functional,
+    unzipped,
 )
 
 

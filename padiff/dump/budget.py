@@ -38,17 +38,17 @@ class Budget:
     def __init__(self, path: Path, max_bytes: float, ranks: int = 1) -> None:
         self._path, self._limit, self._ranks = path, int(max_bytes), ranks
         self._sizes: dict[int, int] = {}
-        self._badness: dict[int, float] = {}
+        self._severity: dict[int, float] = {}
         self._overhead, self._per_record = 0, 0.0
         self._lock = threading.Lock()
         for folder in (path / STEPS).glob("*"):
             if folder.name.isdecimal():
                 self._sizes[int(folder.name)] = size_of(folder)
 
-    def mark(self, number: int, badness: float) -> None:
+    def mark(self, number: int, severity: float) -> None:
         """Say how bad a step is: how far beyond its limit its worst diff, infinity for NaN."""
         with self._lock:
-            self._badness[number] = max(badness, self._badness.get(number, 0.0))
+            self._severity[number] = max(severity, self._severity.get(number, 0.0))
 
     def make_room(self, step: Step, drop: Callable[[int], None]) -> None:
         """Drop what has to go before a step is written.
@@ -90,7 +90,7 @@ class Budget:
         """
         with self._lock:
             present = [n for n in sorted(self._sizes)[1:] if n != number]
-            worst = sorted((n for n in present if n in self._badness), key=lambda n: (-self._badness[n], n))[:WORST]
+            worst = sorted((n for n in present if n in self._severity), key=lambda n: (-self._severity[n], n))[:WORST]
         for other in present:
             if other not in worst:
                 return other

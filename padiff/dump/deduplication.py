@@ -17,7 +17,7 @@ SHARED = "shared"
 _SMALLEST = 1 << 12
 
 
-class Unchanged:
+class Deduplication:
     """Knows what buffers and frozen parameters were when they were last written.
 
     Trainable parameters are not looked at: they change, and finding that out costs as much as writing them.

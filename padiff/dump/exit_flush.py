@@ -1,4 +1,4 @@
-"""Writers that nobody closes: what they have queued is written when the interpreter ends."""
+"""Exit flush: what writers that nobody closed have queued is written when the interpreter ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from padiff.errors import WriterError
 AT_EXIT = 60.0
 
 
-class Ending(Protocol):
+class Writer(Protocol):
     """A writer, as far as its end is concerned."""
 
     path: Path
@@ -25,33 +25,33 @@ class Ending(Protocol):
 
 
 # Weak: a writer that is dropped is freed, with what it had queued.
-_unclosed: weakref.WeakSet[Ending] = weakref.WeakSet()
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 _registered: list[bool] = []
 
 
-def end_at_exit(writer: Ending) -> None:
-    """Have a writer that is never closed end with the interpreter."""
-    _unclosed.add(writer)
+def register(writer: Writer) -> None:
+    """Have a writer flushed at exit, unless it is closed before."""
+    _writers.add(writer)
     if not _registered:
         # Not when this is imported: what the frameworks undo at the end, they undo after us.
         _registered.append(True)
-        atexit.register(_end_all)
+        atexit.register(_flush_all)
 
 
-def is_closed(writer: Ending) -> None:
-    """Say that nothing has to be done at the end."""
-    _unclosed.discard(writer)
+def unregister(writer: Writer) -> None:
+    """A writer is closed: nothing of it is to be flushed."""
+    _writers.discard(writer)
 
 
-def _end_all() -> None:
+def _flush_all() -> None:
     until = time.monotonic() + AT_EXIT
-    for writer in list(_unclosed):
-        told = (
+    for writer in list(_writers):
+        message = (
             f"padiff: the recorder of {writer.path} was never closed (leave its `with`, or call close()). What it had "
             "recorded was written now, and the run is not marked as finished"
         )
         try:
             writer.end(max(0.1, until - time.monotonic()))
         except WriterError as error:
-            told += f"; but {error}"
-        print(told, file=sys.stderr)  # no warning: as an error it would come too late to be seen by anybody
+            message += f"; but {error}"
+        print(message, file=sys.stderr)  # no warning: as an error it would come too late to be seen by anybody

@@ -81,14 +81,14 @@ class FolderLock:
         return lock
 
     def check(self) -> None:
-        """Make sure that the folder is still there, and still ours.
+        """Make sure that the folder is still there, and still this recorder's.
 
         Raises:
             FileNotFoundError: the folder was removed or moved away, or replaced.
             RunFolderError: another process holds the lock by now.
         """
         try:
-            if self._is_ours():
+            if self._is_held():
                 return
         except FileNotFoundError:
             pass
@@ -106,7 +106,7 @@ class FolderLock:
         """Let others record into the folder. May be called twice; a fork of the holder can't do it."""
         if self._mine.get("pid") == os.getpid():
             with contextlib.suppress(OSError):
-                if self._is_ours():
+                if self._is_held():
                     os.unlink(self._path)  # while it is held: takers look whether the file is still there
         self._drop()
 
@@ -153,13 +153,13 @@ class FolderLock:
         if owner and _alive(owner, self._path):
             raise _BusyError(owner)
         write_json(self._path, self._mine)
-        if not self._is_ours():  # another one replaced it at the same moment
+        if not self._is_held():  # another one replaced it at the same moment
             raise _BusyError(_read_owner(self._path))
         threading.Thread(
             target=_beat, args=(self._path, self._mine, self._ended), name="padiff-lock", daemon=True
         ).start()
 
-    def _is_ours(self) -> bool:
+    def _is_held(self) -> bool:
         if self._fd is not None:
             return _same(self._fd, self._path)
         return bool(self._mine) and json.loads(self._path.read_text(encoding="utf-8")) == self._mine
@@ -257,7 +257,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the system's own words; empty where that is not told."""
+    """When a process started, in the system's own words; empty where that is not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return text.rpartition(")")[2].split()[19]

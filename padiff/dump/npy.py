@@ -53,11 +53,11 @@ def _array(data: bytes | mmap.mmap, size: int) -> np.ndarray | None:
     known = _header(data[:begin]) if begin <= _HEADER else None
     if known is None or len(data) != size:
         return None
-    dtype, shape, turned, count = known
+    dtype, shape, fortran_order, count = known
     if begin + count * dtype.itemsize > size:
         return None
     flat = np.frombuffer(data, dtype, count, begin)
-    return flat.reshape(shape, order="F" if turned else "C")
+    return flat.reshape(shape, order="F" if fortran_order else "C")
 
 
 @lru_cache(maxsize=1024)
@@ -67,9 +67,9 @@ def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | N
     try:
         if np.lib.format.read_magic(stream) != (1, 0):
             return None
-        shape, turned, dtype = np.lib.format.read_array_header_1_0(stream)
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
     except Exception:  # a header made to harm raises nearly anything
         return None
     if dtype.kind not in "biufc" or stream.tell() != len(data) or min(shape, default=0) < 0:
         return None
-    return dtype, shape, turned, math.prod(shape)
+    return dtype, shape, fortran_order, math.prod(shape)

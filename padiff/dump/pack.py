@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump import codecs
-from padiff.dump.deduplication import SHARED, Unchanged
+from padiff.dump.deduplication import SHARED, Deduplication
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
@@ -37,12 +37,12 @@ class PackWriter:
 
     Args:
         run: the run folder.
-        unchanged: what was written before, and is shared by steps.
+        deduplication: what was written before, and is shared by steps.
         compression: how tensors are compressed, as `padiff.dump.codecs` names it; empty: not.
     """
 
-    def __init__(self, run: Path, unchanged: Unchanged, compression: str = "") -> None:
-        self._run, self._unchanged, self._compression = run, unchanged, compression
+    def __init__(self, run: Path, deduplication: Deduplication, compression: str = "") -> None:
+        self._run, self._deduplication, self._compression = run, deduplication, compression
         self._structures = StructureWriter(run, compression)
 
     def write(self, folder: Path, step: Step) -> None:
@@ -57,13 +57,13 @@ class PackWriter:
                 row = kept.setdefault(record.source.identity, len(rows))
                 if row == len(rows):
                     rows.append(record.source.row)
-                places.append(("turned" if record.source.turned else "sketch", row))
+                places.append(("turned" if record.source.transposed else "sketch", row))
                 continue
             # Records that share an array (a layer's output that is its parent's too) share a tensor.
             place = known.get(record.source.identity)
             if place is None:
                 array = record.value
-                shared = self._unchanged.share(record, array, self._run)
+                shared = self._deduplication.share(record, array, self._run)
                 if shared:
                     places.append(("shared", shared))
                     continue

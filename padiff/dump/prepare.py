@@ -48,7 +48,7 @@ def identity_for(path: Path, existing: str) -> str:
 def _take_over(path: Path, info: RunInfo, existing: str) -> None:
     run_file, steps = path / RUN_FILE, path / STEPS
     if not run_file.exists():
-        # A logger's own folder may hold runs' files beside ours, and a process that was killed as it began leaves an
+        # A logger's own folder may hold other files of runs, and a process that was killed as it began leaves an
         # empty folder; only what we would write over counts.
         if existing != "resume" and os.path.lexists(steps) and not _is_hollow(steps):
             raise RunFolderError(

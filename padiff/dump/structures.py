@@ -60,10 +60,10 @@ class StructureWriter:
         if found is None:
             if len(self._known) >= 64:  # sequences of ever other lengths
                 self._known.clear()
-            found = self._known[key] = self._told(entries)
+            found = self._known[key] = self._described(entries)
         return found
 
-    def _told(self, entries: list[Any]) -> tuple[str, np.ndarray | None]:
+    def _described(self, entries: list[Any]) -> tuple[str, np.ndarray | None]:
         content = {
             "schema_version": SCHEMA_VERSION,
             "compression": self._compression,

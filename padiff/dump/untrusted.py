@@ -1,4 +1,4 @@
-"""Reading what a stranger may have written: only plain files, inside of the folder, of bounded size and content."""
+"""Reading untrusted files: only plain ones, inside of the folder, of limited size and content."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     """A value as it may stand among settings.
 
     Raises:
-        ValueError: it is nested beyond bounds, or holds a number that 64 bits do not.
+        ValueError: it is nested too deeply, or holds a number that 64 bits do not.
     """
     if depth > _DEEPEST:
         raise ValueError(f"values nested more than {_DEEPEST} deep")

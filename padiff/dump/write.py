@@ -1,4 +1,4 @@
-"""Writing a run folder, on a background thread with a bounded queue."""
+"""Writing a run folder, on a background thread with a queue of limited length."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from padiff.dump import exit_flush
 from padiff.dump.budget import Budget, size_of
-from padiff.dump.deduplication import Unchanged
-from padiff.dump.exit_flush import end_at_exit, is_closed
+from padiff.dump.deduplication import Deduplication
 from padiff.dump.files import write_json, write_npy
 from padiff.dump.forks import own
 from padiff.dump.format import (
@@ -40,7 +40,7 @@ from padiff.dump.trouble import explain
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import LOOP, Record, RunInfo, Step, make_sketches
 
-#: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays bounded: to what is
+#: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays limited: to what is
 #: recorded, what waits and what is written.
 QUEUED_STEPS = 1
 
@@ -87,15 +87,15 @@ class RunWriter:
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
         self.path = Path(path)
         #: What ``run.json`` says; each step comes with what held when it was put.
-        self._info = self._told = info
+        self._info = self._described = info
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
         self._on_done = on_done
-        self._unchanged = Unchanged(info)
+        self._deduplication = Deduplication(info)
         #: How many steps this process wrote, and their bytes; of one that is written again the last.
         self.written: dict[int, int] = {}
-        self._pack = PackWriter(self.path, self._unchanged, storage.compression) if storage.pack else None
+        self._pack = PackWriter(self.path, self._deduplication, storage.compression) if storage.pack else None
         self._error: BaseException | None = None
         self._failed = ""
         self._queue: queue.Queue[tuple[Step, RunInfo] | None] = queue.Queue(maxsize=QUEUED_STEPS)
@@ -103,7 +103,7 @@ class RunWriter:
             self._lock = prepare(self.path, info, rank, existing)
             try:
                 if rank == 0:
-                    self._info = self._told = replace(info, identity=identity_for(self.path, existing))
+                    self._info = self._described = replace(info, identity=identity_for(self.path, existing))
                     write_json(self.path / RUN_FILE, run_to_json(self._info))
             except BaseException:
                 self._lock.release()
@@ -124,7 +124,7 @@ class RunWriter:
         self._ending.atexit = False
         self._left = False
         own(self)
-        end_at_exit(self)
+        exit_flush.register(self)
 
     # -- called by the training loop -----------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class RunWriter:
         """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
         self._info = replace(info, identity=self._info.identity)
 
-    def mark(self, number: int, badness: float) -> None:
+    def mark(self, number: int, severity: float) -> None:
         """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""
         if self._budget is not None:
-            self._budget.mark(number, badness)
+            self._budget.mark(number, severity)
 
     def flush(self) -> None:
         """Wait until every queued step is written."""
@@ -164,7 +164,7 @@ class RunWriter:
         """Write what is queued and end the thread; ``finished`` says that no further step will come."""
         if self._left:
             return
-        is_closed(self)
+        exit_flush.unregister(self)
         self._queue.put(None)
         self._thread.join()
         try:
@@ -198,7 +198,7 @@ class RunWriter:
         """The thread is the parent's, and may hold the queue's lock in this copy for ever."""
         self._left = True
         self._ending.detach()
-        is_closed(self)
+        exit_flush.unregister(self)
 
     def _raise_error(self) -> None:
         if self._error is None:
@@ -226,11 +226,11 @@ class RunWriter:
             if self._error is None:
                 self._failed = f"step {step.number}"
                 self._lock.check()
-                if info is not self._told:
+                if info is not self._described:
                     if self._rank == 0:
                         write_json(self.path / RUN_FILE, run_to_json(info))
-                    self._unchanged.follow(info)
-                    self._told = info
+                    self._deduplication.follow(info)
+                    self._described = info
                 make_sketches(record.source for record in step.records)
                 self._write(step)
                 self._failed = ""
@@ -256,7 +256,9 @@ class RunWriter:
             if self._pack is not None:
                 self._pack.write(aside, step)
             else:
-                write_dump(aside, self._told, step, unchanged=self._unchanged, final=final / f"rank_{step.rank}")
+                write_dump(
+                    aside, self._described, step, deduplication=self._deduplication, final=final / f"rank_{step.rank}"
+                )
             size = size_of(aside)
             if self._budget is not None:
                 self._budget.written(step, size)
@@ -271,7 +273,7 @@ class RunWriter:
             there = sum(entry.startswith("rank_") for entry in os.listdir(partial))
         except FileNotFoundError:  # another rank, which came last, takes the step
             return
-        if there < self._told.world_size:
+        if there < self._described.world_size:
             return
         # All ranks are there. Two that come last together both get here: one takes the step, the other finds it taken.
         taken = final.with_name(f".{final.name}.rank_{step.rank}.taken")
@@ -316,14 +318,14 @@ def write_dump(
     info: RunInfo,
     step: Step,
     places: Mapping[str, tuple[str, str]] = FOLDERS,
-    unchanged: Unchanged | None = None,
+    deduplication: Deduplication | None = None,
     final: Path | None = None,
 ) -> None:
     """Write one rank's records of one step: JSON trees and the tensors' files.
 
     Args:
         places: by stage, which JSON file and which folder of tensors; records of other stages are left out.
-        unchanged: what was written before, to link to.
+        deduplication: what was written before, to link to.
         final: what the folder will be called when the step is whole.
     """
     files: dict[Hashable, str] = {}
@@ -333,7 +335,7 @@ def write_dump(
 
     def write(record: Record, name: str) -> None:
         array = record.value
-        if unchanged is None or not unchanged.link(record, array, folder / name, (final or folder) / name):
+        if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
             write_npy(folder / name, array)
 
     with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:

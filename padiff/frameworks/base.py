@@ -7,7 +7,7 @@ Those folders are the only places that import torch or paddle. Which framework s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,8 +81,23 @@ class Override:
             del vars(self._owner)[self._name]
 
 
+@contextmanager
+def evaluating_in(layers: Iterable[Any], context: AbstractContextManager[Any]) -> Iterator[None]:
+    """In eval mode, and in a context of the framework's; modes are as before afterwards."""
+    modes = [(layer, layer.training) for layer in layers]
+    try:
+        # Not eval(): people override it.
+        for layer, _ in modes:
+            layer.training = False
+        with context:
+            yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
 class Tensors(Protocol):
-    """Values, and what tensors are."""
+    """Values, and what tensors are. What both frameworks call alike (``grad``, ``element_size()``) is asked of them."""
 
     def is_tensor(self, value: Any) -> bool: ...
 
@@ -91,9 +106,6 @@ class Tensors(Protocol):
     def dtype(self, tensor: Any) -> str: ...
 
     def shape(self, tensor: Any) -> tuple[int, ...]: ...
-
-    def itemsize(self, tensor: Any) -> int:
-        """Bytes of one element."""
 
     def device(self, tensor: Any) -> str:
         """``cpu`` or ``gpu`` (or what torch calls another kind)."""
@@ -107,11 +119,11 @@ class Tensors(Protocol):
             UncopiedError: of this kind of tensor there is no copy.
         """
 
-    def sample(self, tensor: Any, turned: bool = False) -> Any:
+    def sample(self, tensor: Any, transposed: bool = False) -> Any:
         """A copy of the elements that a sketch looks at (`padiff.sketches.sketch.sample`), flat.
 
         On the CPU an array; on another device a tensor that is still there, and that `fetch` brings over.
-        ``turned`` looks at a matrix transposed.
+        ``transposed`` looks at a matrix transposed.
         """
 
     def live(self, tensor: Any) -> np.ndarray | None:
@@ -135,15 +147,12 @@ class Tensors(Protocol):
     def like(self, tensor: Any, array: np.ndarray) -> Any:
         """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
 
-    def gradient(self, parameter: Any) -> Any | None:
-        """What backward left at a parameter."""
-
     def without_grad(self) -> AbstractContextManager[Any]:
         """No graph is recorded."""
 
 
 class Layers(Protocol):
-    """Models: torch Modules, paddle Layers."""
+    """Models: torch Modules, paddle Layers. (``training`` is an attribute of both.)"""
 
     def is_model(self, value: Any) -> bool: ...
 
@@ -169,8 +178,6 @@ class Layers(Protocol):
 
     def settings(self, layer: Any) -> dict[str, Any]:
         """The layer's hyper-parameters that are plain values, under common names."""
-
-    def training(self, model: Any) -> bool: ...
 
     def evaluating(self, layers: Iterable[Any]) -> AbstractContextManager[None]:
         """In eval mode, without a graph, each layer calling those inside; modes are as before afterwards."""

@@ -17,6 +17,7 @@ from padiff.model.selection import MODES, find_paths, select
 from padiff.model.tree import describe, owning, walk
 from padiff.proxy.dump_root import claim_name, get_dump_root_path
 from padiff.recorder.capture import Capture
+from padiff.recorder.layers import FixedLayers
 from padiff.records import ROOT, RunInfo, Step
 from padiff.weights.special_init import ruled_kinds, wholes
 
@@ -79,7 +80,7 @@ class ProxyModel:
     @property
     def _report(self) -> Capture:
         if self._capture is None:
-            self._capture = Capture(self.step, self._framework, self._nodes, self.padiff_chosen, parameters=False)
+            self._capture = Capture(self.step, FixedLayers(self._framework, self._nodes, self.padiff_chosen))
         return self._capture
 
     def clear_report(self) -> None:
@@ -135,8 +136,8 @@ class ProxyModel:
         self._write(dir_path, self._parameters(), {"grad": ALONE["grad"]})
 
     def _parameters(self) -> Step:
-        capture = Capture(self.step, self._framework, self._nodes, self.padiff_chosen, parameters=self.padiff_owning)
-        return capture.parameters_now()
+        layers = FixedLayers(self._framework, self._nodes, self.padiff_chosen, self.padiff_owning)
+        return Capture(self.step, layers).parameters_now()
 
     def _write(
         self, dir_path: str | Path, step: Step, places: Mapping[str, tuple[str, str]], info: RunInfo | None = None

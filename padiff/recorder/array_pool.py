@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.recorder.record_buffer import Difference
-from padiff.records import InMemory, Step
+from padiff.records import Step
 
 # Smaller arrays come from the heap anyway, which keeps its pages.
 _SMALLEST = 1 << 16
@@ -82,7 +81,7 @@ class ArrayPool:
 
     def recycle(self, step: Step) -> None:
         """Take back the buffers of a step that is written and that nobody looks at any more."""
-        found = {id(b): b for record in step.records for b in _buffers(record.source)}
+        found = {id(b): b for record in step.records for a in record.source.arrays for b in _below(a)}
         with self._lock:
             returned = [*found.values(), *self._returned]
             self._returned = []
@@ -103,15 +102,6 @@ class ArrayPool:
             self._free.clear()
             self._returned.clear()
             self._piece = None
-
-
-def _buffers(source: Any) -> Iterator[_Buffer]:
-    if isinstance(source, InMemory):
-        arrays = [source.array]
-    else:
-        arrays = [source.after, source.before] if isinstance(source, Difference) else []
-    for array in arrays:
-        yield from _below(array)
 
 
 def _below(array: np.ndarray) -> Iterator[_Buffer]:

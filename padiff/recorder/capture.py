@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,11 @@ from padiff.model.selection import Node
 from padiff.recorder.activations import Activations, Call
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
-from padiff.recorder.layers import Layers
+from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.parameters import Parameters, View
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
 from padiff.records import LOOP, Step
-from padiff.sketches.samples import Empty, Samples
 from padiff.system.switches import Switches
 
 
@@ -43,51 +42,41 @@ class Capture:
 
     Args:
         number: the step's number.
-        framework: the model's framework.
-        nodes: all of the model's layers, the model itself first.
-        chosen: paths of the layers whose tensors are recorded.
-        parameters: whether weights, gradients and updates are recorded too; or the layers whose are.
-        stacks: whether to keep each call's Python stack, as `stacks`.
-        empty: makes the arrays that tensors are copied into.
+        layers: the model's layers, followed where they change.
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
+        records: where records go. Default: a buffer of its own.
         levels: how much is kept of each layer's tensors at each stage. Default: everything.
         views: where parameters' memory is, as earlier captures of the model found it.
-        samples: what the step's sketches are to be made from.
-        layers: the model's layers, to be followed when they change; nodes, chosen and parameters are of these.
         stepped: called when an optimizer has stepped, with how often it did within this step.
+        stacks: whether to keep each call's Python stack, as `stacks`.
     """
 
     def __init__(
         self,
         number: int,
-        framework: Framework,
-        nodes: Sequence[Node],
-        chosen: frozenset[str],
+        layers: Layers | FixedLayers,
         optimizers: Sequence[Any] = (),
-        empty: Empty = np.empty,
-        parameters: bool | Collection[str] = True,
-        stacks: bool = False,
+        records: RecordBuffer | None = None,
         levels: LevelOf = everything,
         views: dict[int, View] | None = None,
-        samples: Samples | None = None,
-        layers: Layers | None = None,
         stepped: Callable[[int], None] | None = None,
+        stacks: bool = False,
     ) -> None:
         self.number = number
+        framework = layers.framework
         self._framework, self._is_tensor = framework, framework.tensors.is_tensor
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._layers, self._optimizers = layers, optimizers
         self._switches = Switches.from_environment()
-        self._take(nodes, chosen)
+        self._take_layers()
         self._keep_stacks = stacks
         #: Python stack of each layer's call, outermost frame first, by path and number of the call; a
         #: functional call's by ``path/name()``.
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
-        self._records = RecordBuffer(framework, empty, samples)
-        owning = (self._chosen if parameters else ()) if isinstance(parameters, bool) else parameters
+        self._records = RecordBuffer(framework) if records is None else records
         self._levels = levels
         #: What the layers own.
-        self.parameters = Parameters(self._records, framework, nodes, owning, optimizers, levels, views)
+        self.parameters = Parameters(self._records, layers, optimizers, levels, views)
         self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
         self._activations = Activations(self._records, framework, levels, self._interrupts)
         self._hooks = Hooks(framework)
@@ -103,10 +92,11 @@ class Capture:
         self._losses = 0
         self._stepped = stepped
 
-    def _take(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
-        self._nodes = nodes
-        self._known = {id(node.layer): node for node in nodes}
-        self._chosen = chosen - _wrappers(nodes, self._framework) if self._switches.skip_wrappers else chosen
+    def _take_layers(self) -> None:
+        self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
+        self._known = {id(node.layer): node for node in self._nodes}
+        if self._switches.skip_wrappers:
+            self._chosen -= _wrappers(self._nodes, self._framework)
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
@@ -134,10 +124,10 @@ class Capture:
         and hooks stay on.
         """
         self._begun = True
-        if self._layers is not None and self._layers.look():
-            self._take(self._layers.nodes, self._layers.chosen)
+        if self._layers.look():
+            self._take_layers()
             self._hooks.on_layers(self._nodes)
-            self.parameters.follow(self._nodes, self._layers.owning)
+            self.parameters.follow(self._layers)
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -154,7 +144,7 @@ class Capture:
         if node is None:  # a layer that the model had before
             return
         recomputed = self._recomputing()
-        training = self._running[0].training if self._running else self._framework.layers.training(self._nodes[0].layer)
+        training = self._running[0].training if self._running else bool(self._nodes[0].layer.training)
         if transforming:
             # vmap, grad and their like call the layer with stand-ins: there are no values, and no one call for each.
             self._running.append(Call(node, 0, training, recomputed, transformed=True))
@@ -191,7 +181,7 @@ class Capture:
             call = self._running.pop()
             if call.node is node:
                 break
-        if not self._running and not failed and self._layers is not None and self._layers.fresh:
+        if not self._running and not failed and self._layers.fresh:
             self._take_lazy()
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return

@@ -1,4 +1,4 @@
-"""Making a recorder: a plain one, or in a process that `padiff doctor` started, one that it looks on at."""
+"""Making a recorder: a plain one, or the doctor's in a process that `padiff doctor` started."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from padiff.recorder.doctor_recorder import VARIABLE, DoctorRecorder
 from padiff.recorder.options import Identity, RecordOptions, Scope, Target, check_names, group
 from padiff.recorder.session import Recorder
-from padiff.recorder.watched import VARIABLE, Watched
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,6 +28,6 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Unpack[Rec
         TypeError: there is no such option.
     """
     check_names(options, RecordOptions)
-    kind = Watched if VARIABLE in os.environ else Recorder
+    kind = DoctorRecorder if VARIABLE in os.environ else Recorder
     target = group(Target, options, dir_path=dir_path)
     return kind(model, group(Scope, options), target, group(Identity, options))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from padiff.errors import SelectionError
 from padiff.frameworks.base import Framework
@@ -26,6 +27,7 @@ class Layers:
             over.
 
     Attributes:
+        framework: the model's.
         nodes: the layers, the model itself first.
         chosen: paths of those whose tensors are recorded.
         owning: paths of those whose parameters are.
@@ -39,7 +41,7 @@ class Layers:
     def __init__(
         self, model: Any, framework: Framework, white_list: Any = None, black_list: Any = None, layer_map: Any = ()
     ) -> None:
-        self._model, self._framework = model, framework
+        self._model, self.framework = model, framework
         self.changes = ""
         self._fresh = self._outdated = True
         self.nodes: Sequence[Node] = walk(model, framework)
@@ -60,10 +62,10 @@ class Layers:
 
         A matter of microseconds for each layer: it is done in every due step.
         """
-        if _held(self.nodes, self._framework) == self._held:
+        if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
             return False
-        before, self.nodes = self.nodes, walk(self._model, self._framework)
+        before, self.nodes = self.nodes, walk(self._model, self.framework)
         white, black, mapped = (self._there(items) for items in (self._white, self._black, self._map))
         # A white list none of whose layers is left does not mean all layers.
         self.chosen = frozenset() if self._white and not white else select(self.nodes, white, black, mapped)
@@ -83,17 +85,17 @@ class Layers:
 
     def described(self) -> tuple[Layer, ...]:
         """The layers as values; they are up to date then."""
-        self._outdated, self._owned = False, _owned(self.nodes, self._framework)
-        return describe(self.nodes, self._framework, self.chosen)
+        self._outdated, self._owned = False, _owned(self.nodes, self.framework)
+        return describe(self.nodes, self.framework, self.chosen)
 
     def _take(self, mapped: Sequence[Any]) -> None:
-        self.owning = owning(self.nodes, self._framework, self.chosen, mapped)
+        self.owning = owning(self.nodes, self.framework, self.chosen, mapped)
         self.mapped = tuple(path for item in mapped for path in find_paths(self.nodes, item, "layer_map"))
-        self._held, self._owned = _held(self.nodes, self._framework), _owned(self.nodes, self._framework)
+        self._held, self._owned = _held(self.nodes, self.framework), _owned(self.nodes, self.framework)
         self._fresh = self._outdated = True
 
     def _look_at_parameters(self) -> None:
-        self._outdated = self._outdated or _owned(self.nodes, self._framework) != self._owned
+        self._outdated = self._outdated or _owned(self.nodes, self.framework) != self._owned
 
     def _there(self, items: Iterable[Any]) -> list[Any]:
         """The items that match a layer."""
@@ -105,6 +107,21 @@ class Layers:
                 continue
             found.append(entry)
         return found
+
+
+@dataclass(frozen=True)
+class FixedLayers:
+    """A model's layers for a capture during which they stay as they are; its attributes are those of `Layers`."""
+
+    framework: Framework
+    nodes: Sequence[Node]
+    chosen: frozenset[str]
+    owning: Collection[str] = ()
+
+    fresh: ClassVar[bool] = False
+
+    def look(self) -> bool:
+        return False
 
 
 def _by_path(nodes: Sequence[Node], items: Iterable[Any] | None) -> list[tuple[Any, str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from padiff.recorder.record_buffer import Difference
-from padiff.records import InMemory, RunInfo, Sketched, Step, make_sketches, run_line, run_text
+from padiff.records import RunInfo, Sketched, Step, make_sketches, run_line, run_text
 
 #: Bytes that a run in memory holds, unless ``max_bytes`` says otherwise.
 MAX_BYTES = 1_000_000_000
@@ -14,7 +13,7 @@ class MemoryRun:
 
     Args:
         info: what holds for all steps.
-        max_bytes: how much it holds. What is beyond that goes, the oldest steps first; the first step of all and the
+        max_bytes: how much it holds. What does not fit goes, the oldest steps first; the first step of all and the
             latest one stay. Default: `MAX_BYTES`.
 
     Attributes:
@@ -77,14 +76,6 @@ class MemoryRun:
 
 def _size(step: Step) -> int:
     """Bytes of a step's values; what several records share is there once."""
-    arrays = {}
-    for record in step.records:
-        source = record.source
-        if isinstance(source, InMemory):
-            found = [source.array]
-        elif isinstance(source, Difference):
-            found = [source.after, source.before]
-        else:
-            found = [source.row] if isinstance(source, Sketched) else []
-        arrays.update({id(array): array.nbytes for array in found})
-    return sum(arrays.values())
+    sources = [record.source for record in step.records]
+    arrays = [a for s in sources for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
+    return sum({id(array): array.nbytes for array in arrays}.values())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -13,11 +13,13 @@ from padiff.dump.local import local_folder
 from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.errors import UnwritableFolderError, WriterError
+from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
+from padiff.recorder.record_buffer import RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
-from padiff.sketches.samples import Empty, Samples
+from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Kind
 from padiff.system.switches import say
 
@@ -89,14 +91,10 @@ class Output:
             return
         self.sink, self._sizes = writer, writer.written
 
-    @property
-    def empty(self) -> Empty:
-        """Makes arrays for copies: in memory they stay with the run, on their way to a folder they come back."""
-        return np.empty if self.run is not None else self.pool.empty
-
-    def samples(self, fetch: Callable[[Sequence[Any]], Callable[[], list[np.ndarray]]]) -> Samples:
-        """What a step's sketches are made from."""
-        return Samples(self.empty, None if self.run is not None else self.pool.take_back, fetch, self._counts)
+    def records(self, framework: Framework) -> RecordBuffer:
+        """For a step's records. In memory its arrays stay with the run, on their way to a folder they come back."""
+        empty, take_back = (np.empty, None) if self.run is not None else (self.pool.empty, self.pool.take_back)
+        return RecordBuffer(framework, empty, Samples(empty, take_back, framework.tensors.fetch, self._counts))
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Hand something on to the sink. Returns whether that went well.
@@ -116,10 +114,10 @@ class Output:
             return False
         return True
 
-    def mark(self, step: int, badness: float) -> None:
+    def mark(self, step: int, severity: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
         if isinstance(self.sink, RunWriter):
-            self.sink.mark(step, badness)
+            self.sink.mark(step, severity)
 
     def close(self, finished: bool) -> bool:
         """Write what is left. Returns whether the run is finished now."""

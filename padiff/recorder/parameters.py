@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
 from padiff.recorder.detail import NOTHING, SKETCH
+from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole, everything
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole
 from padiff.records import LOOP
 from padiff.sketches.sketch import Cut, cut_of
 
@@ -28,7 +28,7 @@ class View(NamedTuple):
         tensor: the parameter.
         memory: what `Tensors.memory` said when this was made; it is of no use any more when that says something else.
         dtype, shape: of the parameter.
-        turned: whether its sketch is of the transposed matrix.
+        transposed: whether its sketch is of the transposed matrix.
         cut: where its sample is, if it is plain memory of the CPU.
     """
 
@@ -36,7 +36,7 @@ class View(NamedTuple):
     memory: Any
     dtype: str
     shape: tuple[int, ...]
-    turned: bool
+    transposed: bool
     cut: Cut | None
 
 
@@ -48,8 +48,7 @@ class Parameters:
 
     Args:
         records: where records go.
-        nodes: all of the model's layers.
-        chosen: paths of the layers whose parameters are recorded.
+        layers: the model's layers, and which of them own what is recorded.
         optimizers: those whose gradients and updates are recorded.
         levels: how much is kept of each.
         views: where parameters' memory is, known from the steps before and kept for those to come.
@@ -58,15 +57,13 @@ class Parameters:
     def __init__(
         self,
         records: RecordBuffer,
-        framework: Framework,
-        nodes: Sequence[Node],
-        chosen: Collection[str],
-        optimizers: Sequence[Any] = (),
-        levels: LevelOf = everything,
-        views: dict[int, View] | None = None,
+        layers: Layers | FixedLayers,
+        optimizers: Sequence[Any],
+        levels: LevelOf,
+        views: dict[int, View] | None,
     ) -> None:
         self._records = records
-        self._framework, self._tensors = framework, framework.tensors
+        self._framework, self._tensors = layers.framework, layers.framework.tensors
         self._optimizers = optimizers
         self._levels = levels
         self._views = {} if views is None else views
@@ -83,7 +80,7 @@ class Parameters:
         self._stepped = False
         #: How often each optimizer has stepped.
         self._taken: Counter[int] = Counter()
-        self._nodes, self._chosen = nodes, chosen
+        self._nodes, self._owning = layers.nodes, layers.owning
 
     @cached_property
     def _owners(self) -> dict[int, tuple[Node, str, Any, str]]:
@@ -93,7 +90,7 @@ class Parameters:
         """
         owners: dict[int, tuple[Node, str, Any, str]] = {}
         for node in self._nodes:
-            if node.path not in self._chosen:
+            if node.path not in self._owning:
                 continue
             sharded = self._framework.layers.sharded(node.layer)
             for slot, tensor, role in self._framework.layers.parameters(node.layer):
@@ -116,9 +113,9 @@ class Parameters:
             self._snapshot_of(key)
         return bool(new)
 
-    def follow(self, nodes: Sequence[Node], chosen: Collection[str]) -> None:
+    def follow(self, layers: Layers | FixedLayers) -> None:
         """Go on with other layers; nothing was recorded yet."""
-        self._nodes, self._chosen = nodes, chosen
+        self._nodes, self._owning = layers.nodes, layers.owning
         self.__dict__.pop("_owners", None)
         self._consumed = {key: taken for key, taken in self._consumed.items() if key in self._owners}
 
@@ -158,7 +155,7 @@ class Parameters:
     def _note_sharded(self) -> None:
         for node in self._nodes:
             wanted = any(self._levels(node.path, stage) != NOTHING for stage in ("weight", "grad", "update"))
-            if wanted and node.path in self._chosen and self._framework.layers.sharded(node.layer):
+            if wanted and node.path in self._owning and self._framework.layers.sharded(node.layer):
                 for _, _, role in self._framework.layers.parameters(node.layer):
                     if role == "parameter":
                         self._records.left_out.add(node.path, _SHARDED, training=True, what="parameter")
@@ -255,16 +252,16 @@ class Parameters:
         except Exception:  # of a kind that has no memory, or no shape; `take` says what to make of it
             return self._records.take(tensor, level)
         if view.cut is not None and tensor is parameter:
-            return self._records.take_cut(view.dtype, view.shape, view.cut, view.turned)
-        return self._records.take(tensor, level, view.turned)
+            return self._records.take_cut(view.dtype, view.shape, view.cut, view.transposed)
+        return self._records.take(tensor, level, view.transposed)
 
     def _view(self, node: Node, slot: str, parameter: Any) -> View:
         tensors = self._tensors
-        turned = self._framework.layers.layout(node.layer, slot) == "in_out"
+        transposed = self._framework.layers.layout(node.layer, slot) == "in_out"
         live = tensors.live(parameter)
-        cut = cut_of(live, turned) if live is not None and live.dtype.kind != "c" else None
+        cut = cut_of(live, transposed) if live is not None and live.dtype.kind != "c" else None
         about = tensors.dtype(parameter), tensors.shape(parameter)
-        return View(parameter, tensors.memory(parameter), *about, turned, cut)
+        return View(parameter, tensors.memory(parameter), *about, transposed, cut)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
@@ -283,12 +280,12 @@ class Parameters:
                     self._records.write(node, "update", slot, after, call)
                     continue
                 self._before[key] = after
-                dtype = after.dtype if self._tensors.itemsize(tensor) >= 4 else "float32"
+                dtype = after.dtype if tensor.element_size() >= 4 else "float32"
                 self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call)
 
     def _take_what_is_there(self) -> None:
         for key, tensor in self.trainable():
-            gradient = self._tensors.gradient(tensor)
+            gradient = tensor.grad
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:

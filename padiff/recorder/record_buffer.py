@@ -33,6 +33,10 @@ class Difference(TensorSource):
     after: np.ndarray
     before: np.ndarray
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.after, self.before
+
     def read(self) -> np.ndarray:
         return difference(self.after, self.before)
 
@@ -91,14 +95,14 @@ class Sampled:
     Attributes:
         dtype, shape: of the tensor.
         samples, number: where the sample is.
-        turned: whether it is of the transposed matrix.
+        transposed: whether it is of the transposed matrix.
     """
 
     dtype: str
     shape: tuple[int, ...]
     samples: Samples
     number: int
-    turned: bool = False
+    transposed: bool = False
     _source: TensorSource | None = None
 
     level = SKETCH
@@ -128,7 +132,7 @@ class Sampled:
     def _sketched(self, number: int) -> Sketched:
         # Real and imaginary parts are numbers of their own.
         size = math.prod(self.shape) * (2 if self.dtype.startswith("complex") else 1)
-        return Sketched((self.samples, number), size, self.turned)
+        return Sketched((self.samples, number), size, self.transposed)
 
 
 #: What was copied of a tensor.
@@ -179,7 +183,7 @@ class RecordBuffer:
         finally:
             self.copying = False
 
-    def take(self, tensor: Any, level: str, turned: bool = False) -> Taken | Left:
+    def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
         tensors, samples = self._tensors, self._samples
         self.copying = True
@@ -190,19 +194,19 @@ class RecordBuffer:
                 return Whole(dtype, array.shape, array)
             live = tensors.live(tensor)
             if live is not None:
-                return self.take_cut(dtype, live.shape, cut_of(live, turned), turned)
-            values = tensors.sample(tensor, turned)
+                return self.take_cut(dtype, live.shape, cut_of(live, transposed), transposed)
+            values = tensors.sample(tensor, transposed)
             number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
-            return Sampled(dtype, tensors.shape(tensor), samples, number, turned)
+            return Sampled(dtype, tensors.shape(tensor), samples, number, transposed)
         except Exception as error:
             # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
             return Left.because(error)
         finally:
             self.copying = False
 
-    def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, turned: bool) -> Sampled:
+    def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, transposed: bool) -> Sampled:
         """A sample from where a tensor's memory is."""
-        return Sampled(dtype, shape, self._samples, self._samples.add(cut), turned)
+        return Sampled(dtype, shape, self._samples, self._samples.add(cut), transposed)
 
     def tensor(self, node: Node, stage: str, slot: str, tensor: Any, level: str, call: int, training: bool) -> None:
         """Copy a tensor and write it down."""

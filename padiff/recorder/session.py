@@ -166,19 +166,9 @@ class Recorder:
         if not self.due:
             return
         if self._capture is None:
+            records, levels = self._output.records(self._framework), self._levels.of(self.step)
             self._capture = Capture(
-                self.step,
-                self._framework,
-                self._layers.nodes,
-                self._layers.chosen,
-                self._optimizers,
-                self._output.empty,
-                parameters=self._layers.owning,
-                levels=self._levels.of(self.step),
-                views=self._views,
-                samples=self._output.samples(self._framework.tensors.fetch),
-                layers=self._layers,
-                stepped=self._stepped,
+                self.step, self._layers, self._optimizers, records, levels, self._views, self._stepped
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -259,9 +249,9 @@ class Recorder:
         self._warnings.stepped(capture)
         return step
 
-    def mark(self, step: int, badness: float) -> None:
+    def mark(self, step: int, severity: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
-        self._output.mark(step, badness)
+        self._output.mark(step, severity)
 
     def flush(self) -> None:
         """Wait until every finished step is written."""

@@ -3,7 +3,7 @@
 Numpy only. Everything here is frozen: a room makes new values, it does not edit the ones it was given.
 """
 
-from padiff.records.both import SIDES, Both
+from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
@@ -22,12 +22,9 @@ from padiff.records.recorded import (
     inner_path,
     is_functional,
 )
-from padiff.records.report import (
+from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
+from padiff.records.report_text import (
     AMPLIFIED,
-    CANNOT_TELL,
-    DIFFER,
-    MATCH,
-    Report,
     count_text,
     coverage_lines,
     failed_lines,
@@ -101,6 +98,7 @@ __all__ = [
     "stage_table",
     "step_text",
     "steps_text",
+    "unzipped",
     "verdict",
     "zeros_text",
 ]

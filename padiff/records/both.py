@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T", covariant=True)
+S = TypeVar("S")
 U = TypeVar("U")
 
 
@@ -29,13 +30,19 @@ class Both(Generic[T]):
         """Each side with the other value's same side."""
         return Both((self.reference, other.reference), (self.candidate, other.candidate))
 
-    def swapped(self) -> Both[T]:
+    def swapped(self, when: bool = True) -> Both[T]:
         """The candidate's in the reference's place, and the other way round."""
-        return Both(self.candidate, self.reference)
+        return Both(self.candidate, self.reference) if when else self
 
     def __iter__(self) -> Iterator[T]:
         yield self.reference
         yield self.candidate
+
+
+def unzipped(pairs: Iterable[Both[S]]) -> Both[list[S]]:
+    """Of many pairs, what stands on either side."""
+    pairs = list(pairs)
+    return Both([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
 
 
 #: What the two sides are called.

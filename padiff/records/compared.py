@@ -70,11 +70,11 @@ class Figures:
         size: number of elements.
         index: where ``max_abs`` is.
         values: reference's and candidate's value there.
-        beyond: how many elements are beyond an elementwise tolerance (0 if none was asked for).
+        mismatched: how many elements are beyond an elementwise tolerance (0 if none was asked for).
         nonfinite: how many positions are NaN or infinite on one side only, or unequally.
         overflowed: how many positions are NaN or infinite on both sides, alike or not.
         basis: what was measured: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
-            ``beyond`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
+            ``mismatched`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
         spread: relative standard deviation of ``l2``, where it is an estimate.
     """
 
@@ -88,7 +88,7 @@ class Figures:
     size: int = 0
     index: tuple[int, ...] = ()
     values: Both[float] = _ZEROS
-    beyond: int = 0
+    mismatched: int = 0
     nonfinite: int = 0
     overflowed: int = 0
     bulk_l2: float | None = None

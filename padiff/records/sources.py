@@ -37,6 +37,11 @@ class TensorSource(ABC):
         return False
 
     @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The arrays in memory that hold the values, or what they are worked out from."""
+        return ()
+
+    @property
     def refetchable(self) -> bool:
         """Whether reading its step from a folder again gives this tensor again, as it is."""
         return False
@@ -54,6 +59,10 @@ class InMemory(TensorSource):
     array: np.ndarray
 
     @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.array,)
+
+    @property
     def identity(self) -> Hashable:
         return id(self.array)
 
@@ -68,13 +77,13 @@ class Sketched(TensorSource):
         row: the sketch, as `padiff.sketches.sketch.Sketch.row` gives it; or the step's samples, and the number of its
             own.
         size: how many numbers the tensor has; a complex one is two.
-        turned: whether the sketch is of the transposed matrix.
+        transposed: whether the sketch is of the transposed matrix.
     """
 
-    __slots__ = ("_row", "size", "turned")
+    __slots__ = ("_row", "size", "transposed")
 
-    def __init__(self, row: np.ndarray | tuple[Samples, int], size: int, turned: bool = False) -> None:
-        self.size, self.turned = size, turned
+    def __init__(self, row: np.ndarray | tuple[Samples, int], size: int, transposed: bool = False) -> None:
+        self.size, self.transposed = size, transposed
         self._row = row
 
     @property
@@ -101,7 +110,7 @@ class Sketched(TensorSource):
 
     @property
     def sketch(self) -> Sketch:
-        return Sketch.of_row(self.row, self.size, self.turned)
+        return Sketch.of_row(self.row, self.size, self.transposed)
 
     @property
     def samples(self) -> Samples | None:

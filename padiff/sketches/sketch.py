@@ -46,7 +46,7 @@ class Sketch:
         mean, mean_abs, mean_square: moments of all that was looked at; what is not finite counts as zero.
         zeros, nonfinite: shares of zeros, and of NaN and infinities, 0 to 1.
         projection: `BUCKETS` numbers, or fewer of a smaller tensor, of its elements row by row.
-        turned: whether a matrix was looked at transposed, so that it lies as the other framework's.
+        transposed: whether a matrix was looked at transposed, so that it lies as the other framework's.
     """
 
     size: int
@@ -58,7 +58,7 @@ class Sketch:
     zeros: float
     nonfinite: float
     projection: np.ndarray
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def looked_at(self) -> int:
@@ -85,30 +85,30 @@ class Sketch:
         return out
 
     @classmethod
-    def of_row(cls, row: np.ndarray, size: int, turned: bool) -> Sketch:
+    def of_row(cls, row: np.ndarray, size: int, transposed: bool) -> Sketch:
         """Undo `row`."""
         figures: dict[str, Any] = {name: float(value) for name, value in zip(FIGURES, row)}
         projection = row[len(FIGURES) : len(FIGURES) + min(size, BUCKETS)]
-        return cls(size=size, projection=projection, turned=turned, **figures)
+        return cls(size=size, projection=projection, transposed=transposed, **figures)
 
 
-def sketch_of(array: np.ndarray, turned: bool = False) -> Sketch:
-    """Sketch a whole tensor; ``turned`` looks at a matrix transposed."""
-    return sketch_of_sample(sample(array, turned), array.size * (2 if array.dtype.kind == "c" else 1), turned)
+def sketch_of(array: np.ndarray, transposed: bool = False) -> Sketch:
+    """Sketch a whole tensor; ``transposed`` looks at a matrix transposed."""
+    return sketch_of_sample(sample(array, transposed), array.size * (2 if array.dtype.kind == "c" else 1), transposed)
 
 
-def sketch_of_sample(taken: np.ndarray, size: int, turned: bool = False) -> Sketch:
+def sketch_of_sample(taken: np.ndarray, size: int, transposed: bool = False) -> Sketch:
     """The sketch of a tensor, given its sample and how many elements it has."""
     if taken.dtype.kind == "c":
         raise TypeError("a complex tensor has no sketch: look at its view as real numbers")
     values = np.zeros((1, padded(taken.size)), arithmetic(taken.dtype))
     values[0, : taken.size] = taken
-    return Sketch.of_row(rows_of(values, taken.size, np.empty_like(values))[0], size, turned)
+    return Sketch.of_row(rows_of(values, taken.size, np.empty_like(values))[0], size, transposed)
 
 
-def sample(array: np.ndarray, turned: bool = False) -> np.ndarray:
+def sample(array: np.ndarray, transposed: bool = False) -> np.ndarray:
     """A copy of the elements that are looked at, one after the other; in the tensor's own dtype, but real."""
-    cut = cut_of(array, turned)
+    cut = cut_of(array, transposed)
     taken: np.ndarray = np.empty(cut.kind[0], cut.view.dtype)
     cut.copy_to(taken)
     return taken
@@ -145,12 +145,12 @@ class Cut(NamedTuple):
             row[:] = view.take(chosen, 0).reshape(-1)
 
 
-def cut_of(array: np.ndarray, turned: bool = False) -> Cut:
-    """Which elements are looked at; ``turned`` looks at a matrix transposed.
+def cut_of(array: np.ndarray, transposed: bool = False) -> Cut:
+    """Which elements are looked at; ``transposed`` looks at a matrix transposed.
 
     Good for as long as the array has its memory, whatever is written there; but for a complex one once only.
     """
-    if turned:
+    if transposed:
         array = array.T
     if array.dtype.kind == "c":
         # Real and imaginary parts are numbers of their own.
@@ -274,4 +274,4 @@ def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _padded_signs(width: int) -> np.ndarray:
-    return np.resize(signs(), width)  # what is beyond a sample is zero, whatever its sign
+    return np.resize(signs(), width)  # what comes after a sample is zero, whatever its sign

@@ -6,18 +6,18 @@ import importlib.metadata
 import warnings
 
 #: The distribution that this package comes in; an older tool's is called ``padiff``, and so is its package.
-OURS, OTHERS = "padiff-hooks", "padiff"
+NAME, OLDER = "padiff-hooks", "padiff"
 
 
 def warn_of_older() -> None:
     """Warn if another distribution brought a package of the same name, whose files would mix with these."""
     try:
-        version = importlib.metadata.version(OTHERS)
+        version = importlib.metadata.version(OLDER)
     except importlib.metadata.PackageNotFoundError:
         return
     warnings.warn(
-        f"the distribution {OTHERS!r} {version} is installed beside {OURS!r}: both bring a package 'padiff', and "
-        f"their files mix. Run: pip uninstall -y {OTHERS} && pip install --force-reinstall --no-deps {OURS}",
+        f"the distribution {OLDER!r} {version} is installed beside {NAME!r}: both bring a package 'padiff', and "
+        f"their files mix. Run: pip uninstall -y {OLDER} && pip install --force-reinstall --no-deps {NAME}",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -14,6 +14,7 @@ from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
 from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
+from padiff.recorder.layers import FixedLayers
 from padiff.records import ROOT, Both, Pair, Step
 
 #: Relative L2 error below which an output counts as the same: what float32 rounding leaves after many layers.
@@ -57,7 +58,7 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
     """
     framework = live.framework
     paths = frozenset(node.path for node in live.nodes)
-    capture = Capture(0, framework, live.nodes, paths, parameters=False)
+    capture = Capture(0, FixedLayers(framework, live.nodes, paths))
     layers = (node.layer for node in live.nodes)
     with live.buffers_kept(), framework.layers.evaluating(layers), framework.randomness.kept():
         capture.attach()

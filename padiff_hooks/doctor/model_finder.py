@@ -19,7 +19,7 @@ from padiff.frameworks import framework_of
 from padiff.frameworks.base import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder, record
-from padiff.recorder.watched import Enough, Plan, Watched
+from padiff.recorder.doctor_recorder import DoctorRecorder, Enough, Plan
 
 #: What the finder writes where it gives up.
 REFUSED = "refused.txt"
@@ -35,7 +35,7 @@ class ModelFinder:
         self._off: list[Callable[[], None]] = []
         self._tops: list[Handle] = []
         self._gone = False
-        Watched.leaving.append(self.leave)
+        DoctorRecorder.leaving.append(self.leave)
         hooks: dict[str, Callable[[ModuleType], None]] = {
             "torch.optim.optimizer": self._on_torch,
             "paddle.optimizer.optimizer": self._on_paddle,
@@ -70,9 +70,9 @@ class ModelFinder:
         if model is None:
             self._refuse("no layer that it calls owns all parameters that the optimizer holds")
         self._optimizer = optimizer
-        Watched.leaving.remove(self.leave)
+        DoctorRecorder.leaving.remove(self.leave)
         recorder = record(model, "found", optimizer=optimizer, start_step=1)
-        Watched.leaving.append(self.leave)
+        DoctorRecorder.leaving.append(self.leave)
         recorder.open()
         recorder.attach()
         self._recorder = recorder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.report import coverage_lines
+from padiff.report_formats import coverage_lines
 
 WIDTH, BATCH, TOKENS = 48, 4, 6
 TARGET = np.random.default_rng(1).normal(size=(BATCH, TOKENS, WIDTH)).astype(np.float32)

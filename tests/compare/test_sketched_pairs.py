@@ -27,7 +27,7 @@ from kit.records import (
 import padiff
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Both, Figure, InMemory, Kind, Layout, Record, TensorSource
-from padiff.report import to_json, verdict
+from padiff.report_formats import to_json, verdict
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD
 
 SIZES = {"exact": (6, 9), "whole": (40, 70), "sampled": (150, 200)}

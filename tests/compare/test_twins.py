@@ -41,7 +41,7 @@ def test_recorded_sketches_are_those_of_the_full_tensors():
                 assert one.site == other.site
                 if one.sketch is not None:
                     assert one.sketch.row().tobytes() == other.sketch.row().tobytes(), one.site
-                    assert one.sketch.turned == other.sketch.turned
+                    assert one.sketch.transposed == other.sketch.transposed
 
 
 def test_both_frameworks_look_at_the_same_places():
@@ -54,7 +54,7 @@ def test_both_frameworks_look_at_the_same_places():
         if one.stage == "weight" and one.slot != "num_batches_tracked":
             other = sketches[f"{one.layer}/{one.slot}"]
             assert one.sketch.row().tobytes() == other.sketch.row().tobytes(), one.site
-            assert other.sketch.turned == (one.slot == "weight" and one.layer in "579")
+            assert other.sketch.transposed == (one.slot == "weight" and one.layer in "579")
             compared += 1
     assert compared == 12
     inputs = [next(r for r in step.records if r.stage == "input") for step in (ours, theirs)]

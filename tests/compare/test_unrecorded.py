@@ -11,7 +11,7 @@ from kit.records import info, linear, memory_run, parameter, plain, planted, rec
 
 from padiff import Tolerance, compare_runs
 from padiff.records import Coverage, Report, RunInfo, verdict
-from padiff.report import to_json, to_junit, to_markdown
+from padiff.report_formats import to_json, to_junit, to_markdown
 
 RECORDED = {"recording": {"every_n_steps": 1, "layers": 4}}
 PARAMETERS = ("weight", "grad", "update")

@@ -9,7 +9,7 @@ from kit.records import info, linear, memory_run, record, root, step
 from padiff import NoisePolicy, Tolerance, compare_runs
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Diff, Figure, Pair
-from padiff.report import coverage_lines, to_json, verdict
+from padiff.report_formats import coverage_lines, to_json, verdict
 
 RNG = np.random.default_rng(3)
 STRICT = Tolerance(0.0, 1e-5, "strict")

@@ -12,7 +12,7 @@ import torch
 
 import padiff
 from padiff.records import STAGES
-from padiff.report import verdict
+from padiff.report_formats import verdict
 
 # So deep, and normalised over so few values, that an error of the weights is a hundred times as large in the outputs.
 WIDTHS = (*[32] * 4, *[64] * 8)

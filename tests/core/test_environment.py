@@ -21,7 +21,7 @@ from padiff.recorder import environment
 from padiff.recorder.environment import fingerprint
 from padiff.records import Layer, RunInfo
 from padiff.records.environment import cautions, differences, environment_from_json
-from padiff.report import coverage_lines, to_json, to_markdown
+from padiff.report_formats import coverage_lines, to_json, to_markdown
 from padiff_hooks.cli import main
 
 COMMON = {

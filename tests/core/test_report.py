@@ -10,7 +10,7 @@ from kit.records import info, linear, memory_run, plain, planted, record, root, 
 
 from padiff import Tolerance, compare_runs
 from padiff.records import Report, Rule, coverage_lines, failed_lines, stage_table, verdict
-from padiff.report import number, to_json, to_junit, to_markdown
+from padiff.report_formats import number, to_json, to_junit, to_markdown
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_what_a_record_and_a_step_say_comes_back(tmp_path):
 
 def test_sketches_come_back_between_full_tensors(tmp_path):
     matrix = values_of("float64", (90, 130))
-    small, large = sketch_of(values_of("float32", (7,))), sketch_of(matrix, turned=True)
+    small, large = sketch_of(values_of("float32", (7,))), sketch_of(matrix, transposed=True)
     records = [
         replace(record("fc", "forward", "output.0", np.zeros(7)), source=Sketched(small.row(), 7)),
         record("fc", "forward", "output.1", matrix),
@@ -170,7 +170,7 @@ def test_sketches_come_back_between_full_tensors(tmp_path):
     ]
     first, full, turned = read_back(written(tmp_path, *records))
     assert first.sketch.row().tobytes() == small.row().tobytes()
-    assert (turned.sketch.turned, turned.sketch.row().tobytes()) == (True, large.row().tobytes())
+    assert (turned.sketch.transposed, turned.sketch.row().tobytes()) == (True, large.row().tobytes())
     assert full.sketch is None
     assert bits(full.value) == bits(matrix)
     with pytest.raises(padiff.errors.SketchOnlyError, match="detail='full'"):

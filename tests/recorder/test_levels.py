@@ -165,7 +165,7 @@ def test_levels_by_stage_and_layer(kit, detail, expected, optimizer):
         else:
             made = sketch_of(reference.value, (one.layer, one.slot) in turned)
             assert one.sketch.row().tobytes() == made.row().tobytes(), one.site
-            assert (one.sketch.size, one.sketch.turned) == (made.size, made.turned)
+            assert (one.sketch.size, one.sketch.transposed) == (made.size, made.transposed)
 
 
 def test_a_tensor_that_several_layers_see_at_other_levels(kit):
@@ -234,7 +234,7 @@ def test_a_bfloat16_parameters_update_is_a_difference_in_float32(kit):
         full = runs["full"][site]
         assert (one.dtype, one.shape) == (full.dtype, full.shape)
         if one.sketch is not None:
-            made = sketch_of(full.value, one.sketch.turned)
+            made = sketch_of(full.value, one.sketch.transposed)
             assert one.sketch.row().tobytes() == made.row().tobytes(), site
     updates = [r for r in runs["sketch"].values() if r.stage == "update" and r.sketch is not None]
     assert {r.dtype for r in updates} == {"float32"}

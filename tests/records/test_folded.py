@@ -31,7 +31,7 @@ from padiff.records import (
     Rule,
     Sketched,
 )
-from padiff.report import stage_table, to_json, to_junit, to_markdown, verdict
+from padiff.report_formats import stage_table, to_json, to_junit, to_markdown, verdict
 from padiff.sketches.sketch import sketch_of
 
 FAULT = planted("body.0/forward/output.0", lambda v: v + 1e-2, at=1)

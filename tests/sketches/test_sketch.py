@@ -159,17 +159,17 @@ def test_complex_numbers_are_two_numbers_each(shape):
     assert sketch.size == 2 * values.size
     assert sketch.row().tolist() == sketch_of(pairs).row().tolist()
     if len(shape) == 2:
-        assert sketch_of(values, turned=True).row().tolist() == sketch_of(pairs.transpose(1, 0, 2)).row().tolist()
-        assert sketch_of(values.T).row().tolist() == sketch_of(values, turned=True).row().tolist()
+        assert sketch_of(values, transposed=True).row().tolist() == sketch_of(pairs.transpose(1, 0, 2)).row().tolist()
+        assert sketch_of(values.T).row().tolist() == sketch_of(values, transposed=True).row().tolist()
 
 
 def test_turned_is_the_transposed():
     values = np.random.default_rng(2).normal(size=(90, 130))
-    turned, transposed = sketch_of(values, turned=True), sketch_of(np.ascontiguousarray(values.T))
-    assert turned.turned
-    assert not transposed.turned
-    assert turned.row().tolist() == transposed.row().tolist()
-    assert turned.row().tolist() != sketch_of(values).row().tolist()
+    looked_at, stored = sketch_of(values, transposed=True), sketch_of(np.ascontiguousarray(values.T))
+    assert looked_at.transposed
+    assert not stored.transposed
+    assert looked_at.row().tolist() == stored.row().tolist()
+    assert looked_at.row().tolist() != sketch_of(values).row().tolist()
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_rows_come_back(size, turned):
     assert row.shape == (len(FIGURES) + BUCKETS,)
     assert row.dtype == np.float64
     back = Sketch.of_row(row, sketch.size, turned)
-    assert back.turned == turned
+    assert back.transposed == turned
     assert back.projection.size == min(size, BUCKETS)
     assert all(getattr(back, name) == getattr(sketch, name) for name in ("size", *FIGURES))
     assert back.projection.tolist() == sketch.projection.tolist()

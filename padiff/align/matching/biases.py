@@ -31,8 +31,8 @@ def with_packed_biases(matches: Sequence[Match], pairs: list[ParameterPair]) -> 
                 rows = packed.shape[0] // 3
                 start = _SEPARATE.index(one.group) * rows
                 piece = Slice(one.path, packed.slot, packed.shape, "", 1, start, start + rows)
-                pair = Both((piece,), (whole_slice(other, bias, ""),))
-                found.append(ParameterPair(*(pair.swapped() if swapped else pair)))
+                pair = Both((piece,), (whole_slice(other, bias, ""),)).swapped(swapped)
+                found.append(ParameterPair(*pair))
     return pairs + found
 
 

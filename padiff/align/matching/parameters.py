@@ -158,7 +158,7 @@ class _PairMaker:
     def _beside(self, match: Match) -> list[ParameterPair]:
         """A cell's two matrices against gates that have them beside each other; its two biases are added up."""
         swapped = names.role(match.reference[0].name, "recurrent part") != "ih" or len(match.reference) != 2
-        (ih, hh), gates = match.swapped() if swapped else match
+        (ih, hh), gates = match.swapped(swapped)
         wide, inputs = gates[0].matrix[1], ih.matrix[1]
         about = f"which of input and state comes first in {gates[0].layer.type}s beside {ih.layer.type}"
         first = self._decided(about, (INPUT_FIRST, STATE_FIRST)) == INPUT_FIRST
@@ -178,7 +178,7 @@ class _PairMaker:
                 parts = tuple(Slice(path, p.slot, p.shape, "", 1, start, stop) for path, p in biases)
                 pairs.append(Both(parts, (whole_slice(gate, gate.parameters["bias"], ""),)))
             start = stop
-        return [ParameterPair(*(pair.swapped() if swapped else pair)) for pair in pairs]
+        return [ParameterPair(*pair.swapped(swapped)) for pair in pairs]
 
     def _layout(self, side: str, unit: Unit, framework: str) -> str:
         slot = unit.parameters["weight"].slot
@@ -188,9 +188,9 @@ class _PairMaker:
 
     def _split(self, match: Match) -> list[ParameterPair]:
         swapped = len(match.reference) != 1
-        (whole,), parts = match.swapped() if swapped else match
-        layers = self._layers.swapped() if swapped else self._layers
-        groups = self._groups(whole, parts, layers, SIDES.candidate if swapped else SIDES.reference)
+        (whole,), parts = match.swapped(swapped)
+        layers = self._layers.swapped(swapped)
+        groups = self._groups(whole, parts, layers, SIDES.swapped(swapped).reference)
         pairs = []
         for role, parameter in whole.parameters.items():
             if any(role not in part.parameters for part in parts):
@@ -201,8 +201,7 @@ class _PairMaker:
                 own = whole_slice(part, part.parameters[role], _known(part.layout))
                 stop = start + (own.size[0] if own.size else 1) // groups
                 rows = Slice(whole.path, parameter.slot, parameter.shape, layout, groups, start, stop)
-                pair = Both((rows,), (own,))
-                pairs.append(ParameterPair(*(pair.swapped() if swapped else pair)))
+                pairs.append(ParameterPair(*Both((rows,), (own,)).swapped(swapped)))
                 start = stop
         return pairs
 

@@ -62,8 +62,8 @@ class UnitPairing:
         Args:
             swapped: whether it is the candidate's that hold what several of the reference's hold.
         """
-        wholes, parts = units.swapped() if swapped else units
-        side, other = self._sides.swapped() if swapped else self._sides
+        wholes, parts = units.swapped(swapped)
+        side, other = self._sides.swapped(swapped)
         whole_counts, part_counts = (Counter(u.signature for u in group) for group in (wholes, parts))
         surplus = [u for u in wholes if whole_counts[u.signature] > part_counts[u.signature] and not u.opaque]
         spare = [u for u in parts if part_counts[u.signature] > whole_counts[u.signature] and not u.opaque]
@@ -83,8 +83,7 @@ class UnitPairing:
                 done |= {whole, *bundle.parts}
                 confidence = min(choice.confidence, 0.95 if bundle.named else 0.7)
                 evidence = ("rows add up", *(("names of the parts",) if bundle.named else ()), *choice.reasons)
-                pair = Both((whole,), bundle.parts)
-                pair = pair.swapped() if swapped else pair
+                pair = Both((whole,), bundle.parts).swapped(swapped)
                 self.matches.add(Match(pair.reference, pair.candidate, confidence, "parts", evidence))
         return units.map(lambda side: [unit for unit in side if unit not in done])
 

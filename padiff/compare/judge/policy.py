@@ -94,7 +94,7 @@ class Tolerance:
         """Whether two tensors, measured with `elementwise`, are within the tolerance."""
         if self.mode == "mean":
             return figures.mean_abs <= self.atol + self.rtol * figures.mean_reference
-        return figures.beyond == 0
+        return figures.mismatched == 0
 
     def _judge(self, diff: Diff) -> Diff:
         if diff.problem or diff.figures is None:
@@ -105,9 +105,9 @@ class Tolerance:
             limit = self.atol + self.rtol * figures.mean_reference
             return judged(diff, passed, Figure.MEAN_ABS, figures.mean_abs, limit)
         limit = self.atol + self.rtol * abs(figures.values.reference)
-        if figures.beyond and figures.max_abs <= limit:
+        if figures.mismatched and figures.max_abs <= limit:
             # The largest error is within its own element's limit; smaller ones, at smaller elements, are not.
-            return judged(diff, False, Figure.BEYOND, float(figures.beyond), 0.0)
+            return judged(diff, False, Figure.BEYOND, float(figures.mismatched), 0.0)
         return judged(diff, passed, Figure.MAX_ABS, figures.max_abs, limit)
 
     def describe(self) -> str:

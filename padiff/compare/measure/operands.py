@@ -106,13 +106,13 @@ def _sketches(pair: Pair) -> Sketches | Problem:
         # A side that was kept in full is brought into the other's layout.
         if reference is not None and candidate is None:
             values = pair.layout.apply(theirs.value, ours.shape)
-            return Sketches(reference, sketch_of(values, reference.turned), pair.scales, True)
+            return Sketches(reference, sketch_of(values, reference.transposed), pair.scales, True)
         if reference is None and candidate is not None:
             values = pair.layout.undo(ours.value, theirs.shape)
-            return Sketches(sketch_of(values, candidate.turned), candidate, pair.scales, True)
+            return Sketches(sketch_of(values, candidate.transposed), candidate, pair.scales, True)
     except SketchOnlyError:
         pass
     if reference is None or candidate is None:
         return Problem(Kind.UNMEASURABLE, "a part of what was kept as a sketch only")
-    turned = reference.turned != candidate.turned
-    return Sketches(reference, candidate, pair.scales, pair.layout.in_order and turned == pair.layout.transposes)
+    transposed = reference.transposed != candidate.transposed
+    return Sketches(reference, candidate, pair.scales, pair.layout.in_order and transposed == pair.layout.transposes)

@@ -74,10 +74,10 @@ def _figures(
     norm = reference.l2 / scales.reference
     extremes = [abs(c / scales.candidate - r / scales.reference) for r, c in _extremes(reference, candidate)]
     largest = max(abs(reference.minimum), abs(reference.maximum)) / scales.reference
-    beyond = 0
+    mismatched = 0
     if elementwise is not None:
         # Some element is off by as much as the root of the mean square, or more.
-        beyond = int(root_mean_square > elementwise[0] + elementwise[1] * largest)
+        mismatched = int(root_mean_square > elementwise[0] + elementwise[1] * largest)
     return Figures(
         max_abs=max([root_mean_square, *extremes]) if size else 0.0,
         max_rel=l2 / norm if norm else 0.0,
@@ -88,7 +88,7 @@ def _figures(
         candidate_l2=candidate.l2 / scales.candidate,
         size=size,
         bulk_l2=bulk if size > BUCKETS else None,
-        beyond=beyond,
+        mismatched=mismatched,
         basis=basis,
         spread=spread,
     )
@@ -96,6 +96,6 @@ def _figures(
 
 def _extremes(reference: Sketch, candidate: Sketch) -> list[tuple[float, float]]:
     # Only of whole tensors, or of the same elements: a sample elsewhere has other extremes.
-    if reference.size > ELEMENTS and reference.turned != candidate.turned:
+    if reference.size > ELEMENTS and reference.transposed != candidate.transposed:
         return []
     return [(reference.minimum, candidate.minimum), (reference.maximum, candidate.maximum)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import paddle
 from paddle.jit.dy2static.program_translator import ASTStaticFunction
 
+from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 
@@ -77,21 +78,8 @@ def settings(layer: Any) -> dict[str, Any]:
     return found
 
 
-def training(model: Any) -> bool:
-    return bool(model.training)
-
-
-@contextmanager
-def evaluating(layers: Iterable[Any]) -> Iterator[None]:
-    modes = [(layer, layer.training) for layer in layers]
-    try:
-        for layer, _ in modes:
-            layer.training = False
-        with paddle.no_grad():
-            yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
+def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
+    return evaluating_in(layers, paddle.no_grad())
 
 
 def clear_gradients(model: Any) -> None:

@@ -47,10 +47,6 @@ def shape(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def itemsize(tensor: Any) -> int:
-    return int(tensor.element_size())
-
-
 def device(tensor: Any) -> str:
     return "cpu" if tensor.place.is_cpu_place() else "gpu"
 
@@ -78,16 +74,16 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def sample(tensor: Any, turned: bool = False) -> Any:
+def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return sketch.sample(array, turned)
+        return sketch.sample(array, transposed)
     tensor = _whole(tensor).detach()
     plain = not (tensor.is_selected_rows() or tensor.is_sparse())
     if tensor.place.is_cpu_place() or not plain:
-        return sketch.sample(copy(tensor), turned)
+        return sketch.sample(copy(tensor), transposed)
     with paddle.no_grad():
-        tensor = tensor.t() if turned else tensor
+        tensor = tensor.t() if transposed else tensor
         flat = (paddle.as_real(tensor) if tensor.is_complex() else tensor).reshape([-1])
         if flat.size <= ELEMENTS:
             return flat.clone()
@@ -143,10 +139,6 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     new = paddle.empty_like(tensor)
     write(new, array)
     return new
-
-
-def gradient(parameter: Any) -> Any | None:
-    return parameter.grad
 
 
 def without_grad() -> AbstractContextManager[Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
+from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch.calls import compiled_paths, original
@@ -68,31 +69,18 @@ def settings(layer: Any) -> dict[str, Any]:
     return plain_settings(vars(original(layer)))
 
 
-def training(model: Any) -> bool:
-    return bool(model.training)
-
-
-@contextmanager
-def evaluating(layers: Iterable[Any]) -> Iterator[None]:
-    modes = [(layer, layer.training) for layer in layers]
-    try:
-        # Not eval(): people override it. The fused paths that torch takes in eval mode call no layers inside.
-        for layer, _ in modes:
-            layer.training = False
-        with torch.no_grad(), _unfused():
-            yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
+def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
+    return evaluating_in(layers, _unfused())
 
 
 @contextmanager
 def _unfused() -> Iterator[None]:
-    """Without the fused paths of attention, which call none of the layers inside."""
+    """Without a graph, and without the fused paths that attention takes in eval mode: they call no layers inside."""
     was = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was)
 

@@ -40,10 +40,6 @@ def shape(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def itemsize(tensor: Any) -> int:
-    return int(tensor.element_size())
-
-
 def device(tensor: Any) -> str:
     return str(tensor.device.type)
 
@@ -61,14 +57,14 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
     return copied
 
 
-def sample(tensor: Any, turned: bool = False) -> Any:
+def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return sketch.sample(array, turned)
+        return sketch.sample(array, transposed)
     tensor = readable(tensor)
     if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
-        return sketch.sample(array_of(tensor), turned)
-    tensor = tensor.detach().t() if turned else tensor.detach()
+        return sketch.sample(array_of(tensor), transposed)
+    tensor = tensor.detach().t() if transposed else tensor.detach()
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     if flat.numel() <= ELEMENTS:
         return flat.clone()
@@ -137,10 +133,6 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     new = torch.empty_like(tensor, requires_grad=False)
     write(new, array)
     return new
-
-
-def gradient(parameter: Any) -> Any | None:
-    return parameter.grad
 
 
 def without_grad() -> AbstractContextManager[Any]:

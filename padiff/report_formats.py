@@ -1,4 +1,4 @@
-"""A report as JSON, JUnit XML and Markdown. (As text it prints itself: `padiff.records.report`.)"""
+"""A report as JSON, JUnit XML and Markdown. (Its text is in `padiff.records.report_text`.)"""
 
 from __future__ import annotations
 

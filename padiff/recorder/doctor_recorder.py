@@ -1,5 +1,8 @@
-"""The recorder that a script gets from `padiff doctor`: it notes what the training does, step by step, while recording
-is on, or while nothing but the noting is. What two such runs noted says whether recording changes the training.
+"""The doctor's recorder: what a script that `padiff doctor` runs gets from `padiff.record`.
+
+It notes what the training does, step by step, while recording is on, or while nothing but the noting is. What two such
+runs noted says whether recording changes the training. It stands here and not with the doctor, because
+`padiff.record` makes it.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Enough(SystemExit):
     code = 0
 
 
-class Watched(Recorder):
+class DoctorRecorder(Recorder):
     """A `Recorder` that notes the losses, the gradients that the optimizers consume and the parameters of each step."""
 
     watched = True
@@ -186,9 +189,8 @@ class StepLog:
         self._parameters = {name: self._digest(tensor) for name, tensor in owned}
         if not self._handles:
             for name, tensor in owned:
-                gradient = self._framework.tensors.gradient(tensor)
-                if gradient is not None:
-                    self._gradients[name] = self._digest(gradient)
+                if tensor.grad is not None:
+                    self._gradients[name] = self._digest(tensor.grad)
         self._own += time.perf_counter() - began
 
     def end(self, step: int, due: bool) -> None:

@@ -1,0 +1,273 @@
+"""What a report says, in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from padiff.records.compared import Diff
+from padiff.records.judgement import Figure
+from padiff.records.recorded import LOOP, STAGES
+from padiff.sketches.sketch import ELEMENTS, SPREAD
+
+if TYPE_CHECKING:
+    from padiff.records.report import Report
+
+#: Relative L2 error above which what passed shows that rounding was amplified.
+AMPLIFIED = 0.1
+
+# Diffs that a printed report lists, names that a line lists, and parameters that the verdict names.
+_LISTED, _NAMED, _FEW = 10, 8, 3
+# So many diffs of one step and stage with one ratio are one line, and how far their ratios may be apart.
+_ALIKE, _SAME_RATIO = 3, 1e-3
+
+
+def report_text(report: Report) -> str:
+    """A report as it is printed: the verdict, the table of stages, what differs, the coverage."""
+    return "\n".join([verdict(report), "", *_table(report), *failed_lines(report), "", *coverage_lines(report)])
+
+
+def count_text(report: Report) -> str:
+    """How many pairs differ, of how many that count."""
+    return f"{len(report.failed)} of {report.coverage.compared} pairs differ"
+
+
+def verdict(report: Report) -> str:
+    """The report in one sentence."""
+    if report.first_diff is not None:
+        return report.first_diff.message
+    coverage = report.coverage
+    if coverage.unrecorded:
+        return _cannot_tell(report)
+    steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
+    text = f"The runs match: {coverage.compared} tensors in {steps} compared, {coverage.share:.0%} of what was recorded"
+    if coverage.reference_steps or coverage.candidate_steps:
+        text += " in them"
+    worst = report.worst
+    if worst is not None and worst.figures is not None:
+        text += (
+            f". Largest diff: relative L2 {worst.figures.rel_l2:.2g} (max |diff| {worst.figures.max_abs:.2g}) "
+            f"at {worst.pair.anchor.site}, step {worst.pair.step}"
+        )
+    text += "."
+    left = _left_out(report)
+    if left:
+        text += f" Not compared: {left}."
+    if coverage.sketched:
+        text += f" {coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})."
+    if coverage.ranks:
+        text += f" {coverage.ranks[0].upper()}{coverage.ranks[1:]}."
+    cut = len(coverage.cut_elsewhere)
+    if cut:
+        text += " One layer ends" if cut == 1 else f" {cut} layers end"
+        text += (
+            " at another place of the computation, and is compared inside only."
+            if cut == 1
+            else (" at other places of the computation, and are compared inside only.")
+        )
+    if coverage.amplified is not None:
+        text += (
+            f" From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
+            "amplifies rounding: what parts there by less can't be told, and the steps before give the answer."
+        )
+    elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > AMPLIFIED:
+        text += " This training amplifies rounding: its earlier steps give the sharper answer."
+    if coverage.zeros:
+        text += f" {zeros_text(coverage.zeros)}."
+    if coverage.notes:
+        more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
+        text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
+    return text
+
+
+def _cannot_tell(report: Report) -> str:
+    coverage = report.coverage
+    found = []
+    for side, names in (("reference", coverage.reference_unrecorded), ("candidate", coverage.candidate_unrecorded)):
+        if names:
+            more = ", ..." if len(names) > _FEW else ""
+            found.append(f"{len(names)} of the {side} ({', '.join(names[:_FEW])}{more})")
+    text = f"Can't tell whether the runs match: parameters that train have no record, {' and '.join(found)}."
+    if coverage.left_out:
+        text += f" Not recorded: {'; '.join(coverage.left_out)}."
+    return text + (
+        f" What was recorded agrees: {coverage.compared} tensors, {coverage.share:.0%} of what should have been."
+    )
+
+
+def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:
+    """What was left out, and what is worth knowing besides, a line each."""
+    coverage = report.coverage
+    lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
+    if coverage.ranks:
+        lines.append(coverage.ranks)
+    if coverage.sketched:
+        sampled = f"of tensors above {ELEMENTS:,} elements a sample was looked at"
+        lines.append(f"{coverage.sketched} pairs judged from sketches: relative L2 to +- {SPREAD:.0%}, {sampled}")
+    if coverage.bounded:
+        lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
+    if coverage.amplified is not None:
+        lines.append(
+            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: little "
+            "else can be told there"
+        )
+    if coverage.zeros:
+        lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros, at_most)}")
+    named: list[tuple[str, Iterable[str]]] = [
+        (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
+        (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
+        (
+            f"containers of the {report.reference} run without a partner (another nesting)",
+            coverage.reference_containers,
+        ),
+        (
+            f"containers of the {report.candidate} run without a partner (another nesting)",
+            coverage.candidate_containers,
+        ),
+        (f"compared as parts of another layer, but for their outputs ({report.reference})", coverage.reference_parts),
+        (f"compared as parts of another layer, but for their outputs ({report.candidate})", coverage.candidate_parts),
+        (f"parameters of the {report.reference} run that train and have no record", coverage.reference_unrecorded),
+        (f"parameters of the {report.candidate} run that train and have no record", coverage.candidate_unrecorded),
+        ("not recorded", coverage.left_out),
+        (f"parameters of the {report.reference} run without a partner", coverage.reference_parameters),
+        (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
+        (f"recorded on the {report.reference} run only", coverage.reference_sites),
+        (f"recorded on the {report.candidate} run only", coverage.candidate_sites),
+        ("steps of the reference only", map(str, coverage.reference_steps)),
+        ("steps of the candidate only", map(str, coverage.candidate_steps)),
+        ("never called", coverage.uncalled),
+        ("layers that are set differently", coverage.notes),
+        ("close choices of a partner (`padiff map` shows them)", coverage.ambiguous),
+        ("assumed, since neither names nor shapes tell", coverage.assumed),
+        ("compared in the reference's layout", coverage.views),
+        ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
+        ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
+    ]
+    named.append(("environments differ", report.environment))
+    for title, names in named:
+        found = list(names)
+        if found:
+            lines.append(f"{title}: {_first(found, at_most)}")
+    return lines
+
+
+def zeros_text(zeros: Collection[str]) -> str:
+    """How many gradients a fixed tolerance let pass as noise, and what such noise moved."""
+    counts = [sum(f"/{stage}/" in site for site in zeros) for stage in ("grad", "weight")]
+    counts.append(len(zeros) - sum(counts))
+    text = f"{counts[0]} gradient{' is' if counts[0] == 1 else 's are'} rounding noise around zero"
+    moved = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in zip(counts[1:], ("weight", "output")) if n]
+    return text + (f", and moved {' and '.join(moved)}" if moved else "")
+
+
+def _first(names: Sequence[str], at_most: int) -> str:
+    rest = f", and {len(names) - at_most} more" if len(names) > at_most else ""
+    return f"{', '.join(names[:at_most])}{rest}"
+
+
+def _left_out(report: Report) -> str:
+    coverage = report.coverage
+    counts = [
+        (len(coverage.reference_layers), "layer", "reference"),
+        (len(coverage.candidate_layers), "layer", "candidate"),
+        (len(coverage.reference_parameters), "parameter", "reference"),
+        (len(coverage.candidate_parameters), "parameter", "candidate"),
+        (len(coverage.reference_steps), "step", "reference"),
+        (len(coverage.candidate_steps), "step", "candidate"),
+    ]
+    return ", ".join(f"{n} {what}{'s' if n > 1 else ''} of the {side}" for n, what, side in counts if n)
+
+
+def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
+    """What differs, a line each, in causal order; many that differ alike are one line.
+
+    Args:
+        at_most: how many lines; `None` lists every diff by itself.
+    """
+    if not report.failed:
+        return []
+    lines = [f"{count_text(report)}, in causal order:"]
+    if at_most is None:
+        return lines + [f"  {diff}" for diff in report.failed]
+    alike: dict[tuple[Any, ...], list[Diff]] = {}
+    for number, diff in enumerate(report.failed):
+        alike.setdefault(_likeness(diff) or (number,), []).append(diff)
+    shown = hidden = 0
+    counts = _counts(report) if any(len(some) >= _ALIKE for some in alike.values()) else Counter()
+    for key, some in alike.items():
+        folded = len(some) >= _ALIKE
+        for diff in some[:1] if folded else some:
+            shown += 1
+            if shown > at_most:
+                hidden += len(some) if folded else 1
+            elif folded:
+                lines.append(_folded(key, some, counts[key[0], key[1]]))
+            else:
+                lines.append(f"  {diff}")
+    return [*lines, f"  ... and {hidden} more"] if hidden else lines
+
+
+def _likeness(diff: Diff) -> tuple[Any, ...] | None:
+    """Step, stage, and what is wrong in words that hold for others too; `None` where that is nothing simple."""
+    pair, figures = diff.pair, diff.figures
+    if pair.anchor.layer == LOOP:
+        return None
+    if not pair.complete:
+        return pair.step, pair.stage, f"are {diff.problem}"
+    if figures is None or diff.problem or not figures.reference_l2 or not figures.candidate_l2:
+        return None
+    ratio = figures.candidate_l2 / figures.reference_l2
+    # A multiple of the reference is as far from it as the two norms are apart.
+    if abs(figures.l2 - abs(figures.candidate_l2 - figures.reference_l2)) > _SAME_RATIO * figures.l2:
+        return None
+    return pair.step, pair.stage, f"are {ratio:.3g} times the reference's"
+
+
+def _counts(report: Report) -> Counter[tuple[int, str]]:
+    return Counter((d.pair.step, d.pair.stage) for d in report.diffs if d.counts and d.pair.anchor.layer != LOOP)
+
+
+def _folded(key: tuple[Any, ...], some: Sequence[Diff], count: int) -> str:
+    step, stage, what = key
+    names = ", ".join(f"{diff.pair.anchor.layer}/{diff.pair.anchor.slot}" for diff in some[:_FEW])
+    return f"  step {step}  {stage}: {len(some)} of {count} {what} ({names}, ...)"
+
+
+def _table(report: Report) -> list[str]:
+    """The table of stages as plain text."""
+    rows = [["stage", "pairs", "differ", "rel L2", "allowed", "closest to its limit"]]
+    for row in stage_table(report):
+        figures = ["" if row[name] is None else f"{row[name]:.2g}" for name in ("worst", "limit")]
+        rows.append([row["stage"], str(row["compared"]), str(row["differ"]), *figures, row["where"]])
+    widths = [max(len(row[k]) for row in rows) for k in range(5)]
+    lines = []
+    for cells in rows:
+        cells = [cells[0].ljust(widths[0]), *(cells[k].rjust(widths[k]) for k in range(1, 5)), cells[5]]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def stage_table(report: Report) -> list[dict[str, Any]]:
+    """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
+    rows: dict[str, dict[str, Any]] = {}
+    worst: dict[str, float] = {}
+    for diff in report.diffs:
+        stage = diff.pair.stage
+        row = rows.get(stage)
+        if row is None:
+            row = rows[stage] = {"stage": stage, "compared": 0, "differ": 0, "alone": 0}
+            row |= {"worst": None, "limit": None, "where": ""}
+        row["differ"] += not diff.passed
+        row["compared" if diff.counts else "alone"] += 1
+        figures, excess = diff.figures, diff.excess
+        if not diff.compared or figures is None or not math.isfinite(figures.rel_l2):
+            continue
+        if excess > worst.get(stage, -1.0):
+            worst[stage] = excess
+            row["worst"] = figures.rel_l2
+            judged = diff.judgement
+            row["limit"] = judged.limit if judged is not None and judged.figure is Figure.REL_L2 else None
+            row["where"] = f"{diff.pair.anchor.site}, step {diff.pair.step}"
+    return [rows[stage] for stage in STAGES if stage in rows]
