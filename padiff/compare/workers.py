@@ -11,6 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,8 @@ class Workers:
             return None
         if self._job[0] is not alignment:
             self._again()
-            self._job = alignment, pickle.dumps((self._paths, alignment, frozenset(stages), elementwise))
+            plain = replace(alignment, storage=None)  # there are no answers to be given any more
+            self._job = alignment, pickle.dumps((self._paths, plain, frozenset(stages), elementwise))
         try:
             self._submit(numbers, _seconds([_elements(pair.anchor) for pair in pairs]))
             if not self._ahead or self._ahead[0][0] != numbers:
