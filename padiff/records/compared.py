@@ -70,11 +70,11 @@ class Figures:
         size: number of elements.
         index: where ``max_abs`` is.
         values: reference's and candidate's value there.
-        beyond: how many elements are beyond an elementwise tolerance (0 if none was asked for).
+        mismatched: how many elements are beyond an elementwise tolerance (0 if none was asked for).
         nonfinite: how many positions are NaN or infinite on one side only, or unequally.
         overflowed: how many positions are NaN or infinite on both sides, alike or not.
         basis: what was measured: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
-            ``beyond`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
+            ``mismatched`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
         spread: relative standard deviation of ``l2``, where it is an estimate.
     """
 
@@ -88,7 +88,7 @@ class Figures:
     size: int = 0
     index: tuple[int, ...] = ()
     values: Both[float] = _ZEROS
-    beyond: int = 0
+    mismatched: int = 0
     nonfinite: int = 0
     overflowed: int = 0
     bulk_l2: float | None = None
@@ -183,7 +183,7 @@ class FirstDiff:
         slot: which tensor of the layer.
         diff: what was measured there; `None` where no tensor shows it.
         cause: why, in words; empty where nothing speaks for a cause.
-        doubt: why it may be no diff at all, as a sentence; else empty.
+        caveat: why it may be no diff at all, as a sentence; else empty.
         statement: what is wrong where no tensor shows it.
     """
 
@@ -194,7 +194,7 @@ class FirstDiff:
     slot: str = ""
     diff: Diff | None = None
     cause: str = ""
-    doubt: str = ""
+    caveat: str = ""
     statement: str = ""
 
     @property
@@ -220,8 +220,8 @@ class FirstDiff:
         call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
         where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
         because = f" Likely cause: {self.cause}." if self.cause else ""
-        doubt = f" {self.doubt}" if self.doubt else ""
-        return f"The runs part at {where}: {figures_text(self.diff)}.{because}{doubt}"
+        caveat = f" {self.caveat}" if self.caveat else ""
+        return f"The runs part at {where}: {figures_text(self.diff)}.{because}{caveat}"
 
     def _layers(self, pair: Pair) -> str:
         names = [

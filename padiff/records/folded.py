@@ -31,7 +31,7 @@ _FLOATS = (
     "bulk_l2",
     "spread",
 )
-_COUNTS = ("size", "beyond", "nonfinite", "overflowed")
+_COUNTS = ("size", "mismatched", "nonfinite", "overflowed")
 _ROW = np.dtype(
     [
         ("place", np.uint32),
@@ -216,7 +216,7 @@ class FoldedDiffs(_MadeAnew):
         judgement = (judged.value, judged.limit) if judged is not None else (math.nan, math.nan)
         if figures is None:
             return (*about, _NO_INDEX, *(0,) * len(_COUNTS), *(math.nan,) * (len(_FLOATS) + 2), *judgement)
-        counts = (figures.size, figures.beyond, figures.nonfinite, figures.overflowed)
+        counts = (figures.size, figures.mismatched, figures.nonfinite, figures.overflowed)
         floats = (
             figures.max_abs,
             figures.max_rel,
@@ -233,7 +233,7 @@ class FoldedDiffs(_MadeAnew):
     def _diff(self, block: _Block, k: int, row: tuple[Any, ...]) -> Diff:
         if k in block.whole:
             return block.whole[k]
-        place, problem, figure, rule, basis, passed, flat, size, beyond, nonfinite, overflowed, *floats = row
+        place, problem, figure, rule, basis, passed, flat, size, mismatched, nonfinite, overflowed, *floats = row
         reference_place, candidate_place, layout, scales, optional = self._places.known[place]
         sides = zip((reference_place, candidate_place), self._steps, block.numbers)
         reference, candidate = (_record(place, steps, number, block.rank) for place, steps, number in sides)
@@ -255,7 +255,7 @@ class FoldedDiffs(_MadeAnew):
                 size,
                 index,
                 Both(one, other),
-                beyond,
+                mismatched,
                 nonfinite,
                 overflowed,
                 _or_none(bulk),

@@ -68,7 +68,7 @@ def test_sums_over_several_chunks_are_those_of_numpy():
     assert figures.l2 == pytest.approx(np.linalg.norm(c - r), rel=1e-12)
     assert figures.mean_abs == pytest.approx(np.abs(c - r).mean(), rel=1e-12)
     assert figures.max_rel == pytest.approx((np.abs(c - r) / np.abs(r)).max(), rel=1e-12)
-    assert figures.beyond == np.count_nonzero(~np.isclose(c, r, atol=0.5, rtol=0.1))
+    assert figures.mismatched == np.count_nonzero(~np.isclose(c, r, atol=0.5, rtol=0.1))
     assert figures.index == np.unravel_index(np.abs(c - r).argmax(), r.shape)
 
 
@@ -213,9 +213,10 @@ def test_a_lone_scalar_keeps_its_value():
 def test_an_elementwise_tolerance_counts_what_numpys_isclose_refuses():
     r, c = np.asarray([0.0, 1.0, 100.0, -100.0]), np.asarray([0.2, 1.05, 110.0, -110.2])
     assert (
-        measure_pair(pair(r, c), elementwise=(0.1, 0.1)).figures.beyond == (~np.isclose(c, r, atol=0.1, rtol=0.1)).sum()
+        measure_pair(pair(r, c), elementwise=(0.1, 0.1)).figures.mismatched
+        == (~np.isclose(c, r, atol=0.1, rtol=0.1)).sum()
     )
-    assert measure_pair(pair(r, c), elementwise=(0.1, 0.1)).figures.beyond == 2
+    assert measure_pair(pair(r, c), elementwise=(0.1, 0.1)).figures.mismatched == 2
 
 
 def test_noncontiguous_arrays_are_measured_in_their_own_order():

@@ -152,7 +152,7 @@ def test_the_figures_of_several_chunks_are_those_of_the_formulas(dtype, layout, 
     assert figures.l2 == pytest.approx(np.sqrt(np.square(error).sum()), **close)
     assert figures.reference_l2 == pytest.approx(np.sqrt(np.square(size).sum()), **close)
     assert figures.candidate_l2 == pytest.approx(np.sqrt(np.square(np.abs(np.where(finite, b, 0))).sum()), **close)
-    assert figures.beyond == np.count_nonzero(error > 0.5 + 0.1 * size)
+    assert figures.mismatched == np.count_nonzero(error > 0.5 + 0.1 * size)
 
 
 @pytest.mark.parametrize("shape", [(10_000,), (3, 40_000), (200, 400), (9, 50_000), (2000, 40)], ids=str)

@@ -31,7 +31,7 @@ _FIGURES = [
     "size",
     "index",
     "values",
-    "beyond",
+    "mismatched",
     "nonfinite",
     "overflowed",
     "basis",

@@ -30,14 +30,14 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     if diff is None:
         return None
     pair = diff.pair
-    sides = _sides(pair, alignment)
+    reference, candidate = _paths(pair, alignment)
     infos = runs.map(lambda run: run.info)
     reason = (
         shift_cause(diff, runs)
         or environment_cause(diff, infos)
         or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
     )
-    return FirstDiff(pair.step, pair.stage, *sides, pair.anchor.slot, diff, reason)
+    return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 
 
 def setting_notes(alignment: Alignment) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ _TELLING = frozenset(
 
 
 def setting_diff(alignment: Alignment, called: Both[Collection[str]], step: int) -> FirstDiff | None:
-    """A hyper-parameter that differs between layers that ran, told as where the models part; `None` if none does."""
+    """A hyper-parameter that differs between layers that ran, as where the models part; `None` if none does."""
     found = []
     for pair in alignment.pairs:
         differing = [text for name, text in _differing(pair) if name in _TELLING]
@@ -105,13 +105,13 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: Both[Ru
 def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
     """Layers with parameters that ran on one side, and that the other side has not."""
     ran = [d.pair.anchor.layer for d in step if d.pair.stage == "forward" and not d.compared]
-    told = []
+    described = []
     for name, other, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):
         more = [p for p in surplus if any(r == p or r.startswith(f"{p}.") for r in ran)]
         if more:
             rest = f" and {len(more) - 3} more" if len(more) > 3 else ""
-            told.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
-    return "; ".join(told)
+            described.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
+    return "; ".join(described)
 
 
 def _by_settings(pair: Pair, layers: LayerPair | None) -> str:
@@ -259,25 +259,25 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
 
 def _rates(step: Sequence[Diff]) -> str:
     """The learning rates of a step, by parameter group, if the two runs have others; else empty."""
-    sides: tuple[list[float], list[float]] = ([], [])
+    rates: Both[list[float]] = Both([], [])
     equal = True
     for diff in step:
         if diff.pair.anchor.layer == LOOP and diff.pair.stage == "update" and diff.figures is not None:
             equal = equal and diff.compared and diff.passed
-            for side, record in enumerate((diff.pair.reference, diff.pair.candidate)):
+            for side, record, value in zip(rates, diff.pair.sides, diff.figures.values):
                 if record is not None:
-                    sides[side].append(tuple(diff.figures.values)[side])
+                    side.append(value)
+    texts = rates.map(lambda side: [f"{rate:.6g}" for rate in side])
     # One group here may be several there, with one rate.
-    if equal or not all(sides) or {f"{rate:.6g}" for rate in sides[0]} == {f"{rate:.6g}" for rate in sides[1]}:
+    if equal or not all(texts) or set(texts.reference) == set(texts.candidate):
         return ""
-    told = [", ".join(f"{rate:.6g}" for rate in rates) for rates in sides]
-    by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
-    return f"the learning rates differ: {told[0]} against {told[1]}{by_group}"
+    by_group = " (by parameter group)" if max(map(len, texts)) > 1 else ""
+    return f"the learning rates differ: {' against '.join(map(', '.join, texts))}{by_group}"
 
 
 def _missing(diff: Diff, step: Sequence[Diff]) -> str:
     pair = diff.pair
-    side, other = ("candidate", "reference") if pair.candidate is None else ("reference", "candidate")
+    side, other = SIDES.swapped() if pair.candidate is None else SIDES
     if pair.stage in ("forward", "backward", "grad", "update") and whole_stage_missing(diff, step):
         return {
             "forward": f"the {side}'s model was not called in this step, as it was in others",
@@ -287,7 +287,7 @@ def _missing(diff: Diff, step: Sequence[Diff]) -> str:
         return f"the {side}'s layer does not own this tensor"
     if pair.stage in ("grad", "update"):
         steps = optimizer_steps(step)
-        here, there = steps if side == "reference" else steps[::-1]
+        here, there = steps.swapped() if pair.candidate is None else steps
         if pair.anchor.call and here < there:
             return f"the {other}'s optimizer stepped {_often(there)} in this step, the {side}'s {_often(here)}"
         return f"on the {side} the parameter gets no gradient: frozen, detached, unused, or not in its optimizer"
@@ -303,11 +303,11 @@ def _differing_settings(pair: LayerPair) -> list[str]:
 
 
 def _differing(pair: LayerPair) -> list[tuple[str, str]]:
-    ours, theirs = pair.reference.settings, pair.candidate.settings
+    reference, candidate = pair.map(lambda layer: layer.settings)
     return [
-        (name, f"{name} {ours[name]} against {theirs[name]}")
-        for name in ours
-        if name in theirs and not _equal(ours[name], theirs[name])
+        (name, f"{name} {value} against {candidate[name]}")
+        for name, value in reference.items()
+        if name in candidate and not _equal(value, candidate[name])
     ]
 
 
@@ -361,13 +361,12 @@ def _agree(a: np.ndarray, b: np.ndarray) -> bool:
     return a.size > 0 and bool(np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a))
 
 
-def _sides(pair: Pair, alignment: Alignment) -> tuple[str | None, str | None]:
+def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
     """Paths of both layers; where one side's record is missing, the layer that would have had it."""
-    reference = pair.reference.layer if pair.reference else None
-    candidate = pair.candidate.layer if pair.candidate else None
+    reference, candidate = pair.sides.map(lambda record: record.layer if record is not None else None)
     for layers in alignment.pairs:
         if reference is None and layers.candidate.path == candidate:
             reference = layers.reference.path
         elif candidate is None and layers.reference.path == reference:
             candidate = layers.candidate.path
-    return reference, candidate
+    return Both(reference, candidate)

@@ -16,7 +16,7 @@ def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
     coarsest, seen = {}, 0
     for stage in STAGES:
         for diff in diffs:
-            for record in (diff.pair.reference, diff.pair.candidate):
+            for record in diff.pair.sides:
                 dtype = limits.coarse(record.dtype) if record is not None else ""
                 if record is not None and record.stage == stage and dtype in limits.COARSENESS:
                     seen = max(seen, limits.COARSENESS.index(dtype))
@@ -27,8 +27,7 @@ def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
 def is_exact(diff: Diff) -> bool:
     """Whether both sides are integers or booleans (token ids, masks, counters)."""
     floating = ("float", "bfloat", "complex")
-    sides = (diff.pair.reference, diff.pair.candidate)
-    return all(side is not None and not side.dtype.startswith(floating) for side in sides)
+    return all(record is not None and not record.dtype.startswith(floating) for record in diff.pair.sides)
 
 
 def is_activation(record: Record) -> bool:

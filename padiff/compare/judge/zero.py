@@ -57,6 +57,13 @@ def is_rounding(diff: Diff, scales: Scales, level: float) -> bool:
     return own <= level * layer and figures.l2 > CLEARLY * own
 
 
+def is_nothing(diff: Diff) -> bool:
+    """Whether a lone gradient or update is all zeros: what one framework has for none where the other has nothing."""
+    figures = diff.figures
+    zero = figures is not None and figures.reference_l2 == figures.candidate_l2 == 0 and figures.size > 0
+    return zero and diff.pair.stage in ("grad", "update")
+
+
 def noted(diff: Diff) -> Diff:
     """A gradient that passes as rounding noise around zero, and says so."""
     figures = diff.figures
@@ -73,7 +80,7 @@ def level_of(diffs: Sequence[Diff]) -> float:
     """What rounding leaves of a sum, relative to what it is a sum of, in the coarsest dtype that led to a gradient."""
     seen = 0
     for diff in diffs:
-        for record in (diff.pair.reference, diff.pair.candidate):
+        for record in diff.pair.sides:
             dtype = coarse(record.dtype) if record is not None else ""
             if record is not None and record.stage not in ("loss", "update") and dtype in COARSENESS:
                 seen = max(seen, COARSENESS.index(dtype))

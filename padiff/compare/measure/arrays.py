@@ -136,7 +136,7 @@ def figures_of(arrays: Arrays, elementwise: tuple[float, float] | None = None) -
         size=reference.size,
         index=index,
         values=Both(_scalar(reference[index], scales.reference), _scalar(candidate[index], scales.candidate)),
-        beyond=total.beyond,
+        mismatched=total.mismatched,
         nonfinite=total.nonfinite,
         overflowed=total.overflowed,
     )
@@ -149,7 +149,7 @@ class _Sums:
         self.max_abs = self.max_rel = 0.0
         self.sum_abs = self.sum_reference = 0.0
         self.squares = self.reference_squares = self.candidate_squares = 0.0
-        self.finite = self.beyond = self.nonfinite = self.overflowed = self.worst = 0
+        self.finite = self.mismatched = self.nonfinite = self.overflowed = self.worst = 0
         self._equal_so_far = True
 
     def add(
@@ -196,7 +196,7 @@ class _Sums:
             self.max_abs, self.worst = float(error[largest]), start + largest
         if elementwise is not None:
             atol, rtol = elementwise
-            self.beyond += int(np.count_nonzero(error > atol + rtol * size))
+            self.mismatched += int(np.count_nonzero(error > atol + rtol * size))
         self.max_rel = max(self.max_rel, _largest_ratio(error, size, spare[: size.size]))
 
     def _add_float32(self, start: int, reference: np.ndarray, candidate: np.ndarray) -> bool:
