@@ -8,7 +8,7 @@ from itertools import chain
 
 from padiff.align import Alignment, LayerPair, Slice, unzipped
 from padiff.align.matching.parameter_units import tie_targets
-from padiff.compare.diagnose.causes import setting_notes
+from padiff.compare.diagnose.settings import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.pair.processes import describe_processes
 from padiff.records import (

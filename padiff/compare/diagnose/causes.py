@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from padiff.align import Alignment, LayerPair
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.compare.measure.operands import operands
@@ -40,52 +41,13 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 
 
-def setting_notes(alignment: Alignment) -> tuple[str, ...]:
-    """Hyper-parameters that differ between layers that answer to each other."""
-    notes = []
-    for pair in alignment.pairs:
-        differing = _differing_settings(pair)
-        if differing:
-            notes.append(f"{pair.reference.path} / {pair.candidate.path}: {', '.join(differing)}")
-    return tuple(notes)
-
-
-# Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
-_TELLING = frozenset(
-    {"eps", "momentum", "approximate", "slope", "alpha", "padding_mode", "num_heads", "num_groups", "groups"}
-)
-
-
-def setting_diff(alignment: Alignment, called: Both[Collection[str]], step: int) -> FirstDiff | None:
-    """A hyper-parameter that differs between layers that ran, as where the models part; `None` if none does."""
-    found = []
-    for pair in alignment.pairs:
-        differing = [text for name, text in _differing(pair) if name in _TELLING]
-        if differing and pair.reference.path in called.reference and pair.candidate.path in called.candidate:
-            found.append((pair, ", ".join(differing)))
-    if not found:
-        return None
-    pair, text = found[0]
-    more = f", and {len(found) - 1} more layers are" if len(found) > 1 else ""
-    sides = f"layer {pair.reference.path} ({pair.reference.type}) against {pair.candidate.path} ({pair.candidate.type})"
-    return FirstDiff(
-        step,
-        "forward",
-        pair.reference.path,
-        pair.candidate.path,
-        statement=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models "
-        "do not compute the same; other inputs, or more steps, will show it.",
-        cause=f"the layers are set differently: {text}",
-    )
-
-
 def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: Both[RunInfo]) -> str:
     """The likely cause of a diff, or an empty string where nothing speaks for one."""
     pair = diff.pair
     if not pair.complete:
         return _missing(diff, step)
     layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = _by_settings(pair, layers)
+    by_settings = cause_in_settings(pair, layers)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
@@ -112,23 +74,6 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
             rest = f" and {len(more) - 3} more" if len(more) > 3 else ""
             described.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
     return "; ".join(described)
-
-
-def _by_settings(pair: Pair, layers: LayerPair | None) -> str:
-    if layers is None or pair.stage not in ("forward", "weight", "backward"):
-        return ""
-    differing = _differing_settings(layers)
-    if pair.stage == "weight":
-        running = equivalents.slot(pair.anchor.slot).startswith("running_")
-        differing = [text for text in differing if running and text.startswith("momentum")]
-    else:
-        differing = [text for text in differing if not text.startswith("momentum")]
-    if not differing:
-        return ""
-    convention = ""
-    if pair.stage == "weight":
-        convention = ", counted as torch does: paddle's own `momentum` is 1 minus it"
-    return f"the layers are set differently: {', '.join(differing)}{convention}"
 
 
 def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos: Both[RunInfo]) -> str:
@@ -296,25 +241,6 @@ def _missing(diff: Diff, step: Sequence[Diff]) -> str:
 
 def _often(times: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")
-
-
-def _differing_settings(pair: LayerPair) -> list[str]:
-    return [text for _, text in _differing(pair)]
-
-
-def _differing(pair: LayerPair) -> list[tuple[str, str]]:
-    reference, candidate = pair.map(lambda layer: layer.settings)
-    return [
-        (name, f"{name} {value} against {candidate[name]}")
-        for name, value in reference.items()
-        if name in candidate and not _equal(value, candidate[name])
-    ]
-
-
-def _equal(a: object, b: object) -> bool:
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b or type(a) is not type(b)
 
 
 def _values(pair: Pair) -> Both[np.ndarray]:
