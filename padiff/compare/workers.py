@@ -128,7 +128,7 @@ class Workers:
         except BrokenExecutor:  # a process was killed: memory ran out, say
             self._close()
             return None
-        except Exception:  # what is wrong with the step will be told when it is measured here
+        except Exception:  # what is wrong with the step is reported when it is measured here
             return None
         rows = [row for total, part in measured if total == len(pairs) for row in part]
         if len(rows) != len(pairs):

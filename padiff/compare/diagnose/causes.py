@@ -12,6 +12,7 @@ from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
+from padiff.compare.judge.drift import key_of
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
@@ -188,11 +189,7 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
     if ratio is not None:
         same = "at the same gradient and learning rate"
         return f"the update is {_times(ratio)} {same}: optimizer settings (momentum, betas)"
-    anchor = diff.pair.anchor
-    weights = (d for d in step if d.pair.stage == "weight" and d.compared)
-    weight = next(
-        (d for d in weights if (d.pair.anchor.layer, d.pair.anchor.slot) == (anchor.layer, anchor.slot)), None
-    )
+    weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
     if weight is not None:
         values, _ = _values(weight.pair)
         rest = (candidate - reference).ravel()

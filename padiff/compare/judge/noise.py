@@ -53,7 +53,7 @@ class NoisePolicy:
       accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
     * Limits of gradients and updates grow with the root of the error of the outputs: kinks (ReLU, max pooling).
     * Where not all weights that train are recorded, a step after the first may start from anything: only what is far
-      off is told there.
+      off is reported there.
     * Weights may drift by the share of their updates that the update's own limit allows.
     * A gradient is judged against the largest gradient of its layer: that of a convolution's bias before a BatchNorm,
       or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer makes from such a
@@ -294,7 +294,7 @@ class _Context:
             return diff
         gradients, sides = elements(gradient.pair), elements(diff.pair)
         if gradients is None or sides is None:
-            return diff  # which elements are noise, a sketch does not tell
+            return diff  # which elements are noise, a sketch does not show
         largest = np.maximum(*gradients.map(np.abs))
         scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
         noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
@@ -361,7 +361,7 @@ class _Context:
         assert figures is not None
         scale = figures.reference_l2
         bulk = figures.bulk_l2
-        # An estimate is told only where chance does not explain it.
+        # An estimate is reported only where chance does not explain it.
         most, rule = limit.value * (1 + limits.SURE * figures.spread), limit.rule
         few = limits.FEW_OF_UPDATES if diff.pair.stage == "update" else limits.FEW_AT_MOST
         if bulk is not None and bulk <= most < figures.l2 <= few * scale:

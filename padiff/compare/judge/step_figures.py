@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from padiff.compare.judge import limits
 from padiff.model import equivalents
@@ -13,15 +13,14 @@ from padiff.records import STAGES, Diff, Record
 
 def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
     """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
-    coarsest, seen = {}, 0
-    for stage in STAGES:
-        for diff in diffs:
-            for record in diff.pair.sides:
-                dtype = limits.coarse(record.dtype) if record is not None else ""
-                if record is not None and record.stage == stage and dtype in limits.COARSENESS:
-                    seen = max(seen, limits.COARSENESS.index(dtype))
-        coarsest[stage] = limits.COARSENESS[seen]
-    return coarsest
+    return {stage: coarsest(diffs, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
+
+
+def coarsest(diffs: Sequence[Diff], stages: Collection[str]) -> str:
+    """The coarsest floating dtype at some stages, of either side; the finest of all where there is none."""
+    records = (record for diff in diffs for record in diff.pair.sides if record is not None and record.stage in stages)
+    dtypes = {limits.coarse(record.dtype) for record in records}
+    return next((dtype for dtype in reversed(limits.COARSENESS) if dtype in dtypes), limits.COARSENESS[0])
 
 
 def is_exact(diff: Diff) -> bool:
