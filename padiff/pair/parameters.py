@@ -155,8 +155,8 @@ def _pair(parameters: ParameterPair, sides: Both[_Side], stage: str, call: int) 
 
 def _fused(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
     """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
-    ours, theirs = slices
-    if not (ours.label and theirs.label and ours.groups == theirs.groups and all(r.source.sketched for r in records)):
+    labelled = all(slice_.label for slice_ in slices) and slices.reference.groups == slices.candidate.groups
+    if not labelled or not all(record.source.sketched for record in records):
         return None
     a, b = (replace(record, slot=record.slot + _FUSED) for record in records)
     return RecordPair(a, b, _layout(slices))
