@@ -10,12 +10,12 @@ from padiff.align.slices import ParameterPair
 from padiff.records import Both
 from padiff.sketches.sketch import Sketch
 
-#: Largest relative L2 error at which two starting weights count as the same.
+#: Relative L2 error below which two starting weights count as the same.
 _SAME = 1e-3
 
 
 def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
-    """The alignment with each ambiguity answered by the option under which most starting weights agree.
+    """The alignment with each ambiguity answered by the option under which most of its own starting weights agree.
 
     Args:
         seen: what running the two models showed; without values, what is usual is assumed.
@@ -24,18 +24,13 @@ def resolved(alignment: Alignment, seen: Both[Seen]) -> Alignment:
     storage = alignment.storage
     if storage is None or None in values:
         return alignment
-    same_start: bool | None = None
     for ambiguity in alignment.ambiguities:
         agreeing = {
             option: sum(_same(pair, values) for pair in storage.pairs_if(ambiguity.about, option))
             for option in ambiguity.options
         }
-        # Where other weights show that both start from the same, the usual way stands if no option fits better.
+        # That other weights agree says nothing of these: where no option fits, the values do not tell.
         if any(agreeing.values()):
-            same_start = True
-        elif same_start is None:
-            same_start = any(_same(pair, values) for pair in alignment.parameters)
-        if same_start:
             storage = storage.answered({ambiguity.about: max(agreeing, key=agreeing.__getitem__)})
     return alignment.answered(storage.answers)
 
@@ -48,4 +43,5 @@ def _same(pair: ParameterPair, values: Both[Values | None]) -> bool:
             return False
         taken.append(parts[0].take(stored).ravel().astype(np.float64))
     a, b = taken
-    return a.size == b.size and bool(np.linalg.norm(a - b) <= _SAME * np.linalg.norm(a))
+    # Zeros agree in any order.
+    return a.size == b.size and bool(np.linalg.norm(a - b) < _SAME * np.linalg.norm(a))

@@ -119,9 +119,9 @@ def auto_diff(*args: Any, **kwargs: Any) -> Report:
 
 def _compared_models(settings: Settings, carried: Carried | None) -> _State:
     reference, candidate = settings.sides.map(_info)
-    aligned, layer_map, cuts = aligned_as(carried, settings), settings.whole_map(), not settings.single_step
+    aligned, layer_map, boundaries = aligned_as(carried, settings), settings.whole_map(), not settings.single_step
     runs = MemoryRun(reference), MemoryRun(candidate)
-    state = _State(RunComparison(*runs, layer_map, settings.tolerance, cuts=cuts, aligned=aligned))
+    state = _State(RunComparison(*runs, layer_map, settings.tolerance, boundaries=boundaries, aligned=aligned))
     if settings.single_step or settings.same_dropout:
         state.partners = aligned(reference, candidate, layer_map, seen_of(settings, carried))
     return state

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
 from padiff.model import equivalents
-from padiff.records import ROOT, Diff, Kind, Layer
+from padiff.records import ROOT, Both, Diff, Kind, Layer
 
 # An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
 # normalisation, by less.
 _GROSS, _VISIBLE = 0.05, 1e-3
 
 
-def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
+def other_boundaries(diffs: Sequence[Diff], alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
     """Pairs of layers, by path, whose outputs differ before others that follow agree.
 
     Only layers that are built differently are looked at: what they hold, or how many of their kind the models have, is
@@ -34,12 +34,11 @@ def cut_elsewhere(diffs: Sequence[Diff], alignment: Alignment, values: bool = Tr
     forward = [d for d in diffs if d.pair.stage == "forward" and d.compared]
     doubtful = {_paths(d) for d in forward if not d.passed and d.problem is not None and d.problem.kind is Kind.SHAPES}
     if values:
-        doubtful |= {(p.reference.path, p.candidate.path) for p in alignment.pairs if built.differently(p)}
-    fixed = {(p.reference.path, p.candidate.path) for p in alignment.pairs if _is_fixed(p)}
-    doubtful -= fixed
+        doubtful |= {_pair_paths(p) for p in alignment.pairs if built.differently(p)}
+    doubtful -= {_pair_paths(p) for p in alignment.pairs if _is_fixed(p)}
     sure = [d for d in forward if _paths(d) not in doubtful]
     # What is off by less than this differs by a fault, or by rounding, not by another end.
-    containers = {(p.reference.path, p.candidate.path) for p in alignment.pairs if p.reference.children}
+    containers = {_pair_paths(p) for p in alignment.pairs if p.reference.children}
     wide = [
         d
         for d in forward
@@ -61,20 +60,20 @@ class _Built:
     """Which layers of two models are built differently though they hold the same parameters."""
 
     def __init__(self, alignment: Alignment) -> None:
-        layers = [sorted(side, key=lambda layer: layer.path) for side in alignment.layers]
-        self._kinds = [Counter(equivalents.kind(x) for x in side if _is_plain(x)) for side in layers]
-        self._inside = [_leaves_inside(side) for side in layers]
+        layers = alignment.layers.map(lambda side: sorted(side, key=lambda layer: layer.path))
+        self._kinds = layers.map(lambda side: Counter(equivalents.kind(x) for x in side if _is_plain(x)))
+        self._inside = layers.map(_leaves_inside)
 
     def differently(self, pair: LayerPair) -> bool:
-        ours, theirs = pair.reference, pair.candidate
-        if ours.children or theirs.children:
-            return self._inside[0].get(ours.path) != self._inside[1].get(theirs.path)
-        if _is_plain(ours):
-            kinds = equivalents.kind(ours), equivalents.kind(theirs)
-            return kinds[0] != kinds[1] or self._kinds[0][kinds[0]] != self._kinds[1][kinds[1]]
-        # A normalisation that is a class of the user's may hold the activation, too.
-        own = [_is_own_class(layer) for layer in (ours, theirs)]
-        return own[0] != own[1] or ours.settings.get("act") != theirs.settings.get("act")
+        if any(layer.children for layer in pair):
+            built: Both[object] = self._inside.zip(pair).map(lambda side: side[0].get(side[1].path))
+        elif _is_plain(pair.reference):
+            kinds = pair.map(equivalents.kind)
+            built = self._kinds.zip(kinds).map(lambda side: (side[1], side[0][side[1]]))
+        else:
+            # A normalisation that is a class of the user's may hold the activation, too.
+            built = pair.map(lambda layer: (_is_own_class(layer), layer.settings.get("act")))
+        return built.reference != built.candidate
 
 
 def _leaves_inside(layers: Sequence[Layer]) -> dict[str, Counter[str]]:
@@ -97,7 +96,11 @@ def _is_own_class(layer: Layer) -> bool:
 
 
 def _is_fixed(pair: LayerPair) -> bool:
-    return pair.reason == "given" or ROOT in (pair.reference.path, pair.candidate.path)
+    return pair.reason == "given" or ROOT in _pair_paths(pair)
+
+
+def _pair_paths(pair: LayerPair) -> tuple[str, str]:
+    return pair.reference.path, pair.candidate.path
 
 
 def _paths(diff: Diff) -> tuple[str, str]:

@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any
 
 from padiff.align import Alignment, Seen, align, resolved
-from padiff.compare.boundaries import cut_elsewhere
+from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
-from padiff.compare.diagnose.causes import first_diff, setting_diff
+from padiff.compare.diagnose.causes import first_diff
+from padiff.compare.diagnose.settings import setting_diff
 from padiff.compare.findings import Findings
-from padiff.compare.judge.drift import doubted
+from padiff.compare.judge.drift import with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.step import Before, Plan, compare_step
+from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
@@ -42,8 +43,9 @@ class RunComparison:
         policy: when a diff passes. Default: `NoisePolicy`.
         stages: only these stages are reported; a policy may look at the others for what it allows these.
         layers: only layers whose paths in either run match one of these patterns are reported; likewise.
-        cuts: whether to look for all layers that end at other places of the computation (`padiff.compare.boundaries`);
-            where one side's layers run on the other's values, only for those whose outputs have other shapes.
+        boundaries: whether to look for all layers that end at other places of the computation
+            (`padiff.compare.boundaries`); where one side's layers run on the other's values, only for those whose
+            outputs have other shapes.
         aligned: what pairs the layers, called as `padiff.align.align` is.
         workers: processes that measure steps ahead of the one that is judged.
         measuring: called now and then while a step is measured, with the share of it that is done.
@@ -59,7 +61,7 @@ class RunComparison:
         layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
         stages: Collection[str] = STAGES,
-        cuts: bool = True,
+        boundaries: bool = True,
         aligned: Callable[..., Alignment] = align,
         workers: Workers | None = None,
         layers: Collection[str] | None = None,
@@ -77,10 +79,10 @@ class RunComparison:
         # A limit comes from the rest of the step, too.
         self._measured_stages = frozenset(STAGES) if self._policy.in_context else self.stages
         self._layers = None if layers is None else _matching(layers, self._infos)
-        self._cuts, self._aligned = cuts, aligned
-        self._plan: Plan | None = None
+        self._boundaries, self._aligned = boundaries, aligned
+        self._plan: ComparisonPlan | None = None
         self._before = Before()
-        aligned(*self._infos, self._map)  # a map that does not fit is told before any step is there
+        aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
     def alignment(self) -> Alignment:
@@ -118,7 +120,9 @@ class RunComparison:
         self._before = before
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
-    def _first(self, steps: Both[list[Step]], numbers: Both[int] | None) -> tuple[Plan, list[list[Diff]], Before]:
+    def _first(
+        self, steps: Both[list[Step]], numbers: Both[int] | None
+    ) -> tuple[ComparisonPlan, list[list[Diff]], Before]:
         """The first step shows what is called, whether both start equal, and which layers end elsewhere."""
         if self._workers is not None:
             self._workers.start(steps.reference[0])  # they import while this process aligns
@@ -139,12 +143,12 @@ class RunComparison:
             measured.update((_key(diff.pair), diff) for diff in found)
             return found
 
-        plan = Plan(self.runs, alignment, self._policy, self._measured_stages, measure)
+        plan = ComparisonPlan(self.runs, alignment, self._policy, self._measured_stages, measure)
         diffs, before = compare_step(steps, plan, self._before)
         compared = next(rank for rank in diffs if not rank or rank[0].problem is not OWN_SAMPLES)
-        cut = cut_elsewhere(compared, alignment, self._cuts)
-        if cut:
-            plan = replace(plan, alignment=replace(alignment, cut_elsewhere=cut))
+        others = other_boundaries(compared, alignment, self._boundaries)
+        if others:
+            plan = replace(plan, alignment=replace(alignment, cut_elsewhere=others))
             diffs, before = compare_step(steps, plan, self._before)
         return plan, diffs, before
 
@@ -215,7 +219,7 @@ class RunComparison:
         if self.stages & PARAMETER_STAGES:
             coverage = with_unrecorded(coverage, self._infos.zip(history), self._layers)
         if first is not None:
-            first = doubted(first, coverage)
+            first = with_caveat(first, coverage)
         if settings is None:
             settings = self._policy.settings_count and "forward" in self.stages
         if first is None and settings and steps:

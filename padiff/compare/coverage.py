@@ -8,7 +8,7 @@ from itertools import chain
 
 from padiff.align import Alignment, LayerPair, Slice
 from padiff.align.matching.parameter_units import tie_targets
-from padiff.compare.diagnose.causes import setting_notes
+from padiff.compare.diagnose.settings import setting_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.pair.processes import describe_processes
 from padiff.records import (
@@ -105,8 +105,8 @@ class Tally:
         """
         counts = self._counts
         unpaired: Both[Sequence[Layer]] = Both(alignment.reference_only, alignment.candidate_only)
-        parts = unzipped(alignment.parameters)
-        uncovered = [_uncovered(*side) for side in zip(alignment.layers, parts, unpaired)]
+        slices = unzipped(alignment.parameters)
+        uncovered = Both(*map(_uncovered, alignment.layers, slices, unpaired))
         containers = unpaired.map(lambda layers: _paths(layers, containers=True))
         alone = unpaired.map(lambda layers: _paths(layers, containers=False)).zip(self._compared)
         as_parts = alone.map(lambda side: tuple(path for path in side[0] if path in side[1]))
@@ -123,8 +123,8 @@ class Tally:
             candidate_containers=containers.candidate,
             reference_parts=as_parts.reference,
             candidate_parts=as_parts.candidate,
-            reference_parameters=uncovered[0],
-            candidate_parameters=uncovered[1],
+            reference_parameters=uncovered.reference,
+            candidate_parameters=uncovered.candidate,
             reference_sites=sites.reference,
             candidate_sites=sites.candidate,
             uncalled=_uncalled(infos, called),
@@ -135,7 +135,7 @@ class Tally:
             ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
             assumed=tuple(f"{x.about}: {x.options[0]}" for x in alignment.ambiguities if not x.answer),
             views=tuple(self._views.values()),
-            cut_elsewhere=tuple(f"{ours} / {theirs}" for ours, theirs in sorted(alignment.cut_elsewhere)),
+            cut_elsewhere=tuple(" / ".join(paths) for paths in sorted(alignment.cut_elsewhere)),
             sketched=counts["sketched"],
             bounded=counts["bounded"],
             ranks=describe_processes(infos),
@@ -170,10 +170,13 @@ def _only_holds(layer: Layer) -> bool:
     return layer.children > 0
 
 
-def _uncovered(layers: Sequence[Layer], parts: Iterable[Sequence[Slice]], unpaired: Iterable[Layer]) -> tuple[str, ...]:
+def _uncovered(
+    layers: Sequence[Layer], slices: Iterable[Sequence[Slice]], unpaired: Iterable[Layer]
+) -> tuple[str, ...]:
     """Parameters that answer to none, and the buffers of layers that do."""
     homes = tie_targets(layers)
-    covered = {homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts)}
+    sites = {(slice_.layer, slice_.slot) for slice_ in chain(*slices)}
+    covered = {homes.get(site, site) for site in sites}
     alone = {layer.path for layer in unpaired}
     return tuple(
         f"{layer.path}/{p.slot}"

@@ -18,7 +18,7 @@ from padiff.records import Both, Diff, Pair, Run, Step
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What holds for all steps of a comparison.
 
     Attributes:
@@ -49,7 +49,7 @@ class Before:
     history: Both[History] = field(default=NOTHING_YET)
 
 
-def compare_step(steps: Both[Sequence[Step]], plan: Plan, before: Before) -> tuple[list[list[Diff]], Before]:
+def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[list[Diff]], Before]:
     """The judged diffs of one step, and what it leaves to the next one.
 
     Args:
@@ -62,21 +62,21 @@ def compare_step(steps: Both[Sequence[Step]], plan: Plan, before: Before) -> tup
     """
     infos = plan.runs.map(lambda run: run.info)
     history = before.history.zip(steps).map(lambda side: side[0].after(side[1]))
-    sides = rank_steps(steps, infos)
-    ranks = step_pairs(sides, plan.alignment, plan.stages)
-    pairs = [pair for rank in ranks for pair in rank]
+    ranks = rank_steps(steps, infos)
+    pairs = step_pairs(ranks, plan.alignment, plan.stages)
+    together = [pair for rank in pairs for pair in rank]
     if plan.measure is None:
-        measured = iter([measure_pair(pair, plan.policy.elementwise) for pair in pairs])
+        measured = iter([measure_pair(pair, plan.policy.elementwise) for pair in together])
     else:
-        measured = iter(plan.measure(pairs))
+        measured = iter(plan.measure(together))
     found = []
-    for rank, both in zip(ranks, sides):
+    for rank, own in zip(ranks, pairs):
         # Every rank of a step is judged by the step before it, none by another rank.
-        diffs = plan.policy.judge(list(islice(measured, len(rank))), before.drift)
-        diffs = excused(diffs, infos.zip(history), both, plan.alignment)
-        diffs, history = absent_stages(diffs, both, history, plan.runs)
+        diffs = plan.policy.judge(list(islice(measured, len(own))), before.drift)
+        diffs = excused(diffs, infos.zip(history), rank, plan.alignment)
+        diffs, history = absent_stages(diffs, rank, history, plan.runs)
         found.append(diffs)
-    alone = left_out(steps, infos, sides, plan.stages)
+    alone = left_out(steps, infos, ranks, plan.stages)
     found = [alone, *found] if alone else found
     known = all(weights_known(*side) for side in infos.zip(steps))
     apart = drift([diff for diffs in found for diff in diffs], before.drift, known)

@@ -11,6 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,8 @@ class Workers:
             return None
         if self._job[0] is not alignment:
             self._again()
-            self._job = alignment, pickle.dumps((self._paths, alignment, frozenset(stages), elementwise))
+            plain = replace(alignment, storage=None)  # there are no answers to be given any more
+            self._job = alignment, pickle.dumps((self._paths, plain, frozenset(stages), elementwise))
         try:
             self._submit(numbers, _seconds([_elements(pair.anchor) for pair in pairs]))
             if not self._ahead or self._ahead[0][0] != numbers:
@@ -126,7 +128,7 @@ class Workers:
         except BrokenExecutor:  # a process was killed: memory ran out, say
             self._close()
             return None
-        except Exception:  # what is wrong with the step will be told when it is measured here
+        except Exception:  # what is wrong with the step is reported when it is measured here
             return None
         rows = [row for total, part in measured if total == len(pairs) for row in part]
         if len(rows) != len(pairs):

@@ -5,20 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from padiff.align import Alignment, ParameterPair, Slice, SplitPair
 from padiff.align.matching.parameter_units import tie_targets, without_ones
-from padiff.records import PARAMETER_STAGES, SAME, TRANSPOSED, Layer, Layout, Record, TensorSource
+from padiff.records import PARAMETER_STAGES, SAME, TRANSPOSED, Both, Layer, Layout, Record, TensorSource
 
 #: Records by layer and stage.
 Index = dict[tuple[str, str], list[Record]]
-#: Two records, one of which may be missing, and the view of the candidate's.
-Found = list[tuple["Record | None", "Record | None", Layout]]
 _Key = tuple[str, str, str, int]
 
 _FUSED = "[query, key, value]"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPair(Both["Record | None"]):
+    """Two records that answer to each other, one of which may be missing, and the layout of the candidate's."""
+
+    layout: Layout = SAME
+
+
+def alone(records: Both[Iterable[Record]]) -> list[RecordPair]:
+    """Records without a partner."""
+    return [RecordPair(a, None) for a in records.reference] + [RecordPair(None, b) for b in records.candidate]
 
 
 class _Made(TensorSource):
@@ -37,10 +48,10 @@ class _Rows(_Made):
     """Some rows of another's parameter."""
 
     whole: TensorSource
-    part: Slice
+    slice_: Slice
 
     def read(self) -> np.ndarray:
-        return self.part.take(self.whole.read())
+        return self.slice_.take(self.whole.read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +60,11 @@ class _Columns(_Made):
 
     whole: TensorSource
     axis: int
-    part: Slice
+    slice_: Slice
 
     def read(self) -> np.ndarray:
         array = self.whole.read()
-        return np.take(array, self.part.rows(array.shape[self.axis]), axis=self.axis)
+        return np.take(array, self.slice_.rows(array.shape[self.axis]), axis=self.axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,65 +107,59 @@ class _Side:
         self.calls = {key[3] for key in self._records}
         self.used: set[int] = set()
 
-    def find(self, part: Slice, stage: str, call: int) -> Record | None:
-        layer, slot = self._homes.get((part.layer, part.slot), (part.layer, part.slot))
-        return self._records.get((layer, stage, slot, call))
-
-    def taken_out(self, index: Index) -> None:
-        for key in list(index):
-            index[key] = [record for record in index[key] if id(record) not in self.used]
+    def find(self, slices: Iterable[Slice], stage: str, call: int) -> list[Record]:
+        """The records of those that have one."""
+        sites = [(slice_.layer, slice_.slot) for slice_ in slices]
+        keys = [(layer, stage, slot, call) for layer, slot in (self._homes.get(site, site) for site in sites)]
+        return [self._records[key] for key in keys if key in self._records]
 
 
-def pair_parameters(left: Index, right: Index, alignment: Alignment) -> Found:
+def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPair]:
     """Take the records of parameters that answer to each other out of two indexes, paired."""
-    sides = _Side(left, alignment.layers.reference), _Side(right, alignment.layers.candidate)
-    pairs: Found = []
+    sides = indexes.zip(alignment.layers).map(lambda side: _Side(*side))
+    calls = sorted(sides.reference.calls | sides.candidate.calls)
+    pairs: list[RecordPair] = []
     for parameters in alignment.parameters:
         for stage in PARAMETER_STAGES:
-            for call in sorted(sides[0].calls | sides[1].calls):
+            for call in calls:
                 pairs += _pair(parameters, sides, stage, call)
-    for side, index in zip(sides, (left, right)):
-        side.taken_out(index)
+    for side, index in zip(sides, indexes):
+        for key in list(index):
+            index[key] = [record for record in index[key] if id(record) not in side.used]
     return pairs
 
 
-def _pair(parameters: ParameterPair, sides: tuple[_Side, _Side], stage: str, call: int) -> Found:
-    both = parameters.reference, parameters.candidate
-    records: list[list[Record]] = []
-    for side, parts in zip(sides, both):
-        there = [record for part in parts if (record := side.find(part, stage, call)) is not None]
-        if len(there) < len(parts):
-            return []
-        records.append(there)
-    known = [all(id(r) in side.used for r in found) for side, found in zip(sides, records)]
-    if all(known) and all(part.whole for parts in both for part in parts):
+def _pair(parameters: ParameterPair, sides: Both[_Side], stage: str, call: int) -> list[RecordPair]:
+    records = Both(*(side.find(slices, stage, call) for side, slices in zip(sides, parameters)))
+    if any(len(found) < len(slices) for found, slices in zip(records, parameters)):
+        return []
+    known = all(id(record) in side.used for side, found in zip(sides, records) for record in found)
+    if known and all(slice_.whole for slices in parameters for slice_ in slices):
         return []  # tied on both sides: compared where they were first seen
     for side, found in zip(sides, records):
         side.used.update(id(record) for record in found)
-    together = _together(both, records)
-    if together is not None:
-        return [] if all(known) else [together]
-    if len(both[0]) == len(both[1]) == 1:
-        return [_one(both[0][0], both[1][0], records[0][0], records[1][0])]
+    if len(parameters.reference) == len(parameters.candidate) == 1:
+        one = Both(parameters.reference[0], parameters.candidate[0]), Both(records.reference[0], records.candidate[0])
+        fused = _fused(*one)
+        if fused is not None:
+            return [] if known else [fused]
+        unsliced = _unsliced(*one)
+        if unsliced is not None:
+            return [unsliced]
+    sliced = Both(*map(_sliced, parameters, records, parameters.swapped()))
     if stage == "grad":
         # What is added up has one gradient, which each of them gets.
-        return [(a, b, SAME) for a in _cut(both[0], records[0], both[1]) for b in _cut(both[1], records[1], both[0])]
-    added = [_added(_cut(both[k], records[k], both[1 - k])) for k in (0, 1)]
-    return [(added[0], added[1], SAME)]
+        return [RecordPair(a, b) for a, b in product(*sliced)]
+    return [RecordPair(*sliced.map(_added))]
 
 
-def _together(
-    both: tuple[Sequence[Slice], Sequence[Slice]], records: Sequence[Sequence[Record]]
-) -> tuple[Record, Record, Layout] | None:
+def _fused(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
     """Query, key and value that both sides have in one, where sketches are all there is: they can't be taken apart."""
-    parts = [parts[0] for parts in both]
-    if not all(part.label for part in parts) or parts[0].groups != parts[1].groups:
+    labelled = all(slice_.label for slice_ in slices) and slices.reference.groups == slices.candidate.groups
+    if not labelled or not all(record.source.sketched for record in records):
         return None
-    whole = [record[0] for record in records]
-    if not all(record.source.sketched for record in whole):
-        return None
-    a, b = (replace(record, slot=record.slot + _FUSED) for record in whole)
-    return a, b, TRANSPOSED if _turned(parts[0]) != _turned(parts[1]) else SAME
+    a, b = (replace(record, slot=record.slot + _FUSED) for record in records)
+    return RecordPair(a, b, _layout(slices))
 
 
 def is_fused(slot: str) -> bool:
@@ -162,36 +167,35 @@ def is_fused(slot: str) -> bool:
     return slot.endswith(_FUSED)
 
 
-def _one(ours: Slice, theirs: Slice, a: Record, b: Record) -> tuple[Record, Record, Layout]:
-    if without_ones(ours.size) != without_ones(theirs.size) and math.prod(ours.size) == math.prod(theirs.size):
+def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
+    """Two parameters of which no rows are left out, or in different shapes; `None` for rows."""
+    shape, other = slices.reference.size, slices.candidate.size
+    if without_ones(shape) != without_ones(other) and math.prod(shape) == math.prod(other):
         # A convolution over patches and the linear layer that it is, a picture and its places.
-        return _as(ours, a, ours.size), _as(theirs, b, ours.size), SAME
-    if ours.whole and theirs.whole:
-        return a, b, TRANSPOSED if _turned(ours) != _turned(theirs) else SAME
-    return _cut([ours], [a], [theirs])[0], _cut([theirs], [b], [ours])[0], SAME
+        sources = (_Flat(_Rows(record.source, slice_), shape) for record, slice_ in zip(records, slices))
+        a, b = (replace(record, shape=shape, source=source) for record, source in zip(records, sources))
+        return RecordPair(a, b)
+    if slices.reference.whole and slices.candidate.whole:
+        return RecordPair(records.reference, records.candidate, _layout(slices))
+    return None
 
 
-def _as(part: Slice, record: Record, shape: tuple[int, ...]) -> Record:
-    """A parameter in the shape of its partner."""
-    return replace(record, shape=shape, source=_Flat(_Rows(record.source, part), shape))
+def _layout(slices: Both[Slice]) -> Layout:
+    return SAME if len({slice_.layout == "in_out" for slice_ in slices}) == 1 else TRANSPOSED
 
 
-def _turned(part: Slice) -> bool:
-    return part.layout == "in_out"
-
-
-def _cut(parts: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:
+def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:
     """Records of rows, named by the layer on the other side that they answer to."""
-    cut = []
-    for part, record in zip(parts, records):
-        slot = record.slot if part.whole else f"{record.slot}[{part.label or _short(others[0])}]"
-        cut.append(replace(record, slot=slot, shape=part.size, source=_Rows(record.source, part)))
-    return cut
+    found = []
+    for slice_, record in zip(slices, records):
+        slot = record.slot if slice_.whole else f"{record.slot}[{slice_.label or _short(others[0])}]"
+        found.append(replace(record, slot=slot, shape=slice_.size, source=_Rows(record.source, slice_)))
+    return found
 
 
-def _short(part: Slice) -> str:
-    name = part.layer.rpartition(".")[2]
-    return f"{name}.{part.slot}[{part.rows_text}]" if not part.whole else name
+def _short(slice_: Slice) -> str:
+    name = slice_.layer.rpartition(".")[2]
+    return f"{name}.{slice_.slot}[{slice_.rows_text}]" if not slice_.whole else name
 
 
 def _added(records: Sequence[Record]) -> Record:
@@ -201,64 +205,63 @@ def _added(records: Sequence[Record]) -> Record:
     return replace(records[0], slot=" + ".join(record.slot for record in records), source=source)
 
 
-def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], left: Index, right: Index) -> Found:
+def pair_split_outputs(split: SplitPair, parameters: Sequence[ParameterPair], indexes: Both[Index]) -> list[RecordPair]:
     """Compare a fused layer's output, and its gradient, with those of the layers that are its parts."""
-    turned = len(split.candidate) == 1
-    whole, several = (split.candidate[0], split.reference) if turned else (split.reference[0], split.candidate)
-    index, others = (right, left) if turned else (left, right)
-    pieces = _pieces(whole, several, parameters, turned)
-    if len(pieces) < len(several):
+    swapped = len(split.candidate) == 1
+    (whole,), parts = split.swapped() if swapped else split
+    index, others = indexes.swapped() if swapped else indexes
+    slices = _slices(whole, parts, parameters, swapped)
+    if len(slices) < len(parts):
         return []
-    pairs: Found = []
+    pairs: list[RecordPair] = []
     for stage in ("forward", "backward"):
         kept = []
         for record in index.get((whole.path, stage), []):
-            parts = [_same_call(others.get((layer.path, stage), []), record) for layer in several]
-            axis = _feature_axis(record, parts, [pieces[layer.path] for layer in several])
+            outputs = [_same_call(others.get((layer.path, stage), []), record) for layer in parts]
+            axis = _feature_axis(record, outputs, [slices[layer.path] for layer in parts])
             if axis is None:
                 kept.append(record)
                 continue
-            for layer, other in zip(several, parts):
-                assert other is not None
-                part = pieces[layer.path]
-                shape = (*record.shape[:axis], part.size[0], *record.shape[axis + 1 :])
+            for layer, output in zip(parts, outputs):
+                slice_ = slices[layer.path]
+                shape = (*record.shape[:axis], slice_.size[0], *record.shape[axis + 1 :])
                 slot = f"{record.slot}[{layer.path.rpartition('.')[2]}]"
-                piece = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, part))
-                pairs.append((other, piece, SAME) if turned else (piece, other, SAME))
-                others[layer.path, stage] = [r for r in others[layer.path, stage] if r is not other]
+                columns = replace(record, slot=slot, shape=shape, source=_Columns(record.source, axis, slice_))
+                pairs.append(RecordPair(output, columns) if swapped else RecordPair(columns, output))
+                others[layer.path, stage] = [r for r in others[layer.path, stage] if r is not output]
         if (whole.path, stage) in index:
             index[whole.path, stage] = kept
     return pairs
 
 
-def _pieces(
-    whole: Layer, several: Sequence[Layer], parameters: Sequence[ParameterPair], turned: bool
+def _slices(
+    whole: Layer, parts: Sequence[Layer], parameters: Sequence[ParameterPair], swapped: bool
 ) -> Mapping[str, Slice]:
-    """For each of the several layers, its part of the whole's weight."""
-    pieces: dict[str, Slice] = {}
-    paths = {layer.path for layer in several}
+    """For each of the parts, the rows of the whole's weight that are its own."""
+    found: dict[str, Slice] = {}
+    paths = {layer.path for layer in parts}
     for pair in parameters:
         if len(pair.reference) == len(pair.candidate) == 1:
-            one, other = (pair.candidate[0], pair.reference[0]) if turned else (pair.reference[0], pair.candidate[0])
-            if one.layer == whole.path and not one.whole and other.layer in paths:
-                pieces.setdefault(other.layer, one)
-    return pieces
+            (slice_,), (other,) = pair.swapped() if swapped else pair
+            if slice_.layer == whole.path and not slice_.whole and other.layer in paths:
+                found.setdefault(other.layer, slice_)
+    return found
 
 
 def _same_call(records: Sequence[Record], record: Record) -> Record | None:
     return next((r for r in records if (r.slot, r.call) == (record.slot, record.call)), None)
 
 
-def _feature_axis(record: Record, parts: Sequence[Record | None], pieces: Sequence[Slice]) -> int | None:
+def _feature_axis(record: Record, outputs: Sequence[Record | None], slices: Sequence[Slice]) -> int | None:
     """The axis along which the parts' outputs lie beside each other in the whole's."""
-    rows = sum(piece.size[0] for piece in pieces)
+    rows = sum(slice_.size[0] for slice_ in slices)
     for axis in dict.fromkeys((len(record.shape) - 1, 1)):
         if (
             0 <= axis < len(record.shape)
             and record.shape[axis] == rows
             and all(
-                part is not None and part.shape == (*record.shape[:axis], piece.size[0], *record.shape[axis + 1 :])
-                for part, piece in zip(parts, pieces)
+                output is not None and output.shape == (*record.shape[:axis], slice_.size[0], *record.shape[axis + 1 :])
+                for output, slice_ in zip(outputs, slices)
             )
         ):
             return axis

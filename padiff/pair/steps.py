@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
-from padiff.align import Alignment, LayerPair, ParameterPair, Slice
+from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
 from padiff.pair.layouts import layout_between, square_layout
-from padiff.pair.parameters import Found, Index, pair_parameters, pair_split_outputs
+from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
     BROADCAST,
     LOOP,
@@ -34,61 +35,82 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     where the shapes agree (``output.logits`` and ``output.0``, ``input.x`` and ``input.input``); a tensor in another
     layout gets the `Layout` that brings it into the reference's.
     """
-    left, right = _index(reference.records), _index(candidate.records)
+    steps = Both(reference, candidate)
+    indexes = steps.map(_index)
     apart = _apart(alignment)
-    alike = [p for p in alignment.parameters if not any((k, part.layer) in apart for k, part in _parts(p))]
-    pairs = pair_parameters(left, right, replace(alignment, parameters=tuple(alike)))
+    alike = tuple(
+        parameters
+        for parameters in alignment.parameters
+        if not any(slice_.layer in paths for slices, paths in zip(parameters, apart) for slice_ in slices)
+    )
+    pairs = pair_parameters(indexes, replace(alignment, parameters=alike))
     for split in alignment.splits:
-        pairs += pair_split_outputs(split, alignment.parameters, left, right)
+        pairs += pair_split_outputs(split, alignment.parameters, indexes)
     for layers in alignment.pairs:
         paths = layers.reference.path, layers.candidate.path
-        pairs += _pair_layer(layers, left, right, paths not in alignment.cut_elsewhere)
+        pairs += _pair_layer(layers, indexes, paths not in alignment.cut_elsewhere)
     for stage in STAGES:
-        ours, theirs = left.pop((LOOP, stage), []), right.pop((LOOP, stage), [])
-        pairs += [(a, b, SAME) for a, b in _match(ours, theirs)]
-    pairs += _pair_inputs(left, right)
-    pairs += [(record, None, SAME) for records in left.values() for record in records]
-    pairs += [(None, record, SAME) for records in right.values() for record in records]
-    optional = _buffers(alignment)
-    made = [
-        Pair(reference.number, a, b, layout, optional=_lone(a, b) in optional or _lone(a, b)[:2] in apart)
-        for a, b, layout in _with_layouts(pairs)
-    ]
-    scales = Both(reference.loss_scale, candidate.loss_scale)
+        pairs += _match(_taken_out(indexes, Both(LOOP, LOOP), stage))
+    pairs += _pair_inputs(indexes)
+    pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
+    buffers = _buffers(alignment)
+    made = []
+    for pair in _with_layouts(pairs):
+        sides = zip(pair, buffers, apart)
+        gaps = [(r.layer, r.slot) in slots or r.layer in paths for r, slots, paths in sides if r is not None]
+        made.append(Pair(reference.number, pair.reference, pair.candidate, pair.layout, optional=gaps == [True]))
+    scales = steps.map(lambda step: step.loss_scale)
     # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
     made = [replace(pair, scales=scales) if pair.stage == "backward" else pair for pair in made]
-    return sorted(made, key=_causal_order(reference, candidate))
+    return sorted(made, key=_causal_order(steps))
 
 
-def _index(records: Iterable[Record]) -> Index:
+def _index(step: Step) -> Index:
     index: Index = defaultdict(list)
-    for record in records:
+    for record in step.records:
         index[record.layer, record.stage].append(record)
     return index
 
 
-def _pair_layer(layers: LayerPair, left: Index, right: Index, outputs: bool) -> Found:
+def _taken_out(indexes: Both[Index], paths: Both[str], stage: str) -> Both[list[Record]]:
+    """What the indexes have of two layers at a stage, which they have no longer."""
+    return Both(
+        indexes.reference.pop((paths.reference, stage), []), indexes.candidate.pop((paths.candidate, stage), [])
+    )
+
+
+def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[RecordPair]:
     """Pair what the two layers themselves recorded; without ``outputs`` they end at other places, and stand alone."""
-    pairs: Found = []
+    pairs: list[RecordPair] = []
+    paths = layers.map(lambda layer: layer.path)
     for stage in STAGES:
-        ours = left.pop((layers.reference.path, stage), [])
-        theirs = right.pop((layers.candidate.path, stage), [])
+        records = _taken_out(indexes, paths, stage)
+        if not any(records):
+            continue
         if stage in PARAMETER_STAGES:
             # What the trees declare is paired by the alignment; a record of anything else, by its slot.
-            declared = [{p.slot for p in layer.parameters} for layer in (layers.reference, layers.candidate)]
-            rest = [[r for r in side if r.slot not in known] for side, known in zip((ours, theirs), declared)]
-            pairs += [(a, b, SAME) for a, b in _match(rest[0], rest[1], equivalents.slot)]
-            ours = [r for r in ours if r.slot in declared[0]]
-            theirs = [r for r in theirs if r.slot in declared[1]]
-        if stage in PARAMETER_STAGES or not outputs:
-            pairs += [(record, None, SAME) for record in ours] + [(None, record, SAME) for record in theirs]
-            continue
-        doubtful = _doubtful_calls(ours, theirs)
-        pairs += [(record, None, SAME) for record in ours if _call_name(record) in doubtful]
-        pairs += [(None, record, SAME) for record in theirs if _call_name(record) in doubtful]
-        sure = [[r for r in side if _call_name(r) not in doubtful] for side in (ours, theirs)]
-        pairs += [(a, b, _features(layers, a, b)) for a, b in _match(sure[0], sure[1])]
+            slots = layers.map(lambda layer: {parameter.slot for parameter in layer.parameters})
+            declared, rest = _parted(records, slots, lambda record: record.slot)
+            pairs += _match(rest, equivalents.slot) + alone(declared)
+        elif outputs:
+            doubtful = _doubtful_calls(records)
+            unsure, sure = _parted(records, Both(doubtful, doubtful), _call_name)
+            pairs += alone(unsure)
+            pairs += [RecordPair(a, b, _features(layers, a, b)) for a, b in _match(sure)]
+        else:
+            pairs += alone(records)
     return pairs
+
+
+def _parted(
+    records: Both[list[Record]], names: Both[set[str]], name: Callable[[Record], str]
+) -> tuple[Both[list[Record]], Both[list[Record]]]:
+    """The records that have one of these names, and the others."""
+    sides = records.zip(names)
+    return (
+        sides.map(lambda side: [record for record in side[0] if name(record) in side[1]]),
+        sides.map(lambda side: [record for record in side[0] if name(record) not in side[1]]),
+    )
 
 
 def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
@@ -98,176 +120,167 @@ def _features(layers: LayerPair, a: Record | None, b: Record | None) -> Layout:
     """
     if a is None or b is None or a.shape != b.shape or len(a.shape) < 3:
         return SAME
-    groups = [equivalents.group_of_kinds(equivalents.kind(layer)) for layer in (layers.reference, layers.candidate)]
+    groups = layers.map(lambda layer: equivalents.group_of_kinds(equivalents.kind(layer)))
     axes = range(len(a.shape))
-    if groups == ["conv", "linear"]:
+    if groups == Both("conv", "linear"):
         return Layout(((0, axes[-1], *axes[1:-1]),))
-    if groups == ["linear", "conv"]:
+    if groups == Both("linear", "conv"):
         return Layout(((0, *axes[2:], 1),))
     return SAME
 
 
-def _same_tensors(pairs: Found) -> Found:
+def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
     """The pairs, where a container gives out what a layer inside of it gave out, and its gradient, seen as that."""
     layouts: dict[object, Layout] = {}
     sites: dict[tuple[str, str, int], Layout] = {}
-    for a, b, layout in pairs:
-        if layout and a is not None and b is not None and a.stage == "forward":
-            layouts[a.source.identity, b.source.identity] = layout
-    found: Found = []
-    for a, b, layout in pairs:
-        if a is not None and b is not None and a.stage in ("forward", "backward") and a.shape == b.shape and not layout:
-            site = a.layer, a.slot, a.call
-            same = a.source.identity, b.source.identity
-            layout = layouts.get(same, SAME) if a.stage == "forward" else sites.get(site, SAME)
-            if layout and a.stage == "forward":
-                sites[site] = layout
-        found.append((a, b, layout))
+    for pair in pairs:
+        a, b = pair.reference, pair.candidate
+        if pair.layout and a is not None and b is not None and a.stage == "forward":
+            layouts[a.source.identity, b.source.identity] = pair.layout
+    found: list[RecordPair] = []
+    for pair in pairs:
+        a, b = pair.reference, pair.candidate
+        if a is None or b is None or a.stage not in ("forward", "backward") or a.shape != b.shape or pair.layout:
+            found.append(pair)
+            continue
+        site = a.layer, a.slot, a.call
+        if a.stage == "backward":
+            layout = sites.get(site, SAME)
+        elif layout := layouts.get((a.source.identity, b.source.identity), SAME):
+            sites[site] = layout
+        found.append(RecordPair(a, b, layout) if layout else pair)
     return found
 
 
-def _with_layouts(pairs: Found) -> Found:
+def _with_layouts(pairs: list[RecordPair]) -> list[RecordPair]:
     """The pairs, each with the layout that brings the candidate's tensor into the reference's layout."""
-    found: Found = []
-    for a, b, layout in pairs:
-        if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
-            layout = layout or layout_between(a.shape, b.shape)
-        found.append((a, b, layout))
-    found = _same_tensors(found)
-    # A gradient of what is the same for all samples is their sum: no quantity of the other side.
-    once = [pair for pair in found if pair[2] == BROADCAST and pair[0] is not None and pair[0].stage == "backward"]
-    for pair in once:
-        where = next(k for k, other in enumerate(found) if other is pair)
-        found[where : where + 1] = [(pair[0], None, SAME), (None, pair[1], SAME)]
+    found: list[RecordPair] = []
+    for pair in pairs:
+        a, b = pair.reference, pair.candidate
+        if a is not None and b is not None and a.stage not in PARAMETER_STAGES and not pair.layout:
+            layout = layout_between(a.shape, b.shape)
+            pair = RecordPair(a, b, layout) if layout else pair
+        found.append(pair)
+    pairs, found = _same_tensors(found), []
     # Where two swapped axes happen to be equally long the shape is no help: the run's other tensors tell.
     usual: dict[int, set[Layout]] = defaultdict(set)
-    for a, b, layout in found:
+    for pair in pairs:
+        a, b = pair.reference, pair.candidate
         if a is None or b is None or a.stage != "forward" or len(a.shape) != len(b.shape):
             continue
-        if a.shape != b.shape or (not layout and len(set(a.shape)) == len(a.shape)):
-            usual[len(a.shape)].add(layout)
-    for k, (a, b, layout) in enumerate(found):
-        if a is not None and b is not None and not layout and a.stage not in PARAMETER_STAGES and a.shape == b.shape:
+        if a.shape != b.shape or (not pair.layout and len(set(a.shape)) == len(a.shape)):
+            usual[len(a.shape)].add(pair.layout)
+    for pair in pairs:
+        a, b = pair.reference, pair.candidate
+        if a is not None and b is not None and a.stage not in PARAMETER_STAGES:
             layouts = usual[len(a.shape)]
-            if len(layouts) == 1 and layouts != {SAME}:
-                found[k] = (a, b, square_layout(a.shape, layouts))
+            if a.stage == "backward" and pair.layout == BROADCAST:
+                # A gradient of what is the same for all samples is their sum: no quantity of the other side.
+                found += alone(Both([a], [b]))
+                continue
+            if not pair.layout and a.shape == b.shape and len(layouts) == 1 and layouts != {SAME}:
+                pair = RecordPair(a, b, square_layout(a.shape, layouts))
+        found.append(pair)
     return found
 
 
-def _buffers(alignment: Alignment) -> set[tuple[int, str, str]]:
-    """Side, layer and slot of all buffers: what only one model keeps may be missing on the other."""
-    return {
-        (k, layer.path, p.slot)
-        for k, layers in enumerate(alignment.layers)
-        for layer in layers
-        for p in layer.parameters
-        if p.role == "buffer"
-    }
+def _buffers(alignment: Alignment) -> Both[set[tuple[str, str]]]:
+    """Layer and slot of all buffers: what only one model keeps may be missing on the other."""
+    return alignment.layers.map(
+        lambda layers: {(layer.path, p.slot) for layer in layers for p in layer.parameters if p.role == "buffer"}
+    )
 
 
-def _apart(alignment: Alignment) -> set[tuple[int, str]]:
-    """Side and path of the layers whose parameters are not compared: those at and below mapped layers that differ."""
-    above = [{pair[k] for pair in alignment.differ_inside} for k in (0, 1)]
-    if not any(above):
-        return set()
-    return {
-        (k, layer.path)
-        for k, layers in enumerate(alignment.layers)
-        for layer in layers
-        if any(layer.path == path or inside(layer.path, path) for path in above[k])
-    }
+def _apart(alignment: Alignment) -> Both[set[str]]:
+    """Paths of the layers whose parameters are not compared: those at and below mapped layers that differ."""
+    above = Both({a for a, _ in alignment.differ_inside}, {b for _, b in alignment.differ_inside})
+    return alignment.layers.zip(above).map(
+        lambda side: {
+            layer.path for layer in side[0] if any(layer.path == path or inside(layer.path, path) for path in side[1])
+        }
+    )
 
 
-def _parts(pair: ParameterPair) -> Iterator[tuple[int, Slice]]:
-    """Each part with its side."""
-    yield from ((0, part) for part in pair.reference)
-    yield from ((1, part) for part in pair.candidate)
-
-
-def _lone(a: Record | None, b: Record | None) -> tuple[int, str, str]:
-    """The one record of a pair with a missing side, as `_buffers` names it; of a complete pair a name that none has."""
-    record = a if a is not None else b
-    if record is None or (a is not None and b is not None):
-        return -1, "", ""
-    return (0 if a is not None else 1, record.layer, record.slot)
-
-
-def _doubtful_calls(ours: list[Record], theirs: list[Record]) -> set[str]:
+def _doubtful_calls(records: Both[list[Record]]) -> set[str]:
     """Functional calls that a layer makes more often, or with other shapes, on one side: which answers to which?"""
-    shapes = []
-    for side in (ours, theirs):
-        found: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        for record in sorted(side, key=lambda record: record.call):
-            found[_call_name(record)].append(record.shape)
-        shapes.append(found)
-    names = (shapes[0].keys() | shapes[1].keys()) - {""}
-    return {name for name in names if shapes[0].get(name) != shapes[1].get(name)}
+    shapes = records.map(_call_shapes)
+    names = shapes.reference.keys() | shapes.candidate.keys()
+    return {name for name in names if shapes.reference.get(name) != shapes.candidate.get(name)}
+
+
+def _call_shapes(records: list[Record]) -> dict[str, list[tuple[int, ...]]]:
+    """Shapes of what each functional call gave, call by call."""
+    shapes: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record.call):
+        if is_functional(record.slot):
+            shapes[_call_name(record)].append(record.shape)
+    return shapes
 
 
 def _call_name(record: Record) -> str:
     return record.slot.partition("()")[0] if is_functional(record.slot) else ""
 
 
-def _match(
-    ours: list[Record], theirs: list[Record], name: Callable[[str], str] = str
-) -> list[tuple[Record | None, Record | None]]:
-    waiting = {(name(record.slot), record.call): record for record in theirs}
-    pairs: list[tuple[Record | None, Record | None]] = []
-    alone: list[Record] = []
-    for record in ours:
+def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> list[RecordPair]:
+    waiting = {(name(record.slot), record.call): record for record in records.candidate}
+    pairs: list[RecordPair] = []
+    left: list[Record] = []
+    for record in records.reference:
         partner = waiting.pop((name(record.slot), record.call), None)
         if partner is not None:
-            pairs.append((record, partner))
+            pairs.append(RecordPair(record, partner))
         else:
-            alone.append(record)
+            left.append(record)
     waiting = {key: record for key, record in waiting.items() if not is_functional(record.slot)}
-    for record in alone:
+    for record in left:
         if is_functional(record.slot):
-            pairs.append((record, None))  # of another name it is another computation
+            pairs.append(RecordPair(record, None))  # of another name it is another computation
             continue
         # By position within the call, only where this leaves no choice: as many on either side.
         same_call = [other for other in waiting.values() if other.call == record.call]
-        ours_left = [other for other in alone if other.call == record.call and not is_functional(other.slot)]
-        position = next(k for k, other in enumerate(ours_left) if other is record)
-        fits = len(same_call) == len(ours_left) and sorted(same_call[position].shape) == sorted(record.shape)
-        pairs.append((record, same_call[position] if fits else None))
-    used = {id(b) for _, b in pairs if b is not None}
-    return pairs + [(None, record) for record in theirs if id(record) not in used]
+        rivals = [other for other in left if other.call == record.call and not is_functional(other.slot)]
+        position = next(k for k, other in enumerate(rivals) if other is record)
+        fits = len(same_call) == len(rivals) and sorted(same_call[position].shape) == sorted(record.shape)
+        pairs.append(RecordPair(record, same_call[position] if fits else None))
+    used = {id(pair.candidate) for pair in pairs}
+    return pairs + [RecordPair(None, record) for record in records.candidate if id(record) not in used]
 
 
-def _pair_inputs(left: Index, right: Index) -> Found:
+def _pair_inputs(indexes: Both[Index]) -> list[RecordPair]:
     """Inputs of a step whose outermost layers answer to none: by position, where number and shapes agree."""
-    ours = [record for (_, stage), records in left.items() if stage == "input" for record in records]
-    theirs = [record for (_, stage), records in right.items() if stage == "input" for record in records]
-    if not ours or [record.shape for record in ours] != [record.shape for record in theirs]:
+    inputs = indexes.map(
+        lambda index: [r for (_, stage), records in index.items() if stage == "input" for r in records]
+    )
+    shapes = inputs.map(lambda records: [record.shape for record in records])
+    if not inputs.reference or shapes.reference != shapes.candidate:
         return []
-    for index in (left, right):
+    for index in indexes:
         for key in [key for key in index if key[1] == "input"]:
             del index[key]
-    return [(a, b, SAME) for a, b in zip(ours, theirs, strict=True)]
+    return [RecordPair(a, b) for a, b in zip(*inputs)]
 
 
-def _causal_order(reference: Step, candidate: Step) -> Callable[[Pair], tuple[int, int, int, int, int]]:
+def _causal_order(steps: Both[Step]) -> Callable[[Pair], tuple[int, int, int, int, int]]:
     """Key: what the optimizers did before; stage; then the reference's order, parameters by when their layer first ran
     in forward.
     """
     ran: dict[str, int] = {}
-    for record in reference.records:
+    for record in steps.reference.records:
         if record.stage == "forward":
             ran.setdefault(record.layer, record.order)
     stage_of = {stage: position for position, stage in enumerate(STAGES)}
-    turns = _turns(reference), _turns(candidate)
-    last = len(reference.records) + len(candidate.records)
+    turns = steps.map(_turns)
+    last = sum(len(step.records) for step in steps)
 
     def key(pair: Pair) -> tuple[int, int, int, int, int]:
         stage = stage_of[pair.stage]
         if pair.reference is None:
             assert pair.candidate is not None
-            return turns[1].get(pair.candidate.order, 0), stage, 1, last, pair.candidate.order
+            return turns.candidate.get(pair.candidate.order, 0), stage, 1, last, pair.candidate.order
         record = pair.reference
         first = ran.get(record.layer, last) if record.stage in PARAMETER_STAGES else 0
         # Step-wide scalars come after the layers that they may explain.
-        return turns[0].get(record.order, 0), stage, 0, last + 1 if record.layer == LOOP else first, record.order
+        return turns.reference.get(record.order, 0), stage, 0, last + 1 if record.layer == LOOP else first, record.order
 
     return key
 

@@ -183,7 +183,7 @@ class FirstDiff:
         slot: which tensor of the layer.
         diff: what was measured there; `None` where no tensor shows it.
         cause: why, in words; empty where nothing speaks for a cause.
-        doubt: why it may be no diff at all, as a sentence; else empty.
+        caveat: why it may be no diff at all, as a sentence; else empty.
         statement: what is wrong where no tensor shows it.
     """
 
@@ -194,7 +194,7 @@ class FirstDiff:
     slot: str = ""
     diff: Diff | None = None
     cause: str = ""
-    doubt: str = ""
+    caveat: str = ""
     statement: str = ""
 
     @property
@@ -220,8 +220,8 @@ class FirstDiff:
         call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
         where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
         because = f" Likely cause: {self.cause}." if self.cause else ""
-        doubt = f" {self.doubt}" if self.doubt else ""
-        return f"The runs part at {where}: {figures_text(self.diff)}.{because}{doubt}"
+        caveat = f" {self.caveat}" if self.caveat else ""
+        return f"The runs part at {where}: {figures_text(self.diff)}.{because}{caveat}"
 
     def _layers(self, pair: Pair) -> str:
         names = [

@@ -14,7 +14,7 @@ class Figure(Enum):
     MAX_ABS = "max_abs"
     MEAN_ABS = "mean_abs"
     #: How many elements are beyond an elementwise tolerance.
-    BEYOND = "elements beyond"
+    MISMATCHED = "elements beyond"
     #: Without the few largest elements, or the worst samples.
     BULK = "rel_l2 of the bulk"
     #: Without elements whose gradients are rounding noise.

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from kit.records import info, linear, norm, parameter, plain, root
 
 from padiff import LayerMap
-from padiff.align import Seen, align
+from padiff.align import Seen, align, resolved
 from padiff.errors import UsageError
 from padiff.records import ROOT, Both, Layer, RunInfo
 
@@ -262,3 +263,23 @@ def test_a_hundred_and_fifty_blocks_under_other_names_are_paired_in_order():
 
     pairs = found(tree("layer", False), tree("block", True))
     assert pairs["layer0"] == "block0" and pairs["layer149"] == "block149"
+
+
+@pytest.mark.parametrize(("same", "assumed"), [(True, []), (False, ["order of rows in Net.qkv of the reference"])])
+def test_what_is_ambiguous_is_answered_by_its_own_weights_only(same, assumed):
+    names, rng = ("q_proj", "k_proj", "v_proj"), np.random.default_rng(0)
+    trees = Both(
+        info(root(2), linear("qkv", 8, 24), linear("out", 8, 8)),
+        info(root(4), *(linear(name, 8, 8) for name in names), linear("out", 8, 8)),
+    )
+    parts = {name: rng.normal(size=(8, 8)) for name in (*names, "out")}
+    fused = np.concatenate([parts[name] for name in names]) if same else rng.normal(size=(24, 8))
+
+    def seen(weights):
+        return Seen(
+            values=lambda path, slot: weights.get(path) if slot == "weight" else np.zeros(24 if path == "qkv" else 8)
+        )
+
+    shown = Both(seen({"qkv": fused, "out": parts["out"]}), seen(parts))
+    alignment = resolved(align(*trees, None, shown), shown)
+    assert [x.about for x in alignment.ambiguities if not x.answer] == assumed

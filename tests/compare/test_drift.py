@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from padiff.compare.judge.drift import Drift, Update, doubted, drift, inherited
+from padiff.compare.judge.drift import Drift, Update, drift, inherited, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Coverage, Diff, Figure, Figures, FirstDiff, Judgement, Pair, Rule
@@ -182,13 +182,13 @@ def test_where_samples_are_all_that_is_known_updates_may_have_left_more_than_is_
 
 def test_a_first_diff_after_rounding_has_grown_large_may_be_more_of_that():
     first = FirstDiff(9, "forward", "fc", "fc", "output.0", Diff(two("forward", "output.0", [1.0], [2.0], step=9)))
-    told = doubted(first, Coverage(amplified=7)).message
+    told = with_caveat(first, Coverage(amplified=7)).message
     assert "not measured. But from step 7 on" in told and told.endswith("may be more of that.")
     for one, coverage in ((first, Coverage()), (first, Coverage(amplified=9))):
-        assert doubted(one, coverage) is one
+        assert with_caveat(one, coverage) is one
     # A weight is explained by the step before, wherever that is.
     weight = replace(first, stage="weight")
-    assert doubted(weight, Coverage(amplified=7)) is weight
+    assert with_caveat(weight, Coverage(amplified=7)) is weight
 
 
 def test_growth_does_not_forget_what_an_estimate_was_allowed_beyond_its_limit():

@@ -22,7 +22,7 @@ from kit.records import (
 
 from padiff import Tolerance, compare_runs, open_run
 from padiff.compare import NoisePolicy, RunComparison
-from padiff.compare.step import Before, Plan, compare_step
+from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.dump import RunWriter
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.recorder import MemoryRun
@@ -263,7 +263,7 @@ def test_a_step_is_compared_by_a_pure_function_and_a_run_by_a_fold_over_it():
     plant = planted("head/update/bias", lambda v: v * 1.5, at=1)
     runs = Both(toy_run(range(3)), toy_run(range(3), paddle=True, plant=plant))
     whole = compare_runs(*runs)
-    plan = Plan(runs, RunComparison(*runs).alignment, NoisePolicy(), frozenset(STAGES))
+    plan = ComparisonPlan(runs, RunComparison(*runs).alignment, NoisePolicy(), frozenset(STAGES))
     before, found = Before(), []
     for number in range(3):
         steps = runs.map(lambda run, number=number: run.steps(number))

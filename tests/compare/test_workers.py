@@ -319,7 +319,7 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path):
 
 def test_what_the_first_step_shows_of_the_alignment_holds_for_the_processes(runs, measured_here, monkeypatch):
     cut = frozenset({("l1", "l1")})
-    monkeypatch.setattr(padiff.compare.comparison, "cut_elsewhere", lambda *_: cut)
+    monkeypatch.setattr(padiff.compare.comparison, "other_boundaries", lambda *_: cut)
     one, several = (compare_runs(*runs, workers=count) for count in (1, 2))
     assert told(several) == told(one)
     forward = {d.pair.step for d in several.diffs if d.pair.anchor.site == "l1/forward/output.0" and d.compared}

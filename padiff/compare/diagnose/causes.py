@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from padiff.align import Alignment, LayerPair
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
+from padiff.compare.judge.drift import key_of
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.model import equivalents
@@ -30,53 +32,14 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     if diff is None:
         return None
     pair = diff.pair
-    sides = _sides(pair, alignment)
+    reference, candidate = _paths(pair, alignment)
     infos = runs.map(lambda run: run.info)
     reason = (
         shift_cause(diff, runs)
         or environment_cause(diff, infos)
         or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, infos)
     )
-    return FirstDiff(pair.step, pair.stage, *sides, pair.anchor.slot, diff, reason)
-
-
-def setting_notes(alignment: Alignment) -> tuple[str, ...]:
-    """Hyper-parameters that differ between layers that answer to each other."""
-    notes = []
-    for pair in alignment.pairs:
-        differing = _differing_settings(pair)
-        if differing:
-            notes.append(f"{pair.reference.path} / {pair.candidate.path}: {', '.join(differing)}")
-    return tuple(notes)
-
-
-# Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
-_TELLING = frozenset(
-    {"eps", "momentum", "approximate", "slope", "alpha", "padding_mode", "num_heads", "num_groups", "groups"}
-)
-
-
-def setting_diff(alignment: Alignment, called: Both[Collection[str]], step: int) -> FirstDiff | None:
-    """A hyper-parameter that differs between layers that ran, told as where the models part; `None` if none does."""
-    found = []
-    for pair in alignment.pairs:
-        differing = [text for name, text in _differing(pair) if name in _TELLING]
-        if differing and pair.reference.path in called.reference and pair.candidate.path in called.candidate:
-            found.append((pair, ", ".join(differing)))
-    if not found:
-        return None
-    pair, text = found[0]
-    more = f", and {len(found) - 1} more layers are" if len(found) > 1 else ""
-    sides = f"layer {pair.reference.path} ({pair.reference.type}) against {pair.candidate.path} ({pair.candidate.type})"
-    return FirstDiff(
-        step,
-        "forward",
-        pair.reference.path,
-        pair.candidate.path,
-        statement=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models "
-        "do not compute the same; other inputs, or more steps, will show it.",
-        cause=f"the layers are set differently: {text}",
-    )
+    return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 
 
 def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: Both[RunInfo]) -> str:
@@ -85,7 +48,7 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: Both[Ru
     if not pair.complete:
         return _missing(diff, step)
     layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = _by_settings(pair, layers)
+    by_settings = cause_in_settings(pair, layers)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
@@ -105,30 +68,13 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, infos: Both[Ru
 def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
     """Layers with parameters that ran on one side, and that the other side has not."""
     ran = [d.pair.anchor.layer for d in step if d.pair.stage == "forward" and not d.compared]
-    told = []
+    described = []
     for name, other, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):
         more = [p for p in surplus if any(r == p or r.startswith(f"{p}.") for r in ran)]
         if more:
             rest = f" and {len(more) - 3} more" if len(more) > 3 else ""
-            told.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
-    return "; ".join(told)
-
-
-def _by_settings(pair: Pair, layers: LayerPair | None) -> str:
-    if layers is None or pair.stage not in ("forward", "weight", "backward"):
-        return ""
-    differing = _differing_settings(layers)
-    if pair.stage == "weight":
-        running = equivalents.slot(pair.anchor.slot).startswith("running_")
-        differing = [text for text in differing if running and text.startswith("momentum")]
-    else:
-        differing = [text for text in differing if not text.startswith("momentum")]
-    if not differing:
-        return ""
-    convention = ""
-    if pair.stage == "weight":
-        convention = ", counted as torch does: paddle's own `momentum` is 1 minus it"
-    return f"the layers are set differently: {', '.join(differing)}{convention}"
+            described.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
+    return "; ".join(described)
 
 
 def _by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None, infos: Both[RunInfo]) -> str:
@@ -243,11 +189,7 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
     if ratio is not None:
         same = "at the same gradient and learning rate"
         return f"the update is {_times(ratio)} {same}: optimizer settings (momentum, betas)"
-    anchor = diff.pair.anchor
-    weights = (d for d in step if d.pair.stage == "weight" and d.compared)
-    weight = next(
-        (d for d in weights if (d.pair.anchor.layer, d.pair.anchor.slot) == (anchor.layer, anchor.slot)), None
-    )
+    weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
     if weight is not None:
         values, _ = _values(weight.pair)
         rest = (candidate - reference).ravel()
@@ -259,25 +201,25 @@ def _update(diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: flo
 
 def _rates(step: Sequence[Diff]) -> str:
     """The learning rates of a step, by parameter group, if the two runs have others; else empty."""
-    sides: tuple[list[float], list[float]] = ([], [])
+    rates: Both[list[float]] = Both([], [])
     equal = True
     for diff in step:
         if diff.pair.anchor.layer == LOOP and diff.pair.stage == "update" and diff.figures is not None:
             equal = equal and diff.compared and diff.passed
-            for side, record in enumerate((diff.pair.reference, diff.pair.candidate)):
+            for side, record, value in zip(rates, diff.pair.sides, diff.figures.values):
                 if record is not None:
-                    sides[side].append(tuple(diff.figures.values)[side])
+                    side.append(value)
+    texts = rates.map(lambda side: [f"{rate:.6g}" for rate in side])
     # One group here may be several there, with one rate.
-    if equal or not all(sides) or {f"{rate:.6g}" for rate in sides[0]} == {f"{rate:.6g}" for rate in sides[1]}:
+    if equal or not all(texts) or set(texts.reference) == set(texts.candidate):
         return ""
-    told = [", ".join(f"{rate:.6g}" for rate in rates) for rates in sides]
-    by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
-    return f"the learning rates differ: {told[0]} against {told[1]}{by_group}"
+    by_group = " (by parameter group)" if max(map(len, texts)) > 1 else ""
+    return f"the learning rates differ: {' against '.join(map(', '.join, texts))}{by_group}"
 
 
 def _missing(diff: Diff, step: Sequence[Diff]) -> str:
     pair = diff.pair
-    side, other = ("candidate", "reference") if pair.candidate is None else ("reference", "candidate")
+    side, other = SIDES.swapped() if pair.candidate is None else SIDES
     if pair.stage in ("forward", "backward", "grad", "update") and whole_stage_missing(diff, step):
         return {
             "forward": f"the {side}'s model was not called in this step, as it was in others",
@@ -287,7 +229,7 @@ def _missing(diff: Diff, step: Sequence[Diff]) -> str:
         return f"the {side}'s layer does not own this tensor"
     if pair.stage in ("grad", "update"):
         steps = optimizer_steps(step)
-        here, there = steps if side == "reference" else steps[::-1]
+        here, there = steps.swapped() if pair.candidate is None else steps
         if pair.anchor.call and here < there:
             return f"the {other}'s optimizer stepped {_often(there)} in this step, the {side}'s {_often(here)}"
         return f"on the {side} the parameter gets no gradient: frozen, detached, unused, or not in its optimizer"
@@ -296,25 +238,6 @@ def _missing(diff: Diff, step: Sequence[Diff]) -> str:
 
 def _often(times: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")
-
-
-def _differing_settings(pair: LayerPair) -> list[str]:
-    return [text for _, text in _differing(pair)]
-
-
-def _differing(pair: LayerPair) -> list[tuple[str, str]]:
-    ours, theirs = pair.reference.settings, pair.candidate.settings
-    return [
-        (name, f"{name} {ours[name]} against {theirs[name]}")
-        for name in ours
-        if name in theirs and not _equal(ours[name], theirs[name])
-    ]
-
-
-def _equal(a: object, b: object) -> bool:
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b or type(a) is not type(b)
 
 
 def _values(pair: Pair) -> Both[np.ndarray]:
@@ -361,13 +284,12 @@ def _agree(a: np.ndarray, b: np.ndarray) -> bool:
     return a.size > 0 and bool(np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a))
 
 
-def _sides(pair: Pair, alignment: Alignment) -> tuple[str | None, str | None]:
+def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
     """Paths of both layers; where one side's record is missing, the layer that would have had it."""
-    reference = pair.reference.layer if pair.reference else None
-    candidate = pair.candidate.layer if pair.candidate else None
+    reference, candidate = pair.sides.map(lambda record: record.layer if record is not None else None)
     for layers in alignment.pairs:
         if reference is None and layers.candidate.path == candidate:
             reference = layers.reference.path
         elif candidate is None and layers.reference.path == reference:
             candidate = layers.candidate.path
-    return reference, candidate
+    return Both(reference, candidate)

@@ -25,24 +25,28 @@ def environment_cause(diff: Diff, infos: Both[RunInfo]) -> str:
 
 def _autocast(diff: Diff, infos: Both[RunInfo]) -> str:
     """Autocast differs, and so does what the tensors are made of."""
-    ours, theirs = (str(info.environment.get("autocast.dtype", "")) for info in infos)
-    if not ours or not theirs or ours == theirs:
+    cast = infos.map(lambda info: str(info.environment.get("autocast.dtype", "")))
+    if not all(cast) or cast.reference == cast.candidate:
         return ""
     assert diff.pair.reference is not None and diff.pair.candidate is not None
-    dtypes = diff.pair.reference.dtype, diff.pair.candidate.dtype
-    if dtypes[0] == dtypes[1] or not {ours, theirs} & set(dtypes):
+    reference, candidate = diff.pair.reference.dtype, diff.pair.candidate.dtype
+    if reference == candidate or {*cast}.isdisjoint((reference, candidate)):
         return ""
-    return f"autocast: {ours} in the reference run, {theirs} in the candidate (this is {dtypes[0]} against {dtypes[1]})"
+    return (
+        f"autocast: {cast.reference} in the reference run, {cast.candidate} in the candidate (this is {reference} "
+        f"against {candidate})"
+    )
 
 
 def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> str:
     """TF32 differs on a GPU, and a product of matrices is off by what TF32 leaves out."""
     name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
-    used = [bool(info.environment.get(name)) and "gpu" in str(info.environment.get("device.kind")) for info in infos]
+    environments = infos.map(lambda info: info.environment)
+    used = environments.map(lambda found: bool(found.get(name)) and "gpu" in str(found.get("device.kind")))
     assert diff.figures is not None
-    if used[0] == used[1] or kind not in _PRODUCTS or diff.pair.stage != "forward":
+    if used.reference == used.candidate or kind not in _PRODUCTS or diff.pair.stage != "forward":
         return ""
     if not 0 < diff.figures.rel_l2 <= _TF32_AT_MOST:
         return ""
-    side = "reference" if used[0] else "candidate"
+    side = "reference" if used.reference else "candidate"
     return f"TF32 is on in the {side} run only ({name}), and the products differ by as much as it leaves out"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from padiff.compare.judge.history import History
+from padiff.compare.judge.zero import is_nothing
 from padiff.records import LOOP, Both, Diff, Run, Step
 
 # A loss may be logged now and then only; inputs and weights are there wherever the model was called.
@@ -61,23 +62,23 @@ def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> Hi
 
 def whole_stage_missing(diff: Diff, step: Sequence[Diff]) -> bool:
     """Whether a diff's missing side has nothing at all at this stage of its step."""
-    missing_candidate = diff.pair.candidate is None
+    candidate = diff.pair.candidate is None
     return not any(
-        (other.pair.candidate if missing_candidate else other.pair.reference) is not None
+        (other.pair.candidate if candidate else other.pair.reference) is not None
         for other in step
         if other.pair.stage == diff.pair.stage and other.pair.anchor.layer != LOOP
     )
 
 
-def optimizer_steps(step: Sequence[Diff]) -> tuple[int, int]:
+def optimizer_steps(step: Sequence[Diff]) -> Both[int]:
     """How often the optimizers of the reference and of the candidate changed some parameter in a step."""
-    calls = [0, 0]
+    calls: Both[set[int]] = Both({0}, {0})
     for diff in step:
         if diff.pair.stage == "update":
-            for side, record in enumerate((diff.pair.reference, diff.pair.candidate)):
+            for side, record in zip(calls, diff.pair.sides):
                 if record is not None and record.layer != LOOP:
-                    calls[side] = max(calls[side], record.call + 1)
-    return calls[0], calls[1]
+                    side.add(record.call + 1)
+    return calls.map(max)
 
 
 def _is_of(diff: Diff, absent: Both[frozenset[str]]) -> bool:
@@ -88,7 +89,4 @@ def _is_of(diff: Diff, absent: Both[frozenset[str]]) -> bool:
 
 
 def _failed(diff: Diff) -> Diff:
-    figures = diff.figures
-    # A gradient of zeros is what one framework has where the other has none.
-    nothing = figures is not None and figures.reference_l2 == figures.candidate_l2 == 0 and figures.size > 0
-    return diff if nothing and diff.pair.stage in ("grad", "update") else replace(diff, passed=False)
+    return diff if is_nothing(diff) else replace(diff, passed=False)

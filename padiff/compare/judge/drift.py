@@ -190,7 +190,7 @@ def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
     return min(weights + (unseen if sampled else 0.0) + inputs, MOST)
 
 
-def doubted(first: FirstDiff, coverage: Coverage) -> FirstDiff:
+def with_caveat(first: FirstDiff, coverage: Coverage) -> FirstDiff:
     """The first diff, with a word that it may be nothing but drift where the runs were far apart before.
 
     Weights are explained by the step before, however far apart the runs are, and inputs come from outside.
@@ -198,11 +198,11 @@ def doubted(first: FirstDiff, coverage: Coverage) -> FirstDiff:
     since = coverage.amplified
     if since is None or since >= first.step or first.stage in ("input", "weight"):
         return first
-    doubt = (
+    caveat = (
         f"But from step {since} on outputs are more than a tenth of themselves apart, as this training amplifies "
         "rounding: this may be more of that."
     )
-    return replace(first, doubt=doubt)
+    return replace(first, caveat=caveat)
 
 
 def is_sampled(diff: Diff) -> bool:

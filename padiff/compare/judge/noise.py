@@ -53,7 +53,7 @@ class NoisePolicy:
       accordingly: the relative error of all weights together, and of the inputs, enters the limits of later stages.
     * Limits of gradients and updates grow with the root of the error of the outputs: kinks (ReLU, max pooling).
     * Where not all weights that train are recorded, a step after the first may start from anything: only what is far
-      off is told there.
+      off is reported there.
     * Weights may drift by the share of their updates that the update's own limit allows.
     * A gradient is judged against the largest gradient of its layer: that of a convolution's bias before a BatchNorm,
       or of an attention's key bias, is pure rounding noise. The update that an adaptive optimizer makes from such a
@@ -109,7 +109,7 @@ class _Context:
         self._deviations = deviations_of(diffs)
         grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
         level = level_of(diffs)
-        self._steered = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or hides_noise(d)}
+        self._noise_driven = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or hides_noise(d)}
         self._grads = {key_of(d): d for d in grads}
         #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
         self._stepped = 0.0
@@ -119,10 +119,10 @@ class _Context:
         self._gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
         unseen *= min(1.0, self._gain / limits.GAIN["forward"])
-        # What noise steered (a bias before a normalisation) shows in outputs, and cancels out before the loss.
+        # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
         self._inherited = {
             "forward": inherited(diffs, unseen),
-            "later": inherited([d for d in diffs if key_of(d) not in self._steered], unseen),
+            "later": inherited([d for d in diffs if key_of(d) not in self._noise_driven], unseen),
         }
         if before.step >= 0 and not before.known:
             self._inherited = dict.fromkeys(self._inherited, limits.MOST)
@@ -187,7 +187,7 @@ class _Context:
         simple = equivalents.group_of_kinds(anchor.layer_type.lower()) in limits.SIMPLE
         return simple and self._went_in > 0 and anchor.layer in self._came_back
 
-    def _steered_limit(self, figures: Figures) -> float:
+    def _noise_limit(self, figures: Figures) -> float:
         # Of any direction, but not larger than the reference's updates are.
         return limits.UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
 
@@ -263,8 +263,8 @@ class _Context:
             relative = _Limit(self._factor * self._allowed("update"), Rule.ROUNDING)
         of_gradient = limits.OF_GRADIENT * self._factor * self._grad_errors.get(key, 0.0)
         limit = _Limit((relative.value + of_gradient) * figures.reference_l2, relative.rule)
-        if key in self._steered:
-            limit = _Limit(self._steered_limit(figures), Rule.NOISE_DRIVEN)
+        if key in self._noise_driven:
+            limit = _Limit(self._noise_limit(figures), Rule.NOISE_DRIVEN)
         remembered = self._factor * self._before.remembered(key, diff.pair.step, self._explained.get(key))
         if limit.rule is not Rule.NOISE_DRIVEN and of_gradient * figures.reference_l2 + remembered > limit.value / 2:
             limit = _Limit(limit.value, Rule.OF_GRADIENT)
@@ -294,7 +294,7 @@ class _Context:
             return diff
         gradients, sides = elements(gradient.pair), elements(diff.pair)
         if gradients is None or sides is None:
-            return diff  # which elements are noise, a sketch does not tell
+            return diff  # which elements are noise, a sketch does not show
         largest = np.maximum(*gradients.map(np.abs))
         scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
         noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
@@ -324,12 +324,12 @@ class _Context:
         size = update_figures.reference_l2 if update_figures is not None else 0.0
         drifted, explained = self._before.weight_error(key_of(diff), number, size, figures.size)
         gap = number - self._before.step
-        steered = key_of(diff) in self._steered and update_figures is not None
+        noise_driven = key_of(diff) in self._noise_driven and update_figures is not None
         if explained and gap == 1:
             # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
             return _Limit(limit + 2 * self._factor * drifted, Rule.UPDATES if drifted else own.rule), True
         if explained:
-            each = self._steered_limit(update_figures) if steered and update_figures is not None else 0.0
+            each = self._noise_limit(update_figures) if noise_driven and update_figures is not None else 0.0
             return _Limit(limit + self._factor * (drifted + (gap - 1) * each), Rule.UPDATES), True
         ramp = (
             min(number, limits.DRIFT_STEPS)
@@ -340,7 +340,7 @@ class _Context:
         limit += self._factor * min(ramp, limits.DRIFT_AT_MOST) * figures.reference_l2
         if update_figures is not None:
             # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
-            each = self._steered_limit(update_figures) if steered else 0.0
+            each = self._noise_limit(update_figures) if noise_driven else 0.0
             size = max(update_figures.reference_l2, update_figures.candidate_l2)
             limit += self._factor * number * max(each, limits.OFF * size)
         limit = max(limit, self._factor * drifted)
@@ -361,7 +361,7 @@ class _Context:
         assert figures is not None
         scale = figures.reference_l2
         bulk = figures.bulk_l2
-        # An estimate is told only where chance does not explain it.
+        # An estimate is reported only where chance does not explain it.
         most, rule = limit.value * (1 + limits.SURE * figures.spread), limit.rule
         few = limits.FEW_OF_UPDATES if diff.pair.stage == "update" else limits.FEW_AT_MOST
         if bulk is not None and bulk <= most < figures.l2 <= few * scale:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from padiff.compare.judge.drift import NONE, Drift
-from padiff.compare.judge.zero import Scales, is_rounding, level_of, noted
+from padiff.compare.judge.zero import Scales, is_nothing, is_rounding, level_of, noted
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import LOOP, PARAMETER_STAGES, Diff, Figure, Figures, Judgement, Kind, Problem, Rule
+from padiff.records import LOOP, PARAMETER_STAGES, Both, Diff, Figure, Figures, Judgement, Kind, Problem, Rule
 
 COMPARE_MODES = ("mean", "strict")
 
@@ -107,7 +107,7 @@ class Tolerance:
         limit = self.atol + self.rtol * abs(figures.values.reference)
         if figures.mismatched and figures.max_abs <= limit:
             # The largest error is within its own element's limit; smaller ones, at smaller elements, are not.
-            return judged(diff, False, Figure.BEYOND, float(figures.mismatched), 0.0)
+            return judged(diff, False, Figure.MISMATCHED, float(figures.mismatched), 0.0)
         return judged(diff, passed, Figure.MAX_ABS, figures.max_abs, limit)
 
     def describe(self) -> str:
@@ -148,37 +148,27 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
     Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all
     (a dump of weights only) is a gap.
     """
-    recorded = {
-        (side, diff.pair.stage)
-        for diff in diffs
-        for side, record in (("reference", diff.pair.reference), ("candidate", diff.pair.candidate))
-        if record is not None
-    }
-    paired = {record.layer for d in diffs if d.compared for record in (d.pair.reference,) if record is not None}
-    paired_candidates = {
-        record.layer for d in diffs if d.compared for record in (d.pair.candidate,) if record is not None
-    }
+    recorded: Both[set[str]] = Both(set(), set())
+    paired: Both[set[str]] = Both(set(), set())
+    for diff in diffs:
+        for stages, layers, record in zip(recorded, paired, diff.pair.sides):
+            if record is not None:
+                stages.add(record.stage)
+                layers.update([record.layer] if diff.compared else [])
     found = []
     for diff in diffs:
-        record, side = diff.pair.anchor, "candidate" if diff.pair.candidate is None else "reference"
-        known = paired if side == "candidate" else paired_candidates
+        record, alone = diff.pair.anchor, diff.pair.candidate is None
+        layers, stages = (paired.reference, recorded.candidate) if alone else (paired.candidate, recorded.reference)
         if (
             not diff.pair.complete
             and not diff.pair.optional
             and record.stage in PARAMETER_STAGES
-            and record.layer in known
+            and record.layer in layers
             and record.layer != LOOP
             and record.slot not in equivalents.ONE_SIDED
-            and (side, record.stage) in recorded
-            and not _nothing(diff)
+            and record.stage in stages
+            and not is_nothing(diff)
         ):
             diff = replace(diff, passed=False)
         found.append(diff)
     return found
-
-
-def _nothing(diff: Diff) -> bool:
-    """Whether a lone gradient or update is all zeros: what one framework has for none where the other has nothing."""
-    figures = diff.figures
-    zero = figures is not None and figures.reference_l2 == figures.candidate_l2 == 0 and figures.size > 0
-    return zero and diff.pair.stage in ("grad", "update")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from padiff.compare.judge import limits
 from padiff.model import equivalents
@@ -13,22 +13,20 @@ from padiff.records import STAGES, Diff, Record
 
 def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
     """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
-    coarsest, seen = {}, 0
-    for stage in STAGES:
-        for diff in diffs:
-            for record in (diff.pair.reference, diff.pair.candidate):
-                dtype = limits.coarse(record.dtype) if record is not None else ""
-                if record is not None and record.stage == stage and dtype in limits.COARSENESS:
-                    seen = max(seen, limits.COARSENESS.index(dtype))
-        coarsest[stage] = limits.COARSENESS[seen]
-    return coarsest
+    return {stage: coarsest(diffs, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
+
+
+def coarsest(diffs: Sequence[Diff], stages: Collection[str]) -> str:
+    """The coarsest floating dtype at some stages, of either side; the finest of all where there is none."""
+    records = (record for diff in diffs for record in diff.pair.sides if record is not None and record.stage in stages)
+    dtypes = {limits.coarse(record.dtype) for record in records}
+    return next((dtype for dtype in reversed(limits.COARSENESS) if dtype in dtypes), limits.COARSENESS[0])
 
 
 def is_exact(diff: Diff) -> bool:
     """Whether both sides are integers or booleans (token ids, masks, counters)."""
     floating = ("float", "bfloat", "complex")
-    sides = (diff.pair.reference, diff.pair.candidate)
-    return all(side is not None and not side.dtype.startswith(floating) for side in sides)
+    return all(record is not None and not record.dtype.startswith(floating) for record in diff.pair.sides)
 
 
 def is_activation(record: Record) -> bool:

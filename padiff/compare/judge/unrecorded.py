@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from padiff.align import Alignment
-from padiff.compare.judge.drift import Key
+from padiff.compare.judge.drift import Key, key_of
 from padiff.compare.judge.history import History
 from padiff.errors import UsageError
 from padiff.recorder.detail import NOTHING, Detail
@@ -49,7 +49,7 @@ def excused(diffs: list[Diff], sides: Both[Side], steps: Both[Step], alignment: 
                 partners.candidate[candidate.layer, candidate.slot].add((reference.layer, reference.slot))
 
     def is_gap(diff: Diff) -> bool:
-        pair, key = diff.pair, (diff.pair.anchor.layer, diff.pair.anchor.slot)
+        pair, key = diff.pair, key_of(diff)
         if diff.passed or pair.complete or pair.stage not in PARAMETER_STAGES:
             return False
         if pair.candidate is None:
@@ -90,8 +90,8 @@ def _expected(info: RunInfo) -> Iterable[Key]:
 
 def _detail(info: RunInfo) -> Detail:
     """How much the run kept of each tensor."""
-    told = info.recording.get("detail", {})
+    detail = info.recording.get("detail", {})
     try:
-        return Detail.of(told if isinstance(told, dict) else {})
+        return Detail.of(detail if isinstance(detail, dict) else {})
     except UsageError:  # edited, or of another version: then everything should be there
         return Detail()

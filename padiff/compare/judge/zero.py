@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from padiff.compare.judge.limits import CLEARLY, COARSENESS, DIFFERENT, allowed, coarse
+from padiff.compare.judge.limits import CLEARLY, DIFFERENT, allowed
+from padiff.compare.judge.step_figures import coarsest
 from padiff.model import equivalents
-from padiff.records import LOOP, Diff, Figure, Judgement, Rule
+from padiff.records import LOOP, STAGES, Diff, Figure, Judgement, Rule
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ def is_rounding(diff: Diff, scales: Scales, level: float) -> bool:
     return own <= level * layer and figures.l2 > CLEARLY * own
 
 
+def is_nothing(diff: Diff) -> bool:
+    """Whether a lone gradient or update is all zeros: what one framework has for none where the other has nothing."""
+    figures = diff.figures
+    zero = figures is not None and figures.reference_l2 == figures.candidate_l2 == 0 and figures.size > 0
+    return zero and diff.pair.stage in ("grad", "update")
+
+
 def noted(diff: Diff) -> Diff:
     """A gradient that passes as rounding noise around zero, and says so."""
     figures = diff.figures
@@ -71,13 +79,7 @@ def noted(diff: Diff) -> Diff:
 
 def level_of(diffs: Sequence[Diff]) -> float:
     """What rounding leaves of a sum, relative to what it is a sum of, in the coarsest dtype that led to a gradient."""
-    seen = 0
-    for diff in diffs:
-        for record in (diff.pair.reference, diff.pair.candidate):
-            dtype = coarse(record.dtype) if record is not None else ""
-            if record is not None and record.stage not in ("loss", "update") and dtype in COARSENESS:
-                seen = max(seen, COARSENESS.index(dtype))
-    return allowed(COARSENESS[seen], "forward")
+    return allowed(coarsest(diffs, [stage for stage in STAGES if stage not in ("loss", "update")]), "forward")
 
 
 def largest_rms(diffs: Sequence[Diff], stage: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from padiff.compare.measure.arrays import figures_of
 from padiff.compare.measure.operands import Arrays, Sketches
-from padiff.records import Figures
+from padiff.records import Both, Figures
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, SPREAD, Sketch
 
 # Moments of two samples of one tensor that lie at other places: so much of the norm may be chance. Outputs of
@@ -53,10 +53,10 @@ def _estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> F
 def _bounded(sketches: Sketches) -> Figures:
     """Figures from norms and means, which bound the error from below whatever the order of the elements is."""
     reference, candidate, scales = sketches.reference, sketches.candidate, sketches.scales
-    norms = reference.l2 / scales.reference, candidate.l2 / scales.candidate
+    norms = Both(reference.l2 / scales.reference, candidate.l2 / scales.candidate)
     means = abs(reference.mean / scales.reference - candidate.mean / scales.candidate) * math.sqrt(reference.size)
     chance = _CHANCE * max(norms) if reference.size > ELEMENTS else 0.0
-    l2 = max(abs(norms[0] - norms[1]) - chance, means - chance, 0.0)
+    l2 = max(abs(norms.reference - norms.candidate) - chance, means - chance, 0.0)
     return _figures(sketches, l2, l2, "moments", 0.0, None)
 
 
