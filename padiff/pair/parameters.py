@@ -109,9 +109,13 @@ class _Side:
 
     def find(self, slices: Iterable[Slice], stage: str, call: int) -> list[Record]:
         """The records of those that have one."""
-        sites = [(slice_.layer, slice_.slot) for slice_ in slices]
-        keys = [(layer, stage, slot, call) for layer, slot in (self._homes.get(site, site) for site in sites)]
-        return [self._records[key] for key in keys if key in self._records]
+        found = []
+        for slice_ in slices:
+            layer, slot = self._homes.get((slice_.layer, slice_.slot), (slice_.layer, slice_.slot))
+            record = self._records.get((layer, stage, slot, call))
+            if record is not None:
+                found.append(record)
+        return found
 
 
 def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPair]:
@@ -130,8 +134,10 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
 
 
 def _pair(parameters: ParameterPair, sides: Both[_Side], stage: str, call: int) -> list[RecordPair]:
-    records = Both(*(side.find(slices, stage, call) for side, slices in zip(sides, parameters)))
-    if any(len(found) < len(slices) for found, slices in zip(records, parameters)):
+    records = Both(
+        sides.reference.find(parameters.reference, stage, call), sides.candidate.find(parameters.candidate, stage, call)
+    )
+    if len(records.reference) < len(parameters.reference) or len(records.candidate) < len(parameters.candidate):
         return []
     known = all(id(record) in side.used for side, found in zip(sides, records) for record in found)
     if known and all(slice_.whole for slices in parameters for slice_ in slices):
@@ -181,7 +187,7 @@ def _unsliced(slices: Both[Slice], records: Both[Record]) -> RecordPair | None:
 
 
 def _layout(slices: Both[Slice]) -> Layout:
-    return SAME if len({slice_.layout == "in_out" for slice_ in slices}) == 1 else TRANSPOSED
+    return SAME if (slices.reference.layout == "in_out") == (slices.candidate.layout == "in_out") else TRANSPOSED
 
 
 def _sliced(slices: Sequence[Slice], records: Sequence[Record], others: Sequence[Slice]) -> list[Record]:

@@ -35,8 +35,7 @@ class Both(Generic[T]):
         return Both(self.candidate, self.reference) if when else self
 
     def __iter__(self) -> Iterator[T]:
-        yield self.reference
-        yield self.candidate
+        return iter((self.reference, self.candidate))
 
 
 def unzipped(pairs: Iterable[Both[S]]) -> Both[list[S]]:

@@ -148,6 +148,8 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
     Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all
     (a dump of weights only) is a gap.
     """
+    if all(diff.pair.complete for diff in diffs):
+        return diffs
     recorded: Both[set[str]] = Both(set(), set())
     paired: Both[set[str]] = Both(set(), set())
     for diff in diffs:

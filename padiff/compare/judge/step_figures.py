@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from padiff.compare.judge import limits
 from padiff.model import equivalents
@@ -13,14 +13,28 @@ from padiff.records import STAGES, Diff, Record
 
 def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
     """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
-    return {stage: coarsest(diffs, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
+    dtypes = _dtypes(diffs)
+    return {stage: _coarsest(dtypes, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
 
 
 def coarsest(diffs: Sequence[Diff], stages: Collection[str]) -> str:
     """The coarsest floating dtype at some stages, of either side; the finest of all where there is none."""
-    records = (record for diff in diffs for record in diff.pair.sides if record is not None and record.stage in stages)
-    dtypes = {limits.coarse(record.dtype) for record in records}
-    return next((dtype for dtype in reversed(limits.COARSENESS) if dtype in dtypes), limits.COARSENESS[0])
+    return _coarsest(_dtypes(diffs), stages)
+
+
+def _coarsest(dtypes: Mapping[str, set[str]], stages: Collection[str]) -> str:
+    seen = {limits.coarse(dtype) for stage in stages for dtype in dtypes[stage]}
+    return next((dtype for dtype in reversed(limits.COARSENESS) if dtype in seen), limits.COARSENESS[0])
+
+
+def _dtypes(diffs: Sequence[Diff]) -> dict[str, set[str]]:
+    """The dtypes of either side's records, by stage."""
+    dtypes: dict[str, set[str]] = {stage: set() for stage in STAGES}
+    for diff in diffs:
+        for record in (diff.pair.reference, diff.pair.candidate):
+            if record is not None:
+                dtypes[record.stage].add(record.dtype)
+    return dtypes
 
 
 def is_exact(diff: Diff) -> bool:
