@@ -1,6 +1,6 @@
 """Collects the pairs of runs that tests and benchmarks compare, as a pytest plugin, and packs them for `test_golden`.
 
-    PYTHONPATH=tests python -m pytest -p golden.collect --golden-pairs FOLDER tests/core tests/conditions ...
+    PYTHONPATH=tests python -m pytest -p golden.collect --golden-pairs FOLDER tests
     PYTHONPATH=tests python -m golden.collect FOLDER
 
 The first line keeps each pair that fits; the second packs them and writes what is expected of them.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -61,7 +62,7 @@ def _keep(
     pairs = list(layer_map.pairs)
     if not isinstance(policy, (NoisePolicy, Tolerance)) or not _is_plain(pairs):
         return
-    partial = folder / ".partial"
+    partial = folder / f".partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for side, run in (("reference", reference), ("candidate", candidate)):
