@@ -93,26 +93,26 @@ def _other_shapes(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Pro
 
 
 def _sketches(pair: Pair) -> Sketches | Problem:
-    ours, theirs = pair.reference, pair.candidate
-    assert ours is not None and theirs is not None
+    reference, candidate = pair.reference, pair.candidate
+    assert reference is not None and candidate is not None
     if pair.layout == BROADCAST:
         what = "one side has for every sample what the other has once, and a sketch is of the whole"
         return Problem(Kind.UNMEASURABLE, what)
-    shape = pair.layout.shape(theirs.shape, ours.shape)
-    if ours.shape != shape and not _same_elements(ours.shape, shape, pair.stage):
-        return _other_shapes(ours.shape, shape)
-    reference, candidate = ours.sketch, theirs.sketch
+    shape = pair.layout.shape(candidate.shape, reference.shape)
+    if reference.shape != shape and not _same_elements(reference.shape, shape, pair.stage):
+        return _other_shapes(reference.shape, shape)
+    one, other = reference.sketch, candidate.sketch
     try:
         # A side that was kept in full is brought into the other's layout.
-        if reference is not None and candidate is None:
-            values = pair.layout.apply(theirs.value, ours.shape)
-            return Sketches(reference, sketch_of(values, reference.transposed), pair.scales, True)
-        if reference is None and candidate is not None:
-            values = pair.layout.undo(ours.value, theirs.shape)
-            return Sketches(sketch_of(values, candidate.transposed), candidate, pair.scales, True)
+        if one is not None and other is None:
+            values = pair.layout.apply(candidate.value, reference.shape)
+            return Sketches(one, sketch_of(values, one.transposed), pair.scales, True)
+        if one is None and other is not None:
+            values = pair.layout.undo(reference.value, candidate.shape)
+            return Sketches(sketch_of(values, other.transposed), other, pair.scales, True)
     except SketchOnlyError:
         pass
-    if reference is None or candidate is None:
+    if one is None or other is None:
         return Problem(Kind.UNMEASURABLE, "a part of what was kept as a sketch only")
-    transposed = reference.transposed != candidate.transposed
-    return Sketches(reference, candidate, pair.scales, pair.layout.in_order and transposed == pair.layout.transposes)
+    transposed = one.transposed != other.transposed
+    return Sketches(one, other, pair.scales, pair.layout.in_order and transposed == pair.layout.transposes)
