@@ -18,6 +18,7 @@ from padiff.records import (
     PARAMETER_STAGES,
     SAME,
     STAGES,
+    UNSCALED,
     Both,
     Layout,
     Pair,
@@ -53,15 +54,15 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         pairs += _match(_taken_out(indexes, Both(LOOP, LOOP), stage))
     pairs += _pair_inputs(indexes)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
-    buffers = _buffers(alignment)
-    made = []
-    for pair in _with_layouts(pairs):
-        sides = zip(pair, buffers, apart)
-        gaps = [(r.layer, r.slot) in slots or r.layer in paths for r, slots, paths in sides if r is not None]
-        made.append(Pair(reference.number, pair.reference, pair.candidate, pair.layout, optional=gaps == [True]))
+    buffers, made = _buffers(alignment), []
     scales = steps.map(lambda step: step.loss_scale)
-    # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
-    made = [replace(pair, scales=scales) if pair.stage == "backward" else pair for pair in made]
+    for pair in _with_layouts(pairs):
+        a, b = pair.reference, pair.candidate
+        sides = zip(pair, buffers, apart) if a is None or b is None else ()
+        optional = any(r is not None and ((r.layer, r.slot) in slots or r.layer in paths) for r, slots, paths in sides)
+        # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
+        scaled = "backward" in (a.stage if a is not None else "", b.stage if b is not None else "")
+        made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
     return sorted(made, key=_causal_order(steps))
 
 

@@ -116,7 +116,7 @@ class Tolerance:
 
 def judged(diff: Diff, passed: bool, figure: Figure, value: float, limit: float, rule: Rule = Rule.TOLERANCE) -> Diff:
     """The diff, with what was judged."""
-    return replace(diff, passed=passed, judgement=Judgement(figure, value, limit, rule))
+    return Diff(diff.pair, diff.figures, passed, Judgement(figure, value, limit, rule), diff.problem)
 
 
 def judged_together(diffs: Sequence[Diff]) -> list[Diff]:
