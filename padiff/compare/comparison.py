@@ -150,7 +150,8 @@ class RunComparison:
         if others:
             plan = replace(plan, alignment=replace(alignment, cut_elsewhere=others))
             diffs, before = compare_step(steps, plan, self._before)
-        return plan, diffs, before
+        # Later steps are measured anew: what was measured of this one, and its tensors, are let go.
+        return replace(plan, measure=None), diffs, before
 
     def _is_asked_for(self, pair: Pair) -> bool:
         if pair.stage not in self.stages:
@@ -251,7 +252,7 @@ def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]
     found: Both[set[str]] = Both(set(), set())
     paths = infos.map(lambda info: {path for layer in info.layers for path in (layer.path, *layer.aliases)})
     for pattern in patterns:
-        matching = [set(fnmatch.filter(side, pattern)) for side in paths]
+        matching = [{path for path in side if fnmatch.fnmatchcase(path, pattern)} for side in paths]
         if not any(matching):
             raise UsageError(
                 f"no layer of either run matches {pattern!r}. {nearest(pattern, sorted(set().union(*paths)))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from padiff.align import Alignment
@@ -46,7 +46,7 @@ class Before:
     """
 
     drift: Drift = NONE
-    history: Both[History] = field(default=NOTHING_YET)
+    history: Both[History] = NOTHING_YET
 
 
 def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[list[Diff]], Before]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from padiff.compare.judge import drift, limits
 from padiff.compare.judge.drift import Drift, inherited, key_of
-from padiff.compare.judge.policy import judged, judged_together
+from padiff.compare.judge.policy import judged_together
 from padiff.compare.judge.step_figures import (
     coarsest_dtypes,
     deviations_of,
@@ -209,7 +209,7 @@ class _Context:
         if diff.problem or figures is None:
             return diff
         if is_exact(diff):
-            return judged(diff, figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
+            return diff.judged(figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
         limit, explained = self._limit(diff, figures)
         if not explained and (anchor.layer != LOOP or stage == "loss"):
             grown = min(limits.GROWTH * self._before.stages.get(stage, 0.0), limits.GROWN_AT_MOST)
@@ -308,7 +308,7 @@ class _Context:
         if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
             return diff
         size = figures.reference_l2 or 1.0
-        return judged(diff, True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
+        return diff.judged(True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
 
     def _weight_limit(self, diff: Diff) -> tuple[_Limit, bool]:
         """The limit, and whether the step before explains all of it."""
@@ -365,7 +365,7 @@ class _Context:
         most, rule = limit.value * (1 + limits.SURE * figures.spread), limit.rule
         few = limits.FEW_OF_UPDATES if diff.pair.stage == "update" else limits.FEW_AT_MOST
         if bulk is not None and bulk <= most < figures.l2 <= few * scale:
-            return judged(diff, True, Figure.BULK, bulk / scale, most / scale, rule)
+            return diff.judged(True, Figure.BULK, bulk / scale, most / scale, rule)
         if scale > 0:
-            return judged(diff, figures.l2 <= most, Figure.REL_L2, figures.rel_l2, most / scale, rule)
-        return judged(diff, figures.l2 <= most, Figure.L2, figures.l2, most, rule)
+            return diff.judged(figures.l2 <= most, Figure.REL_L2, figures.rel_l2, most / scale, rule)
+        return diff.judged(figures.l2 <= most, Figure.L2, figures.l2, most, rule)

@@ -11,7 +11,7 @@ from padiff.compare.judge.drift import NONE, Drift
 from padiff.compare.judge.zero import Scales, is_nothing, is_rounding, level_of, noted
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import LOOP, PARAMETER_STAGES, Both, Diff, Figure, Figures, Judgement, Kind, Problem, Rule
+from padiff.records import LOOP, PARAMETER_STAGES, Both, Diff, Figure, Figures, Kind, Problem, Rule
 
 COMPARE_MODES = ("mean", "strict")
 
@@ -103,20 +103,15 @@ class Tolerance:
         passed = self.passes(figures)
         if self.mode == "mean":
             limit = self.atol + self.rtol * figures.mean_reference
-            return judged(diff, passed, Figure.MEAN_ABS, figures.mean_abs, limit)
+            return diff.judged(passed, Figure.MEAN_ABS, figures.mean_abs, limit, Rule.TOLERANCE)
         limit = self.atol + self.rtol * abs(figures.values.reference)
         if figures.mismatched and figures.max_abs <= limit:
             # The largest error is within its own element's limit; smaller ones, at smaller elements, are not.
-            return judged(diff, False, Figure.MISMATCHED, float(figures.mismatched), 0.0)
-        return judged(diff, passed, Figure.MAX_ABS, figures.max_abs, limit)
+            return diff.judged(False, Figure.MISMATCHED, float(figures.mismatched), 0.0, Rule.TOLERANCE)
+        return diff.judged(passed, Figure.MAX_ABS, figures.max_abs, limit, Rule.TOLERANCE)
 
     def describe(self) -> str:
         return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
-
-
-def judged(diff: Diff, passed: bool, figure: Figure, value: float, limit: float, rule: Rule = Rule.TOLERANCE) -> Diff:
-    """The diff, with what was judged."""
-    return Diff(diff.pair, diff.figures, passed, Judgement(figure, value, limit, rule), diff.problem)
 
 
 def judged_together(diffs: Sequence[Diff]) -> list[Diff]:

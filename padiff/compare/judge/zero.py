@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from padiff.compare.judge.limits import CLEARLY, DIFFERENT, allowed
 from padiff.compare.judge.step_figures import coarsest
 from padiff.model import equivalents
-from padiff.records import LOOP, STAGES, Diff, Figure, Judgement, Rule
+from padiff.records import LOOP, STAGES, Diff, Figure, Rule
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ def noted(diff: Diff) -> Diff:
     # Two unrelated tensors differ by at most the sum of their sizes, whatever share of either that is.
     most = (figures.reference_l2 + figures.candidate_l2) / (figures.reference_l2 or 1.0)
     value = figures.l2 / (figures.reference_l2 or 1.0)
-    return replace(
-        diff, passed=True, judgement=Judgement(Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
-    )
+    return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
 
 
 def level_of(diffs: Sequence[Diff]) -> float:
