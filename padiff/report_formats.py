@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
@@ -39,7 +40,8 @@ def to_json(report: Report) -> dict[str, Any]:
             "max_abs": number(first.max_abs),
             "max_rel": number(first.max_rel),
             "message": first.message,
-            "cause": first.cause,
+            "cause": "" if first.cause is None else first.cause.sentence,
+            "why": None if first.cause is None else asdict(first.cause),
         },
         "coverage": {
             "share": coverage.share,

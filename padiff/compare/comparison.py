@@ -12,7 +12,7 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
-from padiff.compare.diagnose.causes import first_diff
+from padiff.compare.diagnose.first import first_diff
 from padiff.compare.diagnose.settings import setting_diff
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import with_caveat

@@ -4,6 +4,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 """
 
 from padiff.records.both import SIDES, Both, unzipped
+from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
@@ -45,6 +46,7 @@ from padiff.records.run_text import (
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 
 __all__ = [
+    "Cause",
     "UNSCALED",
     "Layout",
     "TRANSPOSED",

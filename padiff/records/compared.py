@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from padiff.records.both import Both
+from padiff.records.cause import Cause
 from padiff.records.judgement import Figure, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
 from padiff.records.recorded import Record
@@ -186,7 +187,7 @@ class FirstDiff:
         reference, candidate: paths of the two layers, `None` where there is no such layer.
         slot: which tensor of the layer.
         diff: what was measured there; `None` where no tensor shows it.
-        cause: why, in words; empty where nothing speaks for a cause.
+        cause: why; `None` where nothing speaks for a cause.
         caveat: why it may be no diff at all, as a sentence; else empty.
         statement: what is wrong where no tensor shows it.
     """
@@ -197,7 +198,7 @@ class FirstDiff:
     candidate: str | None
     slot: str = ""
     diff: Diff | None = None
-    cause: str = ""
+    cause: Cause | None = None
     caveat: str = ""
     statement: str = ""
 
@@ -223,7 +224,7 @@ class FirstDiff:
             return self.statement
         call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
         where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
-        because = f" Likely cause: {self.cause}." if self.cause else ""
+        because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
         return f"The runs part at {where}: {figures_text(self.diff)}.{because}{caveat}"
 

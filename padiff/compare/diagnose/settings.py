@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from padiff.align import Alignment, LayerPair
 from padiff.model import equivalents
-from padiff.records import Both, FirstDiff, Pair
+from padiff.records import Both, Cause, FirstDiff, Pair
 
 # Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
 _TELLING = frozenset(
@@ -40,21 +40,25 @@ def setting_diff(alignment: Alignment, called: Both[Collection[str]], step: int)
         pair.candidate.path,
         statement=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models "
         "do not compute the same; other inputs, or more steps, will show it.",
-        cause=f"the layers are set differently: {text}",
+        cause=_set_differently(text),
     )
 
 
-def cause_in_settings(pair: Pair, layers: LayerPair | None) -> str:
-    """How the settings of two layers explain a diff of theirs; else empty."""
+def cause_in_settings(pair: Pair, layers: LayerPair | None) -> Cause | None:
+    """How the settings of two layers explain a diff of theirs; else `None`."""
     if layers is None or pair.stage not in ("forward", "weight", "backward"):
-        return ""
+        return None
     differing = _differing(layers)
     momentum = differing.pop("momentum", "")
     if pair.stage == "weight":
         running = equivalents.slot(pair.anchor.slot).startswith("running_")
         convention = ", counted as torch does: paddle's own `momentum` is 1 minus it"
-        return f"the layers are set differently: {momentum}{convention}" if running and momentum else ""
-    return f"the layers are set differently: {', '.join(differing.values())}" if differing else ""
+        return _set_differently(f"{momentum}{convention}") if running and momentum else None
+    return _set_differently(", ".join(differing.values())) if differing else None
+
+
+def _set_differently(text: str) -> Cause:
+    return Cause("layer_setting", f"the layers are set differently: {text}")
 
 
 def _differing(pair: LayerPair) -> dict[str, str]:
