@@ -12,6 +12,7 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
+from padiff.compare.diagnose.extent import Agreed, Place, agreed_after
 from padiff.compare.diagnose.first import first_diff
 from padiff.compare.diagnose.settings import setting_diff
 from padiff.compare.findings import Findings
@@ -82,6 +83,9 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._before = Before()
+        #: How far off each tensor was in the steps before the latest one, and up to it.
+        self._agreed: dict[Place, Agreed] = {}
+        self._agreed_now: dict[Place, Agreed] = {}
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -118,6 +122,8 @@ class RunComparison:
             plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
             diffs, before = compare_step(steps, plan, self._before)
         self._before = before
+        self._agreed = self._agreed_now
+        self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
     def _first(
@@ -203,7 +209,7 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, self.alignment, self.runs)
+        return first_diff(diffs, self.alignment, self.runs, self._agreed)
 
     def _reported(
         self,

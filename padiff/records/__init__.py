@@ -6,6 +6,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
+from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
@@ -29,6 +30,7 @@ from padiff.records.report_text import (
     count_text,
     coverage_lines,
     failed_lines,
+    limit_lines,
     stage_table,
     verdict,
     zeros_text,
@@ -47,6 +49,8 @@ from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketch
 
 __all__ = [
     "Cause",
+    "Extent",
+    "Within",
     "UNSCALED",
     "Layout",
     "TRANSPOSED",
@@ -97,6 +101,7 @@ __all__ = [
     "run_line",
     "run_text",
     "settings_text",
+    "limit_lines",
     "stage_table",
     "step_text",
     "steps_text",

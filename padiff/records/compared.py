@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from padiff.records.both import Both
 from padiff.records.cause import Cause
+from padiff.records.extent import Extent
 from padiff.records.judgement import Figure, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
 from padiff.records.recorded import Record
@@ -190,6 +191,7 @@ class FirstDiff:
         cause: why; `None` where nothing speaks for a cause.
         caveat: why it may be no diff at all, as a sentence; else empty.
         statement: what is wrong where no tensor shows it.
+        extent: how far it reaches; `None` where no tensor shows it.
     """
 
     step: int
@@ -201,6 +203,7 @@ class FirstDiff:
     cause: Cause | None = None
     caveat: str = ""
     statement: str = ""
+    extent: Extent | None = None
 
     @property
     def max_abs(self) -> float:
@@ -226,7 +229,8 @@ class FirstDiff:
         where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
         because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
-        return f"The runs part at {where}: {figures_text(self.diff)}.{because}{caveat}"
+        reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
+        return f"The runs part at {where}: {figures_text(self.diff)}.{reach}{because}{caveat}"
 
     def _layers(self, pair: Pair) -> str:
         names = [

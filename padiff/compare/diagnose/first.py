@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from padiff.align import Alignment
 from padiff.compare.diagnose.causes import cause
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.extent import Agreed, Place, extent_of
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.records import Both, Diff, FirstDiff, Pair, Run
 
 
-def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> FirstDiff | None:
-    """The first diff that did not pass, in one sentence; `None` if all passed.
+def first_diff(
+    diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run], agreed: Mapping[Place, Agreed]
+) -> FirstDiff | None:
+    """The first diff that did not pass; `None` if all passed.
 
     Args:
         runs: the reference and the candidate, where other steps may be looked at.
+        agreed: how far off each tensor was in the steps compared before.
     """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
@@ -23,12 +27,17 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     pair = diff.pair
     reference, candidate = _paths(pair, alignment)
     infos = runs.map(lambda run: run.info)
-    reason = (
-        shift_cause(diff, runs)
-        or environment_cause(diff, infos)
-        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment)
+    step = [d for d in diffs if d.pair.step == pair.step]
+    return FirstDiff(
+        pair.step,
+        pair.stage,
+        reference,
+        candidate,
+        pair.anchor.slot,
+        diff,
+        shift_cause(diff, runs) or environment_cause(diff, infos) or cause(diff, step, alignment),
+        extent=extent_of(diff, step, agreed),
     )
-    return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
