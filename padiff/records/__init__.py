@@ -6,6 +6,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
+from padiff.records.declared import Difference
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
@@ -43,6 +44,7 @@ from padiff.records.run_text import (
     step_text,
     steps_text,
 )
+from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "Coverage",
     "DIFFER",
     "Diff",
+    "Difference",
     "Figures",
     "FirstDiff",
     "FoldedDiffs",
@@ -96,6 +99,10 @@ __all__ = [
     "owned_text",
     "run_line",
     "run_text",
+    "setting_text",
+    "settings_at",
+    "settings_delta",
+    "settings_from_json",
     "settings_text",
     "stage_table",
     "step_text",
