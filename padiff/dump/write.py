@@ -157,8 +157,7 @@ class RunWriter:
         self._info = self._identified(info, self._info.identity)
 
     def _identified(self, info: RunInfo, identity: str) -> RunInfo:
-        kept = {} if self._kept is None else {"settings": self._kept}
-        return replace(info, identity=identity, **kept)
+        return replace(info, identity=identity, settings=info.settings if self._kept is None else self._kept)
 
     def mark(self, number: int, severity: float) -> None:
         """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""

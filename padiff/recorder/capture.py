@@ -180,7 +180,7 @@ class Capture:
 
     def _note_modes(self, training: bool) -> None:
         """Which layers train, in the step's first call; in its first one in training mode, where there is one."""
-        if not training and "training" in self.settings or self.settings.get("training"):
+        if (not training and "training" in self.settings) or self.settings.get("training"):
             return
         others = [node.path for node in self._nodes if bool(node.layer.training) is not training]
         self.settings["training"] = training

@@ -57,6 +57,17 @@ class Difference:
         return self.step, STAGES.index(self.stage)
 
     @property
+    def said(self) -> str:
+        """What is said of differences of its kind."""
+        return _SAID[self.kind]
+
+    @property
+    def text_alone(self) -> str:
+        """What differs, in words, without whose it is."""
+        values = self.values.map(setting_text)
+        return f"{self.name} {values.reference} against {values.candidate}"
+
+    @property
     def text(self) -> str:
         """What differs, in words."""
         where = self.about
@@ -64,13 +75,12 @@ class Difference:
             named = ", ".join(self.parameters.reference[:_NAMED])
             more = len(self.parameters.reference) - _NAMED
             where += f"{' ' if where else ''}for {named}{f' and {more} more' if more > 0 else ''}"
-        values = self.values.map(setting_text)
-        text = f"{self.name} {values.reference} against {values.candidate}"
-        return f"{where}: {text}" if where else text
+        return f"{where}: {self.text_alone}" if where else self.text_alone
 
     def cause(self) -> Cause:
         """The difference as the cause of a diff."""
-        return Cause(self.kind, f"{_SAID[self.kind]}: {self.text}", evidence=self.note, fix=self.fix)
+        own = self.text_alone if self.layers.reference else self.text
+        return Cause(self.kind, f"{self.said}: {own}", evidence=self.note, fix=self.fix)
 
     @property
     def place(self) -> Both[str | None]:

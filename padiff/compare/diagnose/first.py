@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from padiff.align import Alignment
 from padiff.compare.diagnose.causes import cause
 from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.shifted import shift_cause
-from padiff.records import Both, Diff, FirstDiff, Pair, Run
+from padiff.records import Both, Diff, Difference, FirstDiff, Pair, Run
 
 
-def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> FirstDiff | None:
+def first_diff(
+    diffs: Sequence[Diff],
+    alignment: Alignment,
+    runs: Both[Run],
+    declared: Callable[[int], Sequence[Difference]] = lambda _: (),
+) -> FirstDiff | None:
     """The first diff that did not pass, in one sentence; `None` if all passed.
 
     Args:
         runs: the reference and the candidate, where other steps may be looked at.
+        declared: what the runs declare differently in a step.
     """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
@@ -26,7 +32,7 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     reason = (
         shift_cause(diff, runs)
         or environment_cause(diff, infos)
-        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment)
+        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, declared(pair.step))
     )
     return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 
