@@ -8,7 +8,17 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from padiff.records import CANNOT_TELL, Diff, Report, coverage_lines, figures_text, limit_lines, stage_table, verdict
+from padiff.records import (
+    CANNOT_TELL,
+    Diff,
+    Difference,
+    Report,
+    coverage_lines,
+    figures_text,
+    limit_lines,
+    stage_table,
+    verdict,
+)
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
@@ -29,6 +39,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "tolerance": report.tolerance,
         "verdict": verdict(report),
         "environment": list(report.environment),
+        "settings_differ": [difference_to_json(one) for one in report.settings_differ],
         "first_diff": None
         if first is None
         else {
@@ -79,6 +90,24 @@ def to_json(report: Report) -> dict[str, Any]:
             }
             for step, diffs in steps.items()
         ],
+    }
+
+
+def difference_to_json(one: Difference) -> dict[str, Any]:
+    """Something that the runs declare differently, as JSON values."""
+    return {
+        "name": one.name,
+        "reference": one.values.reference,
+        "candidate": one.values.candidate,
+        "step": one.step,
+        "stage": one.stage,
+        "kind": one.kind,
+        "about": one.about,
+        "changes": one.changes,
+        "fix": one.fix,
+        "note": one.note,
+        "parameters": _sides(*one.parameters),
+        "layers": _sides(*one.layers),
     }
 
 
@@ -157,8 +186,8 @@ def to_junit(report: Report) -> str:
     """
     suite = ElementTree.Element("testsuite", name="padiff")
     tests, failures, errors = report.coverage.compared, len(report.failed), 0
-    if report.first_diff is not None and not report.failed:
-        # A hyper-parameter that differs where no tensor does.
+    if report.first_diff is not None and report.first_diff.diff is None:
+        # What the runs declare differently, where no tensor differs yet.
         tests, failures = tests + 1, failures + 1
         case = ElementTree.SubElement(suite, "testcase", classname="settings", name=str(report.first_diff.reference))
         ElementTree.SubElement(case, "failure", message=report.first_diff.message)

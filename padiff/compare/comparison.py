@@ -12,9 +12,11 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
+from padiff.compare.declared import Declared
+from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Place, agreed_after
 from padiff.compare.diagnose.first import first_diff
-from padiff.compare.diagnose.settings import setting_diff
+from padiff.compare.diagnose.settings import settings_first
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import with_caveat
 from padiff.compare.judge.noise import NoisePolicy
@@ -27,7 +29,19 @@ from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
-from padiff.records import PARAMETER_STAGES, STAGES, Both, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
+from padiff.records import (
+    PARAMETER_STAGES,
+    STAGES,
+    Both,
+    Diff,
+    Difference,
+    FirstDiff,
+    Pair,
+    Report,
+    Run,
+    RunInfo,
+    Step,
+)
 from padiff.records.environment import differences
 
 # Seconds between two looks at how much of a step is measured.
@@ -86,6 +100,7 @@ class RunComparison:
         #: How far off each tensor was in the steps before the latest one, and up to it.
         self._agreed: dict[Place, Agreed] = {}
         self._agreed_now: dict[Place, Agreed] = {}
+        self._declared = Declared()
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -124,6 +139,10 @@ class RunComparison:
         self._before = before
         self._agreed = self._agreed_now
         self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
+        if all(steps):
+            called = before.history.map(lambda side: side.called)
+            first = steps.map(lambda ranks: ranks[0])
+            self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
     def _first(
@@ -209,7 +228,7 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, self.alignment, self.runs, self._agreed)
+        return first_diff(diffs, Evidence(self.runs, self.alignment, self._declared.at, self._agreed))
 
     def _reported(
         self,
@@ -227,12 +246,11 @@ class RunComparison:
             coverage = with_unrecorded(coverage, self._infos.zip(history), self._layers)
         if first is not None:
             first = with_caveat(first, coverage)
-        if settings is None:
-            settings = self._policy.settings_count and "forward" in self.stages
-        if first is None and settings and steps:
-            first = setting_diff(self.alignment, called, steps[0])
-            # Runs whose layers are set differently come apart for that reason.
-            coverage = replace(coverage, amplified=None) if first is not None else coverage
+        differ = self._differences(steps)
+        if self._policy.settings_count if settings is None else settings:
+            tensor, first = first, settings_first(differ, first)
+            # Runs that are set differently come apart for that reason.
+            coverage = replace(coverage, amplified=None) if first is not tensor else coverage
         return Report(
             diffs=diffs,
             coverage=coverage,
@@ -241,7 +259,26 @@ class RunComparison:
             reference=self.runs.reference.name,
             candidate=self.runs.candidate.name,
             environment=differences(*self._infos),
+            settings_differ=tuple(one for _, one in differ),
         )
+
+    def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:
+        """What the runs declare differently in these steps, as far as it is asked for, with the first that shows it."""
+        found: dict[Any, tuple[int, Difference]] = {}
+        looked: set[int] = set()
+        for number in steps:
+            some = self._declared.at(number)
+            if id(some) not in looked:  # most steps have one in common
+                looked.add(id(some))
+                for one in some:
+                    found.setdefault(one.key, (number, one))
+        asked = self._layers
+        return [
+            (number, one)
+            for number, one in found.values()
+            if one.stage in self.stages
+            if asked is None or not any(one.layers) or any(set(a) & b for a, b in zip(one.layers, asked))
+        ]
 
 
 def _key(pair: Pair) -> Hashable:

@@ -21,9 +21,9 @@ from padiff.dump.deduplication import SHARED, Deduplication
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
-from padiff.dump.untrusted import check_inside, shape_of
+from padiff.dump.untrusted import check_inside, plain, shape_of
 from padiff.errors import RunFolderError, TensorFileError
-from padiff.records import STAGES, Record, Sketched, Step, TensorSource
+from padiff.records import STAGES, Record, Sketched, Step, TensorSource, settings_from_json
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 PACK_FILE = "step.safetensors"
@@ -88,6 +88,8 @@ class PackWriter:
             "notes": json.dumps(list(step.notes)),
             "structure": structure,
         }
+        if step.settings:
+            about["settings"] = json.dumps(dict(step.settings))
         write_safetensors(folder / PACK_FILE, tensors, about)
 
 
@@ -184,6 +186,7 @@ class PackReader:
                 loss_scale=float(about.get("loss_scale", 1.0)),
                 micro_batches=int(about.get("micro_batches", 1)),
                 notes=tuple(str(note) for note in json.loads(about.get("notes", "[]"))),
+                settings=settings_from_json(plain(json.loads(about.get("settings", "{}")))),
             )
         except RunFolderError:
             raise

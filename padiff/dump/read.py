@@ -30,7 +30,7 @@ from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.errors import RunFolderError
-from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text
+from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text, settings_from_json
 from padiff.records.environment import environment_from_json
 
 _STEP_NAME = re.compile(r"\d{8,}")
@@ -235,7 +235,10 @@ def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
     if not _is_packed(folder):
         if set(files) == {REPORT_FILE, PARAMS_FILE} and (run / RUN_FILE).exists():
             _check_whole(folder)
-        return read_dump(folder, files)
+        info, step = read_dump(folder, files)
+        if step.settings and (run / RUN_FILE).exists():
+            info = replace(info, settings=read_info(run / RUN_FILE).settings)
+        return info, step
     if not (run / RUN_FILE).exists():
         raise RunFolderError(
             f"{folder} is a packed step, which is read in its run folder only: {run} has no {RUN_FILE}"
@@ -259,7 +262,8 @@ def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -
     step, contents = _read_step(folder, files)
     path, content = contents[-1]
     with _Explained(path):
-        return _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"]))), step
+        info = _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
+    return replace(info, settings={}), step  # what stands there is the step's
 
 
 def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Path, Any]]]:
@@ -281,6 +285,7 @@ def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Pat
             loss_scale=_scale(content.get("loss_scale", 1.0)),
             micro_batches=whole(content.get("micro_batches", 1)),
             notes=tuple(str(note) for note in content.get("notes", ())),
+            settings=settings_from_json(plain(content.get("settings", {}))),
         )
     return step, contents
 
@@ -302,6 +307,7 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         layer_map=tuple(str(path) for path in content.get("layer_map", ())),
         recording=dict(plain(content.get("recording", {}))),
         environment=environment_from_json(content.get("environment", {})),
+        settings=settings_from_json(plain(content.get("settings", {}))),
         identity=str(content.get("id", "")),
     )
 

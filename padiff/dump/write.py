@@ -34,11 +34,11 @@ from padiff.dump.format import (
     tree_to_json,
 )
 from padiff.dump.pack import PackWriter
-from padiff.dump.prepare import identity_for, prepare
+from padiff.dump.prepare import identity_for, prepare, settings_for
 from padiff.dump.storage import Storage
 from padiff.dump.trouble import explain
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
-from padiff.records import LOOP, Record, RunInfo, Step, make_sketches
+from padiff.records import LOOP, Record, RunInfo, Step, make_sketches, settings_at, settings_delta
 
 #: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays limited: to what is
 #: recorded, what waits and what is written.
@@ -88,6 +88,9 @@ class RunWriter:
         self.path = Path(path)
         #: What ``run.json`` says; each step comes with what held when it was put.
         self._info = self._described = info
+        #: What ``run.json`` says of the settings, where it has to stay: steps before refer to it. And what was put.
+        self._kept: Mapping[str, Any] | None = None
+        self._given = info.settings
         self._rank = rank
         self._replace = existing != "error"
         self._on_written = on_written
@@ -103,7 +106,8 @@ class RunWriter:
             self._lock = prepare(self.path, info, rank, existing)
             try:
                 if rank == 0:
-                    self._info = self._described = replace(info, identity=identity_for(self.path, existing))
+                    self._kept = settings_for(self.path, existing)
+                    self._info = self._described = self._identified(info, identity_for(self.path, existing))
                     write_json(self.path / RUN_FILE, run_to_json(self._info))
             except BaseException:
                 self._lock.release()
@@ -142,11 +146,18 @@ class RunWriter:
                 f"step {step.number} stands in {self.path} already: two recorders write into one run folder, or a "
                 "step was ended twice. Give each run a folder of its own, or existing='resume' to replace steps"
             )
+        if self._kept is not None and not self._rank:
+            settings = settings_delta(self._kept, settings_at(self._given, step.settings))
+            step = replace(step, settings=settings)
         self._queue.put((step, self._info))
 
     def describe(self, info: RunInfo) -> None:
         """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
-        self._info = replace(info, identity=self._info.identity)
+        self._given = info.settings
+        self._info = self._identified(info, self._info.identity)
+
+    def _identified(self, info: RunInfo, identity: str) -> RunInfo:
+        return replace(info, identity=identity, settings=info.settings if self._kept is None else self._kept)
 
     def mark(self, number: int, severity: float) -> None:
         """Say how bad a step is; with a limit on the folder's size, the worst ones are kept."""
@@ -367,6 +378,7 @@ def write_dump(
                 "loss_scale": step.loss_scale,
                 "micro_batches": step.micro_batches,
                 "notes": list(step.notes),
+                **({"settings": dict(step.settings)} if step.settings else {}),
                 "framework": {"name": info.framework, "version": info.framework_version},
                 "name": info.name,
                 "layer_map": list(info.layer_map),
@@ -386,6 +398,7 @@ def run_to_json(info: RunInfo) -> dict[str, Any]:
         "world_size": info.world_size,
         "recording": dict(info.recording),
         **({"environment": dict(info.environment)} if info.environment else {}),
+        **({"settings": dict(info.settings)} if info.settings else {}),
         "layer_map": list(info.layer_map),
         "tree": tree_to_json(info.layers),
     }

@@ -6,9 +6,9 @@ Those folders are the only places that import torch or paddle. Which framework s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -217,6 +217,35 @@ class Hooking(Protocol):
         """Whether a forward call made now is activation recomputation inside a backward."""
 
 
+@dataclass(frozen=True)
+class OptimizerGroup:
+    """Parameters that an optimizer treats alike, and how.
+
+    Attributes:
+        values: names and values, under the names that both frameworks share (`padiff.frameworks.settings`).
+        parameters: the tensors.
+    """
+
+    values: Mapping[str, Any]
+    parameters: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """What an optimizer is set to.
+
+    Attributes:
+        rule: the update rule, under the name that both frameworks share; the class's full name where it is none of
+            the framework's own.
+        groups: its parameters, by what holds for them.
+        others: what holds for all of it: ``clip.kind``, ``schedule``.
+    """
+
+    rule: str
+    groups: Sequence[OptimizerGroup]
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Optimizers(Protocol):
     """Optimizers, and what they do."""
 
@@ -236,6 +265,12 @@ class Optimizers(Protocol):
 
     def learning_rates(self, optimizer: Any) -> list[float]:
         """The learning rate of each of the optimizer's parameter groups."""
+
+    def settings(self, optimizer: Any) -> OptimizerSettings:
+        """What an optimizer is set to now, as far as it can be seen."""
+
+    def settings_stamp(self, optimizer: Any) -> Any:
+        """A value that is another one once `settings` may be others; learning rates do not count. Cheap."""
 
     def step(self, optimizer: Any) -> None:
         """One step of an optimizer, and its gradients cleared."""

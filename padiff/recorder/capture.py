@@ -49,6 +49,7 @@ class Capture:
         views: where parameters' memory is, as earlier captures of the model found it.
         stepped: called when an optimizer has stepped, with how often it did within this step.
         stacks: whether to keep each call's Python stack, as `stacks`.
+        consuming: called with an optimizer that is about to step.
     """
 
     def __init__(
@@ -61,8 +62,12 @@ class Capture:
         views: dict[int, View] | None = None,
         stepped: Callable[[int], None] | None = None,
         stacks: bool = False,
+        consuming: Callable[[Any], None] | None = None,
     ) -> None:
         self.number = number
+        #: What the step showed of how the training is set (`padiff.records.settings`).
+        self.settings: dict[str, Any] = {}
+        self._consuming = consuming
         framework = layers.framework
         self._framework, self._is_tensor = framework, framework.tensors.is_tensor
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
@@ -168,9 +173,20 @@ class Capture:
             return
         self.parameters.snapshot()
         self._outermost[node.path, training] += 1
+        self._note_modes(training)
         if node.path in self._chosen:
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                 self._records.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
+
+    def _note_modes(self, training: bool) -> None:
+        """Which layers train, in the step's first call; in its first one in training mode, where there is one."""
+        if (not training and "training" in self.settings) or self.settings.get("training"):
+            return
+        others = [node.path for node in self._nodes if bool(node.layer.training) is not training]
+        self.settings["training"] = training
+        self.settings.pop("training.others", None)
+        if others:
+            self.settings["training.others"] = others
 
     def after_call(self, key: int, output: Any, failed: bool) -> None:
         node, call = self._known.get(key), None
@@ -213,6 +229,8 @@ class Capture:
 
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         self._interrupts.raise_kept()
+        if self._consuming is not None:
+            self._consuming(optimizer)
         self.parameters.consume(optimizer, pairs)
 
     def optimizer_stepped(self, optimizer: Any) -> None:

@@ -6,6 +6,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
+from padiff.records.declared import Difference
 from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
@@ -45,6 +46,7 @@ from padiff.records.run_text import (
     step_text,
     steps_text,
 )
+from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "Coverage",
     "DIFFER",
     "Diff",
+    "Difference",
     "Figures",
     "FirstDiff",
     "FoldedDiffs",
@@ -100,6 +103,10 @@ __all__ = [
     "owned_text",
     "run_line",
     "run_text",
+    "setting_text",
+    "settings_at",
+    "settings_delta",
+    "settings_from_json",
     "settings_text",
     "limit_lines",
     "stage_table",

@@ -15,6 +15,7 @@ from padiff.records.recorded import Record
 #: Scales of what is compared as it is.
 UNSCALED = Both(1.0, 1.0)
 _ZEROS = Both(0.0, 0.0)
+_NO_PARAMETERS: Both[tuple[str, ...]] = Both((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class FirstDiff:
         caveat: why it may be no diff at all, as a sentence; else empty.
         statement: what is wrong where no tensor shows it.
         extent: how far it reaches; `None` where no tensor shows it.
+        parameters: of what the runs declare differently, which parameters it concerns, by ``layer/slot``; empty: all.
     """
 
     step: int
@@ -204,6 +206,7 @@ class FirstDiff:
     caveat: str = ""
     statement: str = ""
     extent: Extent | None = None
+    parameters: Both[tuple[str, ...]] = _NO_PARAMETERS
 
     @property
     def max_abs(self) -> float:
@@ -224,13 +227,21 @@ class FirstDiff:
     def message(self) -> str:
         """All of it in words."""
         if self.diff is None:
-            return self.statement
-        call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
-        where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
+            mending = f" To mend it: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
+            return f"{self.statement}{mending}"
         because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
         reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
-        return f"The runs part at {where}: {figures_text(self.diff)}.{reach}{because}{caveat}"
+        return f"The runs part at {self.place_text}.{reach}{because}{caveat}"
+
+    @property
+    def place_text(self) -> str:
+        """Where a tensor parts, and how far."""
+        if self.diff is None:
+            return f"step {self.step}, stage {self.stage}"
+        call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
+        where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
+        return f"{where}: {figures_text(self.diff)}"
 
     def _layers(self, pair: Pair) -> str:
         names = [

@@ -146,6 +146,8 @@ class Step:
             activations are divided by it when compared, `grad` records are unscaled already.
         micro_batches: how many calls of the whole model the step had.
         notes: sentences about what could not be recorded.
+        settings: how what the run declares differs in this step from `RunInfo.settings`: names with their values here,
+            `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
     """
 
     number: int
@@ -154,6 +156,7 @@ class Step:
     loss_scale: float = 1.0
     micro_batches: int = 1
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,8 @@ class RunInfo:
         environment: what around the training can change its numbers (`padiff.records.environment`); empty: not known.
         identity: which recording this is: a new one whenever a run folder is begun anew, kept by a resume. Empty for
             runs in memory, and for folders of an older padiff.
+        settings: what the run declares beside its tensors (optimizers, clipping, loss), as it was in its first recorded
+            step (`padiff.records.settings`); empty: not known.
     """
 
     framework: str
@@ -180,6 +185,7 @@ class RunInfo:
     layer_map: tuple[str, ...] = ()
     recording: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     # Two recordings that were made alike are alike.
     identity: str = field(default="", compare=False)
 

@@ -147,6 +147,8 @@ def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:
         ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
         ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
     ]
+    others = [one.text for one in report.settings_differ if one.kind not in ("layer_setting",)]
+    named.append(("set differently", others))
     named.append(("environments differ", report.environment))
     for title, names in named:
         found = list(names)

@@ -9,16 +9,21 @@ from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import SIDES, Cause, Diff, Kind
+from padiff.records import SIDES, Cause, Diff, Difference, Kind
 
 
-def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment) -> Cause | None:
-    """The likely cause of a diff; `None` where nothing speaks for one."""
+def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference] = ()) -> Cause | None:
+    """The likely cause of a diff; `None` where nothing speaks for one.
+
+    Args:
+        step: the diffs of its step.
+        declared: what the runs declare differently in it.
+    """
     pair = diff.pair
+    by_settings = cause_in_settings(pair, declared)
     if not pair.complete:
-        return _missing(diff, step)
+        return by_settings or _missing(diff, step)
     layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = cause_in_settings(pair, layers)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings

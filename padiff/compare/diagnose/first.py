@@ -1,30 +1,24 @@
-"""The first diff: where it is, and why."""
+"""The first diff: where it is, how far it reaches, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from padiff.align import Alignment
 from padiff.compare.diagnose.causes import cause
 from padiff.compare.diagnose.environments import environment_cause
-from padiff.compare.diagnose.extent import Agreed, Place, extent_of
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.extent import extent_of
 from padiff.compare.diagnose.shifted import shift_cause
-from padiff.records import Both, Diff, FirstDiff, Pair, Run
+from padiff.records import Both, Diff, FirstDiff, Pair
 
 
-def first_diff(
-    diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run], agreed: Mapping[Place, Agreed]
-) -> FirstDiff | None:
-    """The first diff that did not pass; `None` if all passed.
-
-    Args:
-        runs: the reference and the candidate, where other steps may be looked at.
-        agreed: how far off each tensor was in the steps compared before.
-    """
+def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
+    """The first diff that did not pass; `None` if all passed."""
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
-    pair = diff.pair
+    pair, runs, alignment = diff.pair, evidence.runs, evidence.alignment
     reference, candidate = _paths(pair, alignment)
     infos = runs.map(lambda run: run.info)
     step = [d for d in diffs if d.pair.step == pair.step]
@@ -35,8 +29,10 @@ def first_diff(
         candidate,
         pair.anchor.slot,
         diff,
-        shift_cause(diff, runs) or environment_cause(diff, infos) or cause(diff, step, alignment),
-        extent=extent_of(diff, step, agreed),
+        shift_cause(diff, runs)
+        or environment_cause(diff, infos)
+        or cause(diff, step, alignment, evidence.declared(pair.step)),
+        extent=extent_of(diff, step, evidence.agreed),
     )
 
 
