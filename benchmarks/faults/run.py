@@ -20,6 +20,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def row(case: str, kind: str, made: Made, **more: Any) -> dict[str, Any]:
 def fault_row(pairs: Pairs, program: Program, fault: Fault, effects: bool) -> dict[str, Any]:
     """Record and judge one fault."""
     made = pairs.fault(program, fault)
+    if not program.shown and "loss" in fault.stages:
+        fault = replace(fault, stages=f"{fault.stages}|backward")  # a loss that nobody logged
     verdict = judge(made.first, fault, pairs.condition)
     known = dict(expected=f"step {fault.step}, {fault.stages}, {fault.places or 'anywhere'}")
     if effects:
