@@ -121,7 +121,9 @@ TABLE: dict[str, Callable[[Recipe], Fault]] = {
     ),
     # Nesterov's first update is 1 + momentum gradients, plain momentum's one.
     "momentum": lambda r: _set("momentum", "momentum", (r"momentum",), {"momentum": 0.8}, step=0 if r.nesterov else 1),
-    "momentum_missing": _setting("momentum_missing", "momentum", (r"momentum",), lambda r: {"momentum": 0.0}, step=1),
+    "momentum_missing": lambda r: _set(
+        "momentum_missing", "momentum", (r"momentum",), {"momentum": 0.0, "nesterov": False}, step=0 if r.nesterov else 1
+    ),
     "dampening": _setting("dampening", "dampening", (r"dampening",), lambda r: {"dampening": 0.1}, step=1),
     "no_nesterov": _setting("no_nesterov", "nesterov", (r"[Nn]esterov",), lambda r: {"nesterov": False}),
     "nesterov": _setting("nesterov", "nesterov", (r"[Nn]esterov",), lambda r: {"nesterov": True}),
