@@ -133,8 +133,15 @@ class Happenings:
 
 
 def train(
-    program: Program, side: Side, model: Any, recipe: Recipe, batches: list[list[Batch]], fault: str, folder: Any,
-    precision: str = "float32", **options: Any,
+    program: Program,
+    side: Side,
+    model: Any,
+    recipe: Recipe,
+    batches: list[list[Batch]],
+    fault: str,
+    folder: Any,
+    precision: str = "float32",
+    **options: Any,
 ) -> Trace:
     """Train as a user would, recording into `folder`; `batches` holds the micro-batches of each step."""
     assert precision == "float32", "paddle has no bfloat16 kernels on the CPU"

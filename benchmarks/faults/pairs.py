@@ -76,7 +76,9 @@ class Pairs:
         """Whether the condition exists for the program: paddle has no bfloat16 kernels on the CPU."""
         return self.precision == "float32" or program.reference.framework == program.candidate.framework == "torch"
 
-    def _train(self, program: Program, side: Side, model: Any, recipe: Recipe, seed: int, fault: str) -> tuple[Path, Trace]:
+    def _train(
+        self, program: Program, side: Side, model: Any, recipe: Recipe, seed: int, fault: str
+    ) -> tuple[Path, Trace]:
         self._count += 1
         folder = self.folder / f"{self._count}"
         torch.manual_seed(seed + 7)

@@ -91,7 +91,9 @@ def optimizer_of(model: Any, recipe: Recipe) -> torch.optim.Optimizer:
     plain = dict(lr=recipe.rate, weight_decay=recipe.decay)
     if "own_rule" in recipe.style:
         if recipe.rule == "sgd":
-            return OwnSGD(parts, momentum=recipe.momentum, dampening=recipe.dampening, nesterov=recipe.nesterov, **plain)
+            return OwnSGD(
+                parts, momentum=recipe.momentum, dampening=recipe.dampening, nesterov=recipe.nesterov, **plain
+            )
         coupled = recipe.coupled or recipe.rule == "adam"
         return OwnAdam(parts, betas=recipe.betas, eps=recipe.eps, coupled=coupled, corrected=recipe.corrected, **plain)
     if "foreach" in recipe.style:
@@ -183,8 +185,15 @@ class Happenings:
 
 
 def train(
-    program: Program, side: Side, model: Any, recipe: Recipe, batches: list[list[Batch]], fault: str, folder: Any,
-    precision: str = "float32", **options: Any,
+    program: Program,
+    side: Side,
+    model: Any,
+    recipe: Recipe,
+    batches: list[list[Batch]],
+    fault: str,
+    folder: Any,
+    precision: str = "float32",
+    **options: Any,
 ) -> Trace:
     """Train as a user would, recording into `folder`; `batches` holds the micro-batches of each step."""
     began = time.perf_counter()

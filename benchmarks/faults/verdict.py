@@ -19,7 +19,13 @@ _SUSPECTS = (
 )  # fmt: skip
 _MOST_SUSPECTS = 2
 #: What says only where, not why.
-_GENERIC = (r"^the computation", r"computes? (something )?else", r"^unknown", r"at this very place", r"cannot (tell|be told)")
+_GENERIC = (
+    r"^the computation",
+    r"computes? (something )?else",
+    r"^unknown",
+    r"at this very place",
+    r"cannot (tell|be told)",
+)
 
 NAMED, SUSPECTS, GENERIC, WRONG, NO_CAUSE = "named", "suspects", "generic", "wrong", "none"
 

@@ -36,7 +36,9 @@ class Candidate(paddle.nn.Layer):
         self.fault, self.variant = fault, variant
         nn = paddle.nn
         self.conv_a = nn.Conv2D(2, 6, 3, 2, 1)
-        self.bn = nn.BatchNorm2D(6, momentum=0.5 if fault == "bn_momentum" else 0.9, epsilon=1e-3 if fault == "bn_eps" else 1e-5)
+        self.bn = nn.BatchNorm2D(
+            6, momentum=0.5 if fault == "bn_momentum" else 0.9, epsilon=1e-3 if fault == "bn_eps" else 1e-5
+        )
         self.conv_b = nn.Conv2D(6, 8, 3, 1, 2 if fault == "dilated" else 1, dilation=2 if fault == "dilated" else 1)
         self.to_mean, self.to_spread, self.from_code = nn.Linear(128, 5), nn.Linear(128, 5), nn.Linear(5, 128)
         self.deconv = nn.Conv2DTranspose(8, 6, 2, 2)

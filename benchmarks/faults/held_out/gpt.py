@@ -83,7 +83,9 @@ class Sublayer(nn.Module):
             keep = torch.ones(n, n).tril().triu(-2).bool()
             y = F.scaled_dot_product_attention(q, k, v, keep)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.25 if fault == "attention_scale" else None)
+            y = F.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, scale=0.25 if fault == "attention_scale" else None
+            )
         if fault == "heads_reversed":
             y = y.flip(1)
         return self.result(y.transpose(1, 2).flatten(2))
@@ -93,7 +95,11 @@ class Sublayer(nn.Module):
         y = x if fault == "no_norm" and feed else self.norm(x)
         if feed:
             y = self.wide(y)
-            y = y.relu() if fault == "relu_for_gelu" else F.gelu(y, approximate="none" if fault == "gelu_exact" else "tanh")
+            y = (
+                y.relu()
+                if fault == "relu_for_gelu"
+                else F.gelu(y, approximate="none" if fault == "gelu_exact" else "tanh")
+            )
             if fault == "hidden_dropout":
                 y = F.dropout(y, 0.1)
             y = self.narrow(y)
@@ -111,9 +117,18 @@ class Candidate(nn.Module):
         super().__init__()
         self.fault = fault
         self.token, self.position = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        feeding = ("norm_eps", "no_norm", "relu_for_gelu", "gelu_exact", "hidden_dropout", "no_residual", "residual_of_norm")
+        feeding = (
+            "norm_eps",
+            "no_norm",
+            "relu_for_gelu",
+            "gelu_exact",
+            "hidden_dropout",
+            "no_residual",
+            "residual_of_norm",
+        )
         self.sub = nn.ModuleList(
-            Sublayer("feed" if k % 2 else "attend", fault if k == (1 if fault in feeding else 2) else "") for k in range(4)
+            Sublayer("feed" if k % 2 else "attend", fault if k == (1 if fault in feeding else 2) else "")
+            for k in range(4)
         )
         self.final = nn.LayerNorm(WIDTH)
         self.out = nn.Linear(WIDTH, WORDS, bias=False)
@@ -159,7 +174,13 @@ def each_of(scores, y, kept):
 
 
 _NAMES = {"token.": "wte.", "position.": "wpe.", "final.": "ln_f.", "out.": "wte."}
-_ATTEND = {"norm.": "ln_1.", "queries.": "attn.c_attn[0].", "keys.": "attn.c_attn[1].", "values.": "attn.c_attn[2].", "result.": "attn.c_proj."}
+_ATTEND = {
+    "norm.": "ln_1.",
+    "queries.": "attn.c_attn[0].",
+    "keys.": "attn.c_attn[1].",
+    "values.": "attn.c_attn[2].",
+    "result.": "attn.c_proj.",
+}
 _FEED = {"norm.": "ln_2.", "wide.": "mlp.c_fc.", "narrow.": "mlp.c_proj."}
 
 
@@ -183,7 +204,9 @@ def data(rng, n):
     return made
 
 
-RECIPE = Recipe("adamw", 3e-3, decay=0.2, betas=(0.9, 0.95), norms=False, schedule="warmup", clip="norm", limit=0.3, accumulate=2)
+RECIPE = Recipe(
+    "adamw", 3e-3, decay=0.2, betas=(0.9, 0.95), norms=False, schedule="warmup", clip="norm", limit=0.3, accumulate=2
+)
 _ATTENTION = r"sub\.2(\.result)?"
 
 PROGRAM = Program(

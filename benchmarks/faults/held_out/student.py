@@ -95,7 +95,13 @@ class Candidate(nn.Module):
             x = block(x)
         if fault == "rounded":
             x = x.bfloat16().to(x.dtype)
-        x = F.adaptive_max_pool2d(x, 2) if fault == "max_pool" else F.avg_pool2d(x, 2) if self.variant == "plain" else F.adaptive_avg_pool2d(x, 2)
+        x = (
+            F.adaptive_max_pool2d(x, 2)
+            if fault == "max_pool"
+            else F.avg_pool2d(x, 2)
+            if self.variant == "plain"
+            else F.adaptive_avg_pool2d(x, 2)
+        )
         x = x.permute(0, 2, 3, 1) if fault == "flatten_order" else x
         return F.linear(x.flatten(1), self.classes.weight) if fault == "no_bias" else self.classes(x.flatten(1))
 
@@ -117,7 +123,14 @@ def loss_theirs(outputs, batch, fault):
 
 
 _NAMES = {"entry.0.": "stem.", "entry.1.": "norm.", "res.0.": "block1.", "res.1.": "block2.", "classes.": "fc."}
-_PARTS = {".first.0.": ".conv1.", ".first.1.": ".norm1.", ".second.0.": ".conv2.", ".second.1.": ".norm2.", ".down.": ".se.fc1.", ".up.": ".se.fc2."}
+_PARTS = {
+    ".first.0.": ".conv1.",
+    ".first.1.": ".norm1.",
+    ".second.0.": ".conv2.",
+    ".second.1.": ".norm2.",
+    ".down.": ".se.fc1.",
+    ".up.": ".se.fc2.",
+}
 
 
 def names(name):

@@ -31,7 +31,10 @@ class OwnGRU(nn.Module):
     def __init__(self, fault):
         super().__init__()
         self.fault = fault
-        self.weight_ih_l0, self.weight_hh_l0 = nn.Parameter(torch.zeros(3 * STATE, WIDTH)), nn.Parameter(torch.zeros(3 * STATE, STATE))
+        self.weight_ih_l0, self.weight_hh_l0 = (
+            nn.Parameter(torch.zeros(3 * STATE, WIDTH)),
+            nn.Parameter(torch.zeros(3 * STATE, STATE)),
+        )
         self.bias_ih_l0, self.bias_hh_l0 = nn.Parameter(torch.zeros(3 * STATE)), nn.Parameter(torch.zeros(3 * STATE))
 
     def forward(self, x):
@@ -64,7 +67,9 @@ class Candidate(nn.Module):
         super().__init__()
         self.fault, self.variant = fault, variant
         self.words = nn.Embedding(WORDS, WIDTH, padding_idx=3 if fault == "padding_idx" else None)
-        self.local = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, padding_mode="circular" if fault == "padding_mode" else "zeros")
+        self.local = nn.Conv1d(
+            WIDTH, WIDTH, 3, padding=1, padding_mode="circular" if fault == "padding_mode" else "zeros"
+        )
         self.rnn = nn.GRU(WIDTH, STATE, batch_first=True) if variant == "library" else OwnGRU(fault)
         self.ln = nn.LayerNorm(STATE, eps=1e-3 if fault == "norm_eps" else 1e-5)
         self.scores = nn.Linear(STATE, TAGS)
@@ -146,7 +151,7 @@ PROGRAM = Program(
         Fault("no_reset", "forward", r"rnn", "gate|reset", (r"gate", r"reset")),
         Fault("relu_for_tanh", "forward", r"rnn", "activation", (r"relu", r"tanh", r"activation")),
         Fault("update_inverted", "forward", r"rnn", "gate|invert", (r"gate", r"invert")),
-        Fault("state_cut", "backward|grad", r"rnn(\..*)?", "detach|trunc", (r"detach", r"no gradient", r"trunc")),
+        Fault("state_cut", "backward|grad", r"rnn(\..*)?|local|words", "detach|trunc", (r"detach", r"no gradient", r"trunc")),
         Fault("padding_idx", "forward|grad", r"words(\.weight)?", "padding_idx|padding|setting", (r"padding_idx", r"row 3"), declared=True),
         Fault("padding_mode", "forward", r"local", "padding|setting", (r"padding", r"circular"), declared=True),
         Fault("norm_eps", "forward", r"ln", "eps", (r"eps",), declared=True),

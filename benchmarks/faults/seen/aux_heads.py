@@ -33,7 +33,9 @@ class Candidate(nn.Module):
         self.body = nn.ModuleDict(
             {
                 "a": nn.Linear(14, 24),
-                "bn": nn.BatchNorm1d(24, eps=1e-2 if fault == "bn_eps" else 1e-5, momentum=0.3 if fault == "bn_momentum" else 0.1),
+                "bn": nn.BatchNorm1d(
+                    24, eps=1e-2 if fault == "bn_eps" else 1e-5, momentum=0.3 if fault == "bn_momentum" else 0.1
+                ),
                 "b": nn.Linear(24, 24),
             }
         )
@@ -66,7 +68,11 @@ class Candidate(nn.Module):
         else:
             made = 0
             for k in order:
-                made = made + shares[:, [order[k]]] * self.moe[k](y) if order != [0, 1, 2] else made + shares[:, [k]] * self.moe[k](y)
+                made = (
+                    made + shares[:, [order[k]]] * self.moe[k](y)
+                    if order != [0, 1, 2]
+                    else made + shares[:, [k]] * self.moe[k](y)
+                )
         made = made if fault == "no_tanh" else made.tanh()
         if fault == "expert_unused":
             made = torch.tanh(sum(shares[:, [k]] * self.moe[k](y) for k in (0, 1)))
@@ -120,7 +126,16 @@ def data(rng, n):
     ]
 
 
-RECIPE = Recipe(rate=0.1, momentum=0.8, dampening=0.1, decay=5e-3, clip="tensor", limit=0.05, head=r"classes|heads\.cls", head_rate=0.5)
+RECIPE = Recipe(
+    rate=0.1,
+    momentum=0.8,
+    dampening=0.1,
+    decay=5e-3,
+    clip="tensor",
+    limit=0.05,
+    head=r"classes|heads\.cls",
+    head_rate=0.5,
+)
 
 PROGRAM = Program(
     "aux_heads",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import paddle
 import paddle.nn.functional as F  # noqa: N812
-import torch
 from kit import Clean, Fault, Program, Recipe, Side
 from loops import faults, frozen, restarted
 from torch import nn
@@ -32,7 +31,9 @@ class Candidate(paddle.nn.Layer):
         self.bn1 = paddle.nn.BatchNorm2D(8, epsilon=1e-2 if fault == "bn_eps" else 1e-5)
         self.conv2 = paddle.nn.Conv2D(8, 16, 3, padding=1, bias_attr=False)
         momentum = 0.1 if fault == "bn_momentum" else 0.9
-        self.bn2 = paddle.nn.BatchNorm2D(16, momentum=momentum, use_global_stats=True if fault == "global_stats" else None)
+        self.bn2 = paddle.nn.BatchNorm2D(
+            16, momentum=momentum, use_global_stats=True if fault == "global_stats" else None
+        )
         self.pool = paddle.nn.AvgPool2D(3, 2, 1, exclusive=fault == "exclusive")
         self.fc = paddle.nn.Linear(16 * 9, 5)
         if variant == "layers":
@@ -68,7 +69,13 @@ def loss_theirs(outputs, batch, fault):
     return F.cross_entropy(outputs, batch["y"], label_smoothing=0.1)
 
 
-_NAMES = {"conv1.": "features.0.", "bn1.": "features.1.", "conv2.": "features.4.", "bn2.": "features.5.", "fc.": "classifier."}
+_NAMES = {
+    "conv1.": "features.0.",
+    "bn1.": "features.1.",
+    "conv2.": "features.4.",
+    "bn2.": "features.5.",
+    "fc.": "classifier.",
+}
 
 
 def names(name):

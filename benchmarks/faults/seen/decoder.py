@@ -24,7 +24,9 @@ class RMSNorm(torch.nn.Module):
 class Attention(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
 
     def forward(self, x, cos, sin):
         b, n, _ = x.shape
@@ -206,7 +208,9 @@ def np_mask(rng):
     return rng.random((4, LENGTH)) < 0.3
 
 
-RECIPE = Recipe("adamw", 2e-3, decay=0.1, betas=(0.9, 0.98), norms=False, schedule="cosine", clip="norm", limit=0.3, accumulate=2)
+RECIPE = Recipe(
+    "adamw", 2e-3, decay=0.1, betas=(0.9, 0.98), norms=False, schedule="cosine", clip="norm", limit=0.3, accumulate=2
+)
 _ATTENTION = r"h\.1(\.o)?"
 
 PROGRAM = Program(

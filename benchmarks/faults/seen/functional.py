@@ -62,7 +62,11 @@ class Candidate(nn.Module):
         if self.variant == "library":
             y = F.group_norm(F.conv1d(x, self.w1, self.b1, padding=2), 2, self.g, self.s)
         else:
-            x = F.pad(x, (1, 3) if fault == "padding_shifted" else (2, 2), "reflect" if fault == "padding_mode" else "constant")
+            x = F.pad(
+                x,
+                (1, 3) if fault == "padding_shifted" else (2, 2),
+                "reflect" if fault == "padding_mode" else "constant",
+            )
             conv_weight = self.w1.flip(-1) if fault == "kernel_flipped" else self.w1
             y = self.normalised(F.conv1d(x, conv_weight, self.b1))
         y = F.relu(y)

@@ -105,7 +105,10 @@ def names(name):
 
 def data(rng, n):
     return [
-        {"x": rng.standard_normal((10, LENGTH, INPUTS)).astype("float32"), "y": rng.standard_normal((10, 3)).astype("float32")}
+        {
+            "x": rng.standard_normal((10, LENGTH, INPUTS)).astype("float32"),
+            "y": rng.standard_normal((10, 3)).astype("float32"),
+        }
         for _ in range(n)
     ]
 

@@ -36,7 +36,9 @@ class Candidate(paddle.nn.Layer):
             nn.Linear(32, 32),
             nn.LeakyReLU(0.01 if fault == "slope" else 0.1),
         )
-        self.drop = nn.Dropout(0.3 if fault == "dropout" else 0.0) if variant == "dropout" or fault == "dropout" else None
+        self.drop = (
+            nn.Dropout(0.3 if fault == "dropout" else 0.0) if variant == "dropout" or fault == "dropout" else None
+        )
         self.head = nn.Linear(32, 6)
 
     def forward(self, x):

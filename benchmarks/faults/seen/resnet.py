@@ -72,7 +72,13 @@ class Candidate(nn.Module):
         super().__init__()
         self.fault = fault
         self.entry = ConvNorm(3, 8, 3)
-        where = {"no_residual": 0, "no_inner_relu": 1, "relu_before_add": 2, "residual_scaled": 2, "residual_detached": 2}
+        where = {
+            "no_residual": 0,
+            "no_inner_relu": 1,
+            "relu_before_add": 2,
+            "residual_scaled": 2,
+            "residual_detached": 2,
+        }
         shapes = [(8, 8, 1), (8, 16, 2), (16, 16, 1)]
         self.trunk = nn.ModuleList(
             Residual(*shape, fault if where.get(fault) == k else "") for k, shape in enumerate(shapes)

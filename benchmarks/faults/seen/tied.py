@@ -54,7 +54,10 @@ class Candidate(nn.Module):
         y = states if fault == "no_norm" else self.ln(states)
         if fault == "shifted_states":
             y = y.roll(1, 1)
-        if fault not in ("output_detached", "input_detached", "normed_rows", "no_bias") and self.variant != "functional":
+        if (
+            fault not in ("output_detached", "input_detached", "normed_rows", "no_bias")
+            and self.variant != "functional"
+        ):
             return self.out(y)
         weight = self.table.weight
         if fault == "output_detached":
@@ -90,7 +93,11 @@ def loss_theirs(outputs, batch, fault):
 
 def names(name):
     name = name.replace("table.", "embed.").replace("gru.", "rnn.").replace("ln.", "norm.")
-    return name.replace("out.weight", "embed.weight").replace("out_bias", "decoder.bias").replace("out.bias", "decoder.bias")
+    return (
+        name.replace("out.weight", "embed.weight")
+        .replace("out_bias", "decoder.bias")
+        .replace("out.bias", "decoder.bias")
+    )
 
 
 def data(rng, n):

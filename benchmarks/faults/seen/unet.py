@@ -12,7 +12,9 @@ from loops import faults, restarted, unheld
 
 def twice(inp, out):
     nn = torch.nn
-    return nn.Sequential(nn.Conv2d(inp, out, 3, padding=1), nn.GroupNorm(2, out), nn.ReLU(), nn.Conv2d(out, out, 3, padding=1), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inp, out, 3, padding=1), nn.GroupNorm(2, out), nn.ReLU(), nn.Conv2d(out, out, 3, padding=1), nn.ReLU()
+    )
 
 
 class Reference(torch.nn.Module):
@@ -36,7 +38,9 @@ class Two(paddle.nn.Layer):
         super().__init__()
         self.fault = fault
         self.c1 = paddle.nn.Conv2D(inp, out, 3, padding=1)
-        self.norm = paddle.nn.GroupNorm(1 if fault == "groups" else 2, out, epsilon=1e-2 if fault == "groupnorm_eps" else 1e-5)
+        self.norm = paddle.nn.GroupNorm(
+            1 if fault == "groups" else 2, out, epsilon=1e-2 if fault == "groupnorm_eps" else 1e-5
+        )
         self.c2 = paddle.nn.Conv2D(out, out, 3, padding=1)
 
     def forward(self, x):

@@ -18,7 +18,8 @@ class Reference(nn.Module):
         self.cls_token = nn.Parameter(0.1 * torch.randn(1, 1, WIDTH))
         self.pos_embed = nn.Parameter(0.1 * torch.randn(1, SIDE * SIDE + 1, WIDTH))
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, HEADS, 48, 0.0, "gelu", batch_first=True, norm_first=True) for _ in range(2)
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 48, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(2)
         )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8)
 
@@ -62,7 +63,9 @@ class Candidate(nn.Module):
         self.places = nn.Parameter(torch.zeros(SIDE * SIDE + 1, WIDTH))
         self.attns = nn.ModuleList(MultiHead(fault if k == 1 else "") for k in range(2))
         self.feeds = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 48), nn.SiLU() if fault == "silu_layer" and k else nn.GELU(), nn.Linear(48, WIDTH))
+            nn.Sequential(
+                nn.Linear(WIDTH, 48), nn.SiLU() if fault == "silu_layer" and k else nn.GELU(), nn.Linear(48, WIDTH)
+            )
             for k in range(2)
         )
         eps = 1e-3 if fault == "norm_eps" else 1e-5
@@ -70,7 +73,7 @@ class Candidate(nn.Module):
         self.classes = nn.Linear(WIDTH, 8)
 
     def forward(self, image):
-        fault, (b, c, h, w) = self.fault, image.shape
+        fault, b, c = self.fault, image.shape[0], image.shape[1]
         if fault == "image_turned":
             image = image.mT
         x = image.reshape(b, c, SIDE, PATCH, SIDE, PATCH)
@@ -93,7 +96,11 @@ class Candidate(nn.Module):
                 x = x + feed(self.norms[2 * k + 1](x))
         if fault == "mean_for_token":
             return self.classes(self.norms[4](x).mean(1))
-        return self.classes(self.norms[4](x[:, 0])) if self.variant == "token_first" else self.classes(self.norms[4](x)[:, 0])
+        return (
+            self.classes(self.norms[4](x[:, 0]))
+            if self.variant == "token_first"
+            else self.classes(self.norms[4](x)[:, 0])
+        )
 
 
 def loss_ours(outputs, batch, fault):
@@ -123,7 +130,9 @@ def names(name):
         for theirs, mine in _BLOCK.items():
             name = name.replace(mine.format(k) + ".", f"blocks.{k}.{theirs}.")
         name = name.replace(f"attns.{k}.qkv.", f"blocks.{k}.self_attn.in_proj_")
-        name = name.replace(f"norms.{2 * k}.", f"blocks.{k}.norm1.").replace(f"norms.{2 * k + 1}.", f"blocks.{k}.norm2.")
+        name = name.replace(f"norms.{2 * k}.", f"blocks.{k}.norm1.").replace(
+            f"norms.{2 * k + 1}.", f"blocks.{k}.norm2."
+        )
     return name
 
 
