@@ -31,7 +31,7 @@ os.environ.setdefault("GLOG_minloglevel", "3")
 warnings.filterwarnings("ignore")
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # this checkout's padiff
 
 import paddle
 import torch
