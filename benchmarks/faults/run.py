@@ -1,7 +1,7 @@
 """Planted faults and clean pairs: does padiff find the fault, the place and the cause, and leave clean pairs alone?
 
     python benchmarks/faults/run.py [--condition float32|sketch|bfloat16|every3] [--seen | --held-out]
-                                    [--only NAME ...] [--effects] [--json OUT] [--verbose]
+                                    [--only NAME ...] [--sample N] [--effects] [--json OUT] [--verbose]
 
 NAME is a program, or program/fault; ``*`` stands for anything. Programs of `held_out` are not to be looked at while the
 code that they judge is written: without ``--verbose`` their faults are counted and not named.
@@ -77,16 +77,16 @@ def fault_row(pairs: Pairs, program: Program, fault: Fault, effects: bool) -> di
     return row(f"{program.name}/{fault.name}", "fault", made, **known, **vars(verdict))
 
 
-def run_program(pairs: Pairs, program: Program, only: list[str], effects: bool) -> list[dict[str, Any]]:
-    """All cases of a program."""
+def run_program(pairs: Pairs, program: Program, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """All cases of a program that were asked for."""
     rows = []
-    for fault in program.faults:
+    for fault in program.faults[:: given.sample]:
         name = f"{program.name}/{fault.name}"
-        if wanted(name, only) and not (pairs.condition == "bfloat16" and fault.fine):
-            rows.append(guarded(name, lambda fault=fault: fault_row(pairs, program, fault, effects)))
-    for clean in program.clean:
+        if wanted(name, given.only) and not (pairs.condition == "bfloat16" and fault.fine):
+            rows.append(guarded(name, lambda fault=fault: fault_row(pairs, program, fault, given.effects)))
+    for clean in program.clean[:: given.sample]:
         name = f"{program.name}/clean/{clean.name}"
-        if wanted(name, only):
+        if wanted(name, given.only):
 
             def one(clean=clean, name=name):
                 made = pairs.clean(program, clean)
@@ -161,6 +161,7 @@ def main() -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--seen", action="store_true")
     part.add_argument("--held-out", action="store_true")
+    parser.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth case only")
     parser.add_argument("--effects", action="store_true", help="train without the fault, too: how much does it change?")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--verbose", action="store_true", help="name the held-out faults, too")
@@ -174,7 +175,8 @@ def main() -> None:
             rows: list[dict[str, Any]] = []
             for program in programs(name):
                 if pairs.can(program):
-                    rows += run_program(pairs, program, given.only, given.effects)
+                    rows += run_program(pairs, program, given)
+                    print(f"{name}/{program.name}, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
             print(f"== {name}, {given.condition}")
             show(rows, verbose=given.verbose or name == "seen")
             results[name] = {"totals": totals(rows), "rows": rows}

@@ -50,7 +50,9 @@ def _stages(first: Any, fault: Fault, moved: bool) -> bool:
     if first.stage in wanted or (first.slot == "learning_rate" and "learning_rate" in wanted):
         return True
     # Settings that the runs declare may be a stage of their own, or no tensor's.
-    return fault.declared and (first.diff is None or first.stage in ("settings", "setting", "optimizer"))
+    return (fault.declared or "loss" in wanted) and (
+        first.diff is None or first.stage in ("settings", "setting", "optimizer")
+    )
 
 
 def _steps(first: Any, fault: Fault, condition: str) -> tuple[bool, bool]:
