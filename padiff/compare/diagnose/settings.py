@@ -47,6 +47,23 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
     )
 
 
+def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:
+    """What two runs are set differently in, as where they part, before their first step is compared."""
+    if not differences:
+        return None
+    one = differences[0]
+    return FirstDiff(
+        step,
+        one.stage,
+        one.place.reference,
+        one.place.candidate,
+        slot=one.name,
+        cause=cause_of([other for other in differences if other.kind == one.kind]),
+        statement="The runs are set differently, before any step is compared: "
+        f"{', '.join(_texts(differences[:_SAID]))}. They do not compute the same.",
+    )
+
+
 def _of_one_layer(differences: Sequence[Difference]) -> list[Difference]:
     return [one for one in differences if one.layers == differences[0].layers]
 
