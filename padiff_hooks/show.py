@@ -18,6 +18,7 @@ from padiff.records import (
     bytes_text,
     count_text,
     coverage_lines,
+    declared_lines,
     failed_lines,
     limit_lines,
     model_text,
@@ -100,6 +101,8 @@ def print_run(run: Run, path: Path, console: Console) -> None:
     if info.environment:
         text = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
         console.print(f"environment: {text}", markup=False, emoji=False)
+    for line in declared_lines(info.settings):
+        console.print(line, markup=False, emoji=False)
     if numbers:
         console.print(steps_text(numbers))
         for step in run.steps(numbers[0]):

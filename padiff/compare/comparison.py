@@ -12,11 +12,11 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
-from padiff.compare.declared import Declared
+from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Place, agreed_after
 from padiff.compare.diagnose.first import first_diff
-from padiff.compare.diagnose.settings import settings_first
+from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import with_caveat
 from padiff.compare.judge.noise import NoisePolicy
@@ -33,6 +33,7 @@ from padiff.records import (
     PARAMETER_STAGES,
     STAGES,
     Both,
+    Coverage,
     Diff,
     Difference,
     FirstDiff,
@@ -41,6 +42,7 @@ from padiff.records import (
     Run,
     RunInfo,
     Step,
+    settings_at,
 )
 from padiff.records.environment import differences
 
@@ -197,6 +199,36 @@ class RunComparison:
                 self._measuring(len(diffs) / len(pairs))
                 looked = time.monotonic()
         return diffs
+
+    def before(self, step: int, candidate: RunInfo) -> Report | None:
+        """A report of what the runs declare differently before a step is there to compare; `None` if there is nothing
+        that holds whatever the layers turn out to be paired like, or the policy does not count it.
+
+        Args:
+            step: the candidate's first step.
+            candidate: what the candidate says of itself now.
+        """
+        if not self._policy.settings_count:
+            return None
+        reference = self.runs.reference
+        numbers = reference.numbers()
+        later = [number for number in numbers if number >= step] or numbers[-1:]
+        settings = settings_at(reference.info.settings, reference.steps(later[0])[0].settings if later else {})
+        infos = Both(replace(reference.info, settings=settings), candidate)
+        found = [one for one in at_the_start(infos, self.alignment) if one.stage in self.stages]
+        first = before_the_first(found, step)
+        if first is None:
+            return None
+        return Report(
+            diffs=(),
+            coverage=Coverage(),
+            first_diff=first,
+            tolerance=self._policy.describe(),
+            reference=reference.name,
+            candidate=self.runs.candidate.name,
+            environment=differences(*infos),
+            settings_differ=tuple(found),
+        )
 
     def report(
         self,

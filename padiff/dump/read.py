@@ -75,6 +75,8 @@ class FolderRun(_OnDisk):
         self.path = Path(path)
         self._info = read_info(self.path / RUN_FILE)
         self._packs = PackReader(self.path)
+        # What a run declares is settled with its first step.
+        self._settled = bool(self.numbers())
 
     def numbers(self) -> list[int]:
         # By number: as text, 10 would come before 2.
@@ -87,6 +89,9 @@ class FolderRun(_OnDisk):
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         for rank in ranks:
             check_inside(rank, self.path)
+        if not self._settled:
+            self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
+            self._settled = True
         return [self._packs.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
 
     @staticmethod

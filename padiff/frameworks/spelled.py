@@ -87,7 +87,7 @@ _PADDLE = Spelling(
     },
     clips={
         "global_norm": "grad_clip=paddle.nn.ClipGradByGlobalNorm({})",
-        "norm": "grad_clip=paddle.nn.ClipGradByNorm({})",
+        "tensor_norm": "grad_clip=paddle.nn.ClipGradByNorm({})",
         "value": "grad_clip=paddle.nn.ClipGradByValue({})",
     },
     with_momentum="Momentum",

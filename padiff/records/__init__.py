@@ -38,6 +38,7 @@ from padiff.records.report_text import (
 )
 from padiff.records.run_text import (
     bytes_text,
+    declared_lines,
     model_text,
     owned_text,
     run_line,
@@ -94,6 +95,7 @@ __all__ = [
     "bytes_text",
     "count_text",
     "coverage_lines",
+    "declared_lines",
     "failed_lines",
     "figures_text",
     "inner_path",

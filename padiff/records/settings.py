@@ -76,10 +76,4 @@ def setting_text(value: Any) -> str:
     """A setting's value in words."""
     if value is None:
         return "not set"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:.7g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(setting_text, value)) or "none"
-    return str(value)
+    return f"{value:.7g}" if isinstance(value, float) else str(value)

@@ -94,12 +94,18 @@ def loss_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
     """
     losses = settings.map(lambda side: _of(side, "loss."))
     for name, value in losses.reference.items():
-        if name in losses.candidate and not same(value, losses.candidate[name]):
-            function = losses.map(lambda side: side.get("function"))
-            changes = name in _OF_LOSS and function.reference == function.candidate is not None
-            about = f"the loss {function.reference}" if function.reference and name != "function" else "the loss"
-            values = Both(value, losses.candidate[name])
-            yield Difference(name, values, "loss", "loss_setting", about=about, changes=changes)
+        if name not in losses.candidate or same(value, losses.candidate[name]):
+            continue
+        # Of several losses each has a number in front.
+        number, _, setting = name.rpartition(".")
+        said = f"{number}.function" if number else "function"
+        function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
+        alike = function.reference is not None and function.reference == function.candidate
+        about = f"the loss {function.reference}" if alike else "the loss"
+        changes = alike and setting in _OF_LOSS
+        yield Difference(
+            setting, Both(value, losses.candidate[name]), "loss", "loss_setting", about=about, changes=changes
+        )
 
 
 def trained_differences(

@@ -47,6 +47,23 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
     )
 
 
+def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:
+    """What two runs are set differently in, as where they part, before their first step is compared."""
+    if not differences:
+        return None
+    one = differences[0]
+    return FirstDiff(
+        step,
+        one.stage,
+        one.place.reference,
+        one.place.candidate,
+        slot=one.name,
+        cause=cause_of([other for other in differences if other.kind == one.kind]),
+        statement="The runs are set differently, before any step is compared: "
+        f"{', '.join(_texts(differences[:_SAID]))}. They do not compute the same.",
+    )
+
+
 def _of_one_layer(differences: Sequence[Difference]) -> list[Difference]:
     return [one for one in differences if one.layers == differences[0].layers]
 
@@ -60,13 +77,19 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
         text = f"layer {one.about} is set differently: {', '.join(x.text_alone for x in here)}{more}. The models"
     else:
         rest = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
-        said = "; ".join(other.text for other in differences[:_SAID])
+        said = ", ".join(_texts(differences[:_SAID]))
         text = f"the runs are set differently from step {step} on, stage {one.stage}: {said}{rest}. They"
     text += " do not compute the same; other inputs, or more steps, will show it."
     if first is None:
         return f"No tensor parts by more than is allowed, but {text}"
     text = text.replace("; other inputs, or more steps, will show it", "")
     return f"{text[0].upper()}{text[1:]} The first tensor that parts: {first.place_text}."
+
+
+def _texts(differences: Sequence[Difference]) -> list[str]:
+    """What differs, in words; whose it is, is said once where all are of one."""
+    alike = len({(one.about, one.parameters) for one in differences}) == 1
+    return [one.text_alone if one.layers.reference or (k and alike) else one.text for k, one in enumerate(differences)]
 
 
 def cause_of(differences: Sequence[Difference]) -> Cause | None:
@@ -76,9 +99,8 @@ def cause_of(differences: Sequence[Difference]) -> Cause | None:
     first = differences[0].cause()
     if len(differences) == 1:
         return first
-    texts = [one.text if k == 0 else one.text_alone for k, one in enumerate(differences[:_SAID])]
     more = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
-    sentence = f"{differences[0].said}: {', '.join(texts)}{more}"
+    sentence = f"{differences[0].said}: {', '.join(_texts(differences[:_SAID]))}{more}"
     notes = "; ".join(dict.fromkeys(one.note for one in differences if one.note))
     return Cause(first.kind, sentence, evidence=notes, fix=together([one.fix for one in differences]))
 

@@ -34,7 +34,7 @@ _RULES: dict[str, tuple[str, dict[str, str]]] = {
 _OF_LBFGS = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
 _CLIPS = (
     (paddle.nn.ClipGradByGlobalNorm, "global_norm"),
-    (paddle.nn.ClipGradByNorm, "norm"),
+    (paddle.nn.ClipGradByNorm, "tensor_norm"),
     (paddle.nn.ClipGradByValue, "value"),
 )
 # What of a scheduler is its state, and not its setting.
