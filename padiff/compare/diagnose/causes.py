@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from padiff.align import Alignment
+from padiff.align import Alignment, LayerPair
 from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import SIDES, Cause, Diff, Kind
+from padiff.records import SIDES, Cause, Diff, Kind, Pair
 
 
-def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment) -> Cause | None:
-    """The likely cause of a diff; `None` where nothing speaks for one."""
+def recorded_cause(diff: Diff, step: Sequence[Diff], alignment: Alignment) -> Cause | None:
+    """The cause of a diff, where what was recorded says it; else `None`."""
     pair = diff.pair
     if not pair.complete:
         return _missing(diff, step)
-    layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = cause_in_settings(pair, layers)
+    by_settings = cause_in_settings(pair, _layers(pair, alignment))
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
@@ -27,12 +27,26 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment) -> Cause | Non
     if diff.problem:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
-    if surplus:
-        return Cause("surplus_layers", surplus)
+    return Cause("surplus_layers", surplus) if surplus else None
+
+
+def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:
+    """Where the cause of a diff has to be looked for, where no hypothesis explains it.
+
+    Args:
+        excluded: what was tried.
+    """
+    if not diff.pair.complete:
+        return None
     try:
-        return cause_by_stage(diff, step, layers)
+        found = cause_by_stage(diff, step, _layers(diff.pair, alignment))
     except (RunFolderError, SketchOnlyError):
         return None  # the values are no longer there to look at; the figures stand
+    return replace(found, excluded=excluded)
+
+
+def _layers(pair: Pair, alignment: Alignment) -> LayerPair | None:
+    return next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
 
 
 def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.causes import cause
+from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.hypotheses.engine import explain
+from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.records import Both, Diff, FirstDiff, Pair, Run
 
@@ -22,13 +24,28 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
         return None
     pair = diff.pair
     reference, candidate = _paths(pair, alignment)
-    infos = runs.map(lambda run: run.info)
-    reason = (
-        shift_cause(diff, runs)
-        or environment_cause(diff, infos)
-        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment)
-    )
+    step = [d for d in diffs if d.pair.step == pair.step]
+    reason = shift_cause(diff, runs) or environment_cause(diff, runs.map(lambda run: run.info))
+    reason = reason or recorded_cause(diff, step, alignment)
+    if reason is None:
+        found = explain(_scene(diff, step, alignment, runs))
+        reason = found.cause or guess(diff, step, alignment, found.excluded)
     return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
+
+
+def _scene(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
+    """What hypotheses look at: of a step's diffs those of the first one's rank, which come one after the other."""
+    ranks: list[list[Diff]] = [[]]
+    seen: set[tuple[bool, str]] = set()
+    for one in step:
+        site = one.pair.reference is None, one.pair.anchor.site
+        if site in seen:
+            ranks.append([])
+            seen.clear()
+        seen.add(site)
+        ranks[-1].append(one)
+    number = next((k for k, rank in enumerate(ranks) if any(one is diff for one in rank)), 0)
+    return Scene(diff, ranks[number], alignment, runs, number)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
