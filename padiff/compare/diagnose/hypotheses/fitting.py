@@ -128,7 +128,7 @@ def _rounded(found: Fit, history: History, noise: np.ndarray) -> Fit:
 
 
 def _round_values(name: str, value: float) -> Iterator[float]:
-    if name not in _LOGARITHMS and abs(value) < 1e-7:
+    if name not in _LOGARITHMS and name != "rate":
         yield 0.0
     if name in _CLOSE_TO_ONE:
         yield from (float(f"{value:.{digits}f}") for digits in (1, 2, 3, 4, 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def _reference(tracks: Tracks) -> list[Parameter]:
                 break
             # Norms and biases often have settings of their own.
             some = [track for track in left if track.is_norm is left[0].is_norm][:1]
-            solved = next(iter(explained(Sample.of(some, "reference", tracks.rates.reference))), None)
+            solved = _akin(known, some, tracks) or next(iter(explained(Sample.of(some, "reference", tracks.rates.reference))), None)
             if solved is None:
                 left = left[1:]
                 continue
@@ -109,6 +110,17 @@ def _reference(tracks: Tracks) -> list[Parameter]:
     return [replace(one, holds=_holds(one, tracks)) for one in found]
 
 
+def _akin(known: Sequence[Fit], some: Sequence[Track], tracks: Tracks) -> tuple[Fit, int] | None:
+    """A group that has only its weight decay, or its learning rate, for itself."""
+    sample = Sample.of(some, "reference", tracks.rates.reference)
+    for one, name, group in product(known, ("weight_decay", "rate"), sample.groups):
+        if sample.elements or one.rule.linear:
+            found = fit(one.rule, one.settings, (name,), *sample.at(group), one.tried)
+            if found.explains:
+                return found, group
+    return None
+
+
 def _holds(one: Parameter, tracks: Tracks) -> bool:
     history, noise = joined([one.track], "candidate")
     rates = _column(tracks.rates.candidate, one.group)
@@ -124,9 +136,9 @@ def _column(rates: np.ndarray, group: int) -> np.ndarray:
 
 
 def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> Iterator[Hypothesis]:
-    other_rates = _rates_differ(tracks, parameters)
-    if other_rates:
-        yield _of_rates(scene, tracks, parameters)
+    rates = _of_rates(scene, tracks, parameters) if _rates_differ(tracks, parameters) else None
+    if rates is not None:
+        yield rates
     wrong = [one for one in parameters if not one.holds]
     if not wrong:
         return
@@ -134,10 +146,9 @@ def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> I
     alike = [one for one in wrong if one.fit.rule is first.fit.rule and one.track.elements is first.track.elements]
     search = _Candidate(tracks, first.fit, [one for one in alike if _same(one, first)])
     for change in search.single():
-        yield _hypothesis(scene, tracks, parameters, alike, change, 1 + other_rates)
+        yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
     for change in search.several():
-        count = len(change.settings) or 2
-        yield _hypothesis(scene, tracks, parameters, alike, change, count + other_rates)
+        yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
 
 
 def _same(one: Parameter, other: Parameter) -> bool:
@@ -189,7 +200,7 @@ class _Candidate:
         for turned in forms:
             for name in rule.numbers if turned else ():
                 found = self._solved(turned, (name,))
-                if found is not None and len(found.settings) == 2:
+                if found is not None and name in found.settings:
                     yield found
         names = [*rule.numbers]
         for k, one in enumerate(names):
@@ -223,9 +234,10 @@ class _Candidate:
         assert found is not None
         values = {name: found.settings[name] for name in (*forms, *free)}
         changed = {name: value for name, value in values.items() if value != self._rule.settings[name]}
-        if not changed:
-            return None
-        return Change(changed, len(free), len(starts))
+        shared = {}
+        if "decoupled" in changed and not self._rule.settings["weight_decay"]:
+            shared["decoupled"] = changed.pop("decoupled")  # of a decay of nothing there is no form
+        return Change(changed, len(free), len(starts), shared=shared) if changed else None
 
 
 # -- as hypotheses -------------------------------------------------------------------------------------------------
@@ -268,6 +280,19 @@ def _of_rates(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> 
         what="parameters' updates",
         fix=mending.rate(scene.frameworks.candidate),
     )
+
+
+def _count(change: Change) -> int:
+    """Of how many settings a change says that they are wrong; another rule counts as two."""
+    return 2 if change.rules else len(change.settings)
+
+
+def _also(rates: Hypothesis | None, one: Hypothesis) -> Hypothesis:
+    """What is wrong besides the learning rates, where these differ."""
+    if rates is None:
+        return one
+    text = f"{rates.sentence}; and {one.sentence}"
+    return replace(one, kind=f"{rates.kind}+{one.kind}", sentence=text, changes=1 + one.changes)
 
 
 def _rates_differ(tracks: Tracks, parameters: Iterable[Parameter]) -> bool:
@@ -341,7 +366,7 @@ def _sentence(change: Change, fitted: Fit, tracks: Tracks) -> str:
             parts.append(
                 f"{NAMES[name]} is {number_text(value)} in the candidate for the reference's {number_text(fitted.settings[name])}"
             )
-    shared = [f"{NAMES[name]} {number_text(value)}" for name, value in change.shared.items()]
+    shared = [f"{NAMES[name]} {number_text(change.shared[name])}" for name in change.shared if name == "momentum"]
     return f"{' and '.join(parts)} ({', '.join([fitted.rule.name, *shared])})"
 
 

@@ -33,7 +33,7 @@ class Weight:
         worst: the residual of the worst tensor.
         tensors: how many were predicted.
         elements: how many elements of them.
-        numbers: how many independent numbers among them differ from the reference: a few large ones count as few.
+        numbers: how many of them differ from the reference by more than rounding, and do not from what is predicted.
         within: whether the policy would pass every prediction.
     """
 
@@ -42,7 +42,7 @@ class Weight:
     worst: float = math.inf
     tensors: int = 0
     elements: int = 0
-    numbers: float = 0.0
+    numbers: int = 0
     within: bool = False
 
     @property
@@ -57,8 +57,8 @@ NOTHING = Weight()
 
 def weigh(predictions: Iterable[Prediction]) -> Weight:
     """Hold predictions against what was recorded; stops at the first tensor that shows them to be wrong."""
-    squares = squares_without = fourth = worst = 0.0
-    tensors = elements = 0
+    squares = squares_without = worst = 0.0
+    tensors = elements = numbers = 0
     within = True
     for one in predictions:
         if not one.actual.size:
@@ -70,7 +70,7 @@ def weigh(predictions: Iterable[Prediction]) -> Weight:
         if not math.isfinite(own) or not math.isfinite(own_without):
             return NOTHING
         squares, squares_without = squares + own, squares_without + own_without
-        fourth += float(np.sum(np.square(np.square(apart))))
+        numbers += int(np.count_nonzero((apart > PROVEN) & (left <= apart / LIKELY)))
         worst = max(worst, math.sqrt(own / left.size))
         tensors, elements = tensors + 1, elements + left.size
         within = within and _norm(one.actual - one.predicted) <= one.limit * max(_norm(one.predicted), _norm(one.without))
@@ -78,7 +78,6 @@ def weigh(predictions: Iterable[Prediction]) -> Weight:
             return NOTHING
     if not elements:
         return NOTHING
-    numbers = squares_without**2 / fourth if fourth else 0.0
     root = math.sqrt(elements)
     residual, without = math.sqrt(squares) / root, math.sqrt(squares_without) / root
     return Weight(residual, without, worst, tensors, elements, numbers, within)

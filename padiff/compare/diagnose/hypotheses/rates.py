@@ -68,6 +68,6 @@ def _follows(own: dict[int, float], theirs: dict[int, float], of) -> bool:  # ty
 
 def _ratio(own: dict[int, float], theirs: dict[int, float]) -> str:
     ratios = [own[n] / theirs[n] for n in own if theirs[n]]
-    if not ratios or np.ptp(ratios) > 1e-6 * max(map(abs, ratios)):
+    if not ratios or np.ptp(ratios) > 1e-6 * max(map(abs, ratios)) or abs(ratios[0] - 1) < 1e-6:
         return ""
     return f"; the candidate's is {ratios[0]:.6g} times the reference's"
