@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from padiff.compare.diagnose.hypotheses import optimizers
+from padiff.compare.diagnose.hypotheses import clipping, gradients, optimizers
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import (
     NEAR,
@@ -25,6 +25,9 @@ Group = Callable[[Scene], Iterable["Hypothesis | Cause"]]
 #: The groups that apply to a first diff, by its stage.
 GROUPS: Mapping[str, tuple[Group, ...]] = {
     "weight": (optimizers.hypotheses,),
+    "loss": (gradients.backward_hypotheses,),
+    "backward": (gradients.backward_hypotheses,),
+    "grad": (clipping.hypotheses, gradients.hypotheses),
     "update": (optimizers.hypotheses,),
 }
 # Residuals of two that explain equally: one is not nearer than the other by more than chance.

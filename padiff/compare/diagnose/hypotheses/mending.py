@@ -80,5 +80,10 @@ def clipping(framework: str, limit: float) -> str:
     return lines.get(framework, "")
 
 
+def zeroing(framework: str) -> str:
+    """The line that zeroes gradients after a step."""
+    return {"torch": "optimizer.zero_grad()", "paddle": "optimizer.clear_grad()"}.get(framework, "")
+
+
 def _number(value: float) -> str:
     return f"{value:.6g}"
