@@ -8,7 +8,7 @@ from dataclasses import replace
 from padiff.align import Alignment, LayerPair
 from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
-from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
+from padiff.compare.judge.absent import whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import SIDES, Cause, Diff, Kind, Pair
 
@@ -63,25 +63,15 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
 
 def _missing(diff: Diff, step: Sequence[Diff]) -> Cause | None:
     pair = diff.pair
-    side, other = SIDES.swapped() if pair.candidate is None else SIDES
-    if pair.stage in ("forward", "backward", "grad", "update") and whole_stage_missing(diff, step):
+    side, _ = SIDES.swapped() if pair.candidate is None else SIDES
+    if pair.stage in ("forward", "backward") and whole_stage_missing(diff, step):
         if pair.stage == "forward":
             return Cause("not_called", f"the {side}'s model was not called in this step, as it was in others")
         if pair.stage == "backward":
             return Cause("no_backward", f"no backward ran on the {side} in this step, as it did in others")
-        return Cause("step_skipped", f"the {side}'s optimizer did not step in this step, as it did in others")
     if pair.stage == "weight":
         return Cause("not_owned", f"the {side}'s layer does not own this tensor")
     if pair.stage in ("grad", "update"):
-        steps = optimizer_steps(step)
-        here, there = steps.swapped() if pair.candidate is None else steps
-        if pair.anchor.call and here < there:
-            text = f"the {other}'s optimizer stepped {_often(there)} in this step, the {side}'s {_often(here)}"
-            return Cause("step_repeated", text)
         text = f"on the {side} the parameter gets no gradient: frozen, detached, unused, or not in its optimizer"
         return Cause("no_gradient", text)
     return None
-
-
-def _often(times: int) -> str:
-    return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")

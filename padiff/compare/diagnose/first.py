@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from padiff.align import Alignment
 from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.hypotheses import held
 from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.shifted import shift_cause
@@ -25,10 +26,11 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     pair = diff.pair
     reference, candidate = _paths(pair, alignment)
     step = [d for d in diffs if d.pair.step == pair.step]
+    scene = _scene(diff, step, alignment, runs)
     reason = shift_cause(diff, runs) or environment_cause(diff, runs.map(lambda run: run.info))
-    reason = reason or recorded_cause(diff, step, alignment)
+    reason = reason or next(held.causes(scene), None) or recorded_cause(diff, step, alignment)
     if reason is None:
-        found = explain(_scene(diff, step, alignment, runs))
+        found = explain(scene)
         reason = found.cause or guess(diff, step, alignment, found.excluded)
     return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses import mending, ratios
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Place, Scene, place_of, rounding_of, values_of, whole_of
+from padiff.compare.diagnose.hypotheses.scene import (
+    Place,
+    Scene,
+    is_elements,
+    place_of,
+    rounding_of,
+    values_of,
+    whole_of,
+)
 from padiff.model import equivalents
 from padiff.records import SIDES, Both, Diff, Pair
 
@@ -28,11 +36,13 @@ class Gradients:
     Attributes:
         tensors: those of which some elements are known, both sides; `Prediction.without` is the reference's.
         places: whose they are.
+        elements: whether elements of them are known; else projections.
         norms: of each whole tensor, both sides.
     """
 
     tensors: tuple[Prediction, ...]
     places: tuple[Place, ...]
+    elements: tuple[bool, ...]
     norms: Mapping[Place, Both[float]]
 
     @property
@@ -49,7 +59,7 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
     scales: dict[str, float] = {}
     for diff in diffs:
         scales[diff.pair.anchor.layer] = max(scales.get(diff.pair.anchor.layer, 0.0), _rms(diff))
-    tensors, places = [], []
+    tensors, places, elements = [], [], []
     for diff in sorted(diffs, key=lambda d: -(d.figures.size if d.figures else 0)):
         values = values_of(diff.pair, _ELEMENTS)
         if values is None or np.iscomplexobj(values.reference):
@@ -63,12 +73,13 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
             site = f"{diff.pair.anchor.layer}/{stage}/{diff.pair.anchor.slot}"
             tensors.append(Prediction(site, values.candidate, values.reference, values.reference, noise, limit))
             places.append(place_of(diff.pair))
+            elements.append(is_elements(diff.pair))
     norms = {
         place_of(d.pair): Both(d.figures.reference_l2, d.figures.candidate_l2)
         for d in scene.step
         if d.pair.stage == stage and d.figures is not None and d.pair.anchor.layer != "(loop)"
     }
-    return Gradients(tuple(tensors), tuple(places), norms)
+    return Gradients(tuple(tensors), tuple(places), tuple(elements), norms)
 
 
 def noise_level(scene: Scene) -> float:
@@ -157,10 +168,23 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     gradients = gradients_of(scene)
     if not gradients.tensors:
         return
-    yield from ratios.ratio_hypotheses(scene, gradients.tensors, "gradients", "gradient_scale", ratios.facts(scene))
+    for one in ratios.ratio_hypotheses(scene, gradients.tensors, "gradients", "gradient_scale", ratios.facts(scene)):
+        yield replace(one, sentence=one.sentence + _departing(scene))
     yield from _stale(scene, gradients)
     yield from _missing_calls(scene)
     yield from _decayed(scene, gradients)
+
+
+def _departing(scene: Scene) -> str:
+    """Which side's optimizer got something else than its backward gave; empty where that is not known."""
+    made = made_of(scene, scene.number)
+    if made.reference is None or made.candidate is None:
+        return ""
+    same = made.map(lambda ratio: ratio is not None and abs(ratio - 1) <= _AT_MOST)
+    if same.reference == same.candidate:
+        return ""
+    side, ratio = ("candidate", made.candidate) if same.reference else ("reference", made.reference)
+    return f"; the {side}'s are {ratio:.5g} times what its backward gave, the other side's are what it gave"
 
 
 def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:

@@ -80,6 +80,20 @@ def clipping(framework: str, limit: float) -> str:
     return lines.get(framework, "")
 
 
+def training(framework: str) -> str:
+    """The line that lets a parameter train."""
+    return {"torch": "parameter.requires_grad_(True)", "paddle": "parameter.stop_gradient = False"}.get(framework, "")
+
+
+def holding(framework: str) -> str:
+    """The argument that gives an optimizer all parameters."""
+    lines = {
+        "torch": "torch.optim.<Optimizer>(model.parameters(), ...)",
+        "paddle": "paddle.optimizer.<Optimizer>(..., parameters=model.parameters())",
+    }
+    return lines.get(framework, "")
+
+
 def zeroing(framework: str) -> str:
     """The line that zeroes gradients after a step."""
     return {"torch": "optimizer.zero_grad()", "paddle": "optimizer.clear_grad()"}.get(framework, "")

@@ -30,6 +30,7 @@ class Weight:
     Attributes:
         residual: what its predictions are off by, as a multiple of the rounding noise (root of the mean square).
         without: what the reference is off by, likewise.
+        size: how large what was recorded is itself, likewise: what is all but zero is no explanation of it.
         worst: the residual of the worst tensor.
         tensors: how many were predicted.
         elements: how many elements of them.
@@ -39,6 +40,7 @@ class Weight:
 
     residual: float = math.inf
     without: float = 0.0
+    size: float = 0.0
     worst: float = math.inf
     tensors: int = 0
     elements: int = 0
@@ -47,8 +49,8 @@ class Weight:
 
     @property
     def gain(self) -> float:
-        """How many times nearer than the reference it comes; below the noise nothing is nearer."""
-        return self.without / max(self.residual, 0.5)
+        """How many times nearer than the reference it comes, or than nothing would; below the noise nothing is nearer."""
+        return min(self.without, self.size) / max(self.residual, 0.5)
 
 
 #: Of what predicts nothing.
@@ -57,7 +59,7 @@ NOTHING = Weight()
 
 def weigh(predictions: Iterable[Prediction]) -> Weight:
     """Hold predictions against what was recorded; stops at the first tensor that shows them to be wrong."""
-    squares = squares_without = worst = 0.0
+    squares = squares_without = sizes = worst = 0.0
     tensors = elements = numbers = 0
     within = True
     for one in predictions:
@@ -66,6 +68,7 @@ def weigh(predictions: Iterable[Prediction]) -> Weight:
         with np.errstate(all="ignore"):
             left = np.abs(one.actual - one.predicted) / one.noise
             apart = np.abs(one.actual - one.without) / one.noise
+            sizes += max(_square(np.abs(one.actual) / one.noise), _square(np.abs(one.predicted) / one.noise))
         own, own_without = _square(left), _square(apart)
         if not math.isfinite(own) or not math.isfinite(own_without):
             return NOTHING
@@ -79,8 +82,8 @@ def weigh(predictions: Iterable[Prediction]) -> Weight:
     if not elements:
         return NOTHING
     root = math.sqrt(elements)
-    residual, without = math.sqrt(squares) / root, math.sqrt(squares_without) / root
-    return Weight(residual, without, worst, tensors, elements, numbers, within)
+    residual, without, size = (math.sqrt(one) / root for one in (squares, squares_without, sizes))
+    return Weight(residual, without, size, worst, tensors, elements, numbers, within)
 
 
 def is_enough(weight: Weight, hypothesis: Hypothesis) -> bool:

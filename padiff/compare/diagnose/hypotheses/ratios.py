@@ -13,8 +13,8 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 
 #: How near a ratio has to be to a fact's, relative to it; what it was measured to is known better.
 _NEAR = 2e-5
-# Powers of two that scalers begin with, or come to.
-_SCALES = tuple(2.0**k for k in range(7, 25))
+# Powers of two that scalers begin with, or come to; from where on they are nothing else.
+_SCALES, _SURELY = tuple(2.0**k for k in range(7, 25)), 1024.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def facts(scene: Scene) -> list[Fact]:
         for scale in sorted({step.loss_scale for step in sides} - {1.0}):
             text = f"it is the loss scale, {scale:g}"
             found.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
-        for size in sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape}):
+        for size in () if _loss_agrees(scene) else sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape}):
             if size > 1:
                 found.append(
                     Fact(
@@ -84,6 +84,12 @@ def facts(scene: Scene) -> list[Fact]:
     return found
 
 
+def _loss_agrees(scene: Scene) -> bool:
+    """Whether the losses were recorded and agree: then they are reduced alike."""
+    losses = [diff for diff in scene.step if diff.pair.stage == "loss" and diff.compared]
+    return bool(losses) and all(diff.passed for diff in losses)
+
+
 def recognised(ratio: float, known: Sequence[Fact]) -> Recognised | None:
     """What number of the run a ratio is; `None` if none."""
     found: list[Recognised] = []
@@ -95,7 +101,7 @@ def recognised(ratio: float, known: Sequence[Fact]) -> Recognised | None:
         for scale in _SCALES:
             if _is(ratio, scale) or _is(ratio, 1 / scale):
                 how = "not undone in the candidate" if ratio > 1 else "not undone in the reference"
-                return Recognised(ratio, "loss_scale", f"{ratio:.6g} = a loss scale, {how}", False)
+                return Recognised(ratio, "loss_scale", f"{ratio:.6g} = a loss scale, {how}", scale >= _SURELY)
         if _is(ratio, -1.0):
             return Recognised(-1.0, "sign", "-1: the sign is turned over")
         return None
