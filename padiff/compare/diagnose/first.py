@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.causes import cause
+from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import extent_of
+from padiff.compare.diagnose.hypotheses import held
+from padiff.compare.diagnose.hypotheses.engine import explain
+from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.shifted import shift_cause
-from padiff.records import Both, Diff, FirstDiff, Pair
+from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
@@ -18,9 +21,8 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
-    pair, runs, alignment = diff.pair, evidence.runs, evidence.alignment
-    reference, candidate = _paths(pair, alignment)
-    infos = runs.map(lambda run: run.info)
+    pair = diff.pair
+    reference, candidate = _paths(pair, evidence.alignment)
     step = [d for d in diffs if d.pair.step == pair.step]
     return FirstDiff(
         pair.step,
@@ -29,11 +31,40 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
         candidate,
         pair.anchor.slot,
         diff,
-        shift_cause(diff, runs)
-        or environment_cause(diff, infos)
-        or cause(diff, step, alignment, evidence.declared(pair.step)),
+        _cause(diff, step, evidence),
         extent=extent_of(diff, step, evidence.agreed),
     )
+
+
+def _cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """What the records say, else what explains them when it is computed, else where to look."""
+    runs, alignment = evidence.runs, evidence.alignment
+    scene = _scene(diff, step, alignment, runs)
+    found = (
+        shift_cause(diff, runs)
+        or environment_cause(diff, runs.map(lambda run: run.info))
+        or next(held.causes(scene), None)
+        or recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step))
+    )
+    if found is not None:
+        return found
+    computed = explain(scene)
+    return computed.cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _scene(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
+    """What hypotheses look at: of a step's diffs those of the first one's rank, which come one after the other."""
+    ranks: list[list[Diff]] = [[]]
+    seen: set[tuple[bool, str]] = set()
+    for one in step:
+        site = one.pair.reference is None, one.pair.anchor.site
+        if site in seen:
+            ranks.append([])
+            seen.clear()
+        seen.add(site)
+        ranks[-1].append(one)
+    number = next((k for k, rank in enumerate(ranks) if any(one is diff for one in rank)), 0)
+    return Scene(diff, ranks[number], alignment, runs, number)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
