@@ -217,7 +217,7 @@ def _together(
             one.kind,
             about=pair.reference.rule if one.name != "rule" else "",
             changes=one.changes,
-            fix=optimizer_fix(framework, one.rule, one.names, pair.reference.values, some.candidate)
+            fix=optimizer_fix(framework, one.rule, one.names, {**_USUAL, **pair.reference.values}, some.candidate)
             if one.names or one.name == "rule"
             else "",
             parameters=some,
