@@ -60,7 +60,7 @@ class Recorder:
         if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
         self._description = Description(self._framework, self._layers, self._schedule, detail, identity)
-        self._levels = LevelsOfSteps(detail)
+        self._levels = LevelsOfSteps(detail, scope.functions)
         self._views: dict[int, View] = {}
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
@@ -168,7 +168,14 @@ class Recorder:
         if self._capture is None:
             records, levels = self._output.records(self._framework), self._levels.of(self.step)
             self._capture = Capture(
-                self.step, self._layers, self._optimizers, records, levels, self._views, self._stepped
+                self.step,
+                self._layers,
+                self._optimizers,
+                records,
+                levels,
+                self._views,
+                self._stepped,
+                functions=self._levels.functions,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -230,6 +237,7 @@ class Recorder:
             self.detach()
             self._layers.look()
             return None
+        self._levels.recorded()
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:

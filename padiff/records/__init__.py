@@ -44,6 +44,7 @@ from padiff.records.run_text import (
     steps_text,
 )
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
+from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 
 __all__ = [
     "Cause",
@@ -71,6 +72,8 @@ __all__ = [
     "LOOP",
     "Layer",
     "MATCH",
+    "NO_TRACE",
+    "Operand",
     "PARAMETER_STAGES",
     "Pair",
     "Parameter",
@@ -84,6 +87,9 @@ __all__ = [
     "Sketched",
     "Step",
     "TensorSource",
+    "Trace",
+    "TracedCall",
+    "TracedTensor",
     "bytes_text",
     "count_text",
     "coverage_lines",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.records.sources import TensorSource
+from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
 
 #: Where in a step, in causal order.
@@ -146,6 +147,7 @@ class Step:
             activations are divided by it when compared, `grad` records are unscaled already.
         micro_batches: how many calls of the whole model the step had.
         notes: sentences about what could not be recorded.
+        trace: the calls that the step was made of, which tell where a diff comes from.
     """
 
     number: int
@@ -154,6 +156,16 @@ class Step:
     loss_scale: float = 1.0
     micro_batches: int = 1
     notes: tuple[str, ...] = ()
+    trace: Trace = NO_TRACE
+
+    @property
+    def sources(self) -> Iterator[TensorSource]:
+        """Where the values of all that the step holds are; some may come more than once."""
+        for record in self.records:
+            yield record.source
+        for tensor in self.trace.tensors:
+            if tensor.source is not None:
+                yield tensor.source
 
 
 @dataclass(frozen=True, slots=True)
