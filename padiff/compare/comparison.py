@@ -82,6 +82,8 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._before = Before()
+        #: The step that was compared last, if it has diffs.
+        self._parted: tuple[int, Both[list[Step]]] | None = None
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -118,6 +120,8 @@ class RunComparison:
             plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
             diffs, before = compare_step(steps, plan, self._before)
         self._before = before
+        if any(not diff.passed for rank in diffs for diff in rank):
+            self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
     def _first(
@@ -203,7 +207,17 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, self.alignment, self.runs)
+        return first_diff(diffs, self.alignment, self.runs, self._steps_of(diffs), self._policy)
+
+    def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
+        """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
+        diff = next((diff for diff in diffs if not diff.passed), None)
+        if diff is None or self._parted is None or self._parted[0] != diff.pair.step:
+            return None
+        ranks = zip(*self._parted[1])
+        found = [Both(*sides) for sides in ranks]
+        own = (sides for sides in found if any(record is diff.pair.reference for record in sides.reference.records))
+        return next(own, None)
 
     def _reported(
         self,

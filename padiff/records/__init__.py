@@ -21,6 +21,7 @@ from padiff.records.recorded import (
     RunInfo,
     Step,
     inner_path,
+    is_below,
     is_functional,
 )
 from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
@@ -96,6 +97,7 @@ __all__ = [
     "failed_lines",
     "figures_text",
     "inner_path",
+    "is_below",
     "is_functional",
     "make_sketches",
     "model_text",

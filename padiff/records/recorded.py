@@ -32,6 +32,11 @@ def inner_path(path: str, above: str) -> str:
     return path if above == ROOT else path[len(above) + 1 :]
 
 
+def is_below(path: str, above: str) -> bool:
+    """Whether a layer is inside of the layer ``above``."""
+    return path != above and (above == ROOT or path.startswith(f"{above}."))
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One tensor seen at a site.

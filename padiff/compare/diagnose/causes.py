@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.align import Alignment
+from padiff.compare.diagnose.between import cause_in_place
+from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
@@ -12,23 +14,31 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import SIDES, Cause, Diff, Kind
 
 
-def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment) -> Cause | None:
-    """The likely cause of a diff; `None` where nothing speaks for one."""
+def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, place: Place) -> Cause | None:
+    """The likely cause of a diff; `None` where nothing speaks for one.
+
+    Args:
+        step: the diffs of its step.
+        place: where in the code it comes from.
+    """
     pair = diff.pair
     if not pair.complete:
         return _missing(diff, step)
     layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = cause_in_settings(pair, layers)
+    by_settings = cause_in_settings(pair, layers) if not place.between else None
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
-    if shapes:
+    if shapes and not place.between:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
-    if diff.problem:
+    if diff.problem and not place.between:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     if surplus:
         return Cause("surplus_layers", surplus)
+    found = cause_in_place(place)
+    if found is not None:
+        return found
     try:
         return cause_by_stage(diff, step, layers)
     except (RunFolderError, SketchOnlyError):

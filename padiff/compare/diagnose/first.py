@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.align import Alignment
+from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import cause
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.shifted import shift_cause
-from padiff.records import Both, Diff, FirstDiff, Pair, Run
+from padiff.compare.judge.policy import Policy
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.records import Both, Diff, FirstDiff, Pair, Run, RunInfo, Step
 
 
-def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> FirstDiff | None:
+def first_diff(
+    diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run], steps: Both[Step] | None, policy: Policy
+) -> FirstDiff | None:
     """The first diff that did not pass, in one sentence; `None` if all passed.
 
     Args:
         runs: the reference and the candidate, where other steps may be looked at.
+        steps: the step that it is in, of the rank that it is of; `None` where they are not at hand.
+        policy: what judged it.
     """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
@@ -23,12 +31,38 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     pair = diff.pair
     reference, candidate = _paths(pair, alignment)
     infos = runs.map(lambda run: run.info)
-    reason = (
-        shift_cause(diff, runs)
-        or environment_cause(diff, infos)
-        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment)
+    step = [d for d in diffs if d.pair.step == pair.step]
+    place = _place(diff, step, steps, infos, policy)
+    reason = shift_cause(diff, runs) or environment_cause(diff, infos) or cause(diff, step, alignment, place)
+    return FirstDiff(
+        pair.step,
+        pair.stage,
+        reference,
+        candidate,
+        place.diff.pair.anchor.slot,
+        place.diff,
+        reason,
+        last_agreeing=place.last_agreeing,
+        inside=place.inside,
+        call=_call(place),
     )
-    return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
+
+
+def _place(diff: Diff, step: Sequence[Diff], steps: Both[Step] | None, infos: Both[RunInfo], policy: Policy) -> Place:
+    try:
+        return place_of_diff(diff, step, steps, infos, policy)
+    except (RunFolderError, SketchOnlyError):
+        return Place(diff)  # what would tell it is no longer there to look at; the figures stand
+
+
+def _call(place: Place) -> str:
+    one = place.calls.one if place.calls is not None else None
+    if one is None or place.graphs is None:
+        return ""
+    call, is_reference = one
+    graphs = place.graphs
+    where = place_of(call, graphs.reference.trace if is_reference else graphs.candidate.trace)
+    return where if is_reference else f"{where} of the candidate"
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
