@@ -14,7 +14,7 @@ from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.extent import Agreed, Place, agreed_after
+from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import first_diff
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
@@ -100,9 +100,11 @@ class RunComparison:
         self._plan: ComparisonPlan | None = None
         self._before = Before()
         #: How far off each tensor was in the steps before the latest one, and up to it.
-        self._agreed: dict[Place, Agreed] = {}
-        self._agreed_now: dict[Place, Agreed] = {}
+        self._agreed: dict[Site, Agreed] = {}
+        self._agreed_now: dict[Site, Agreed] = {}
         self._declared = Declared()
+        #: The step that was compared last, if it has diffs.
+        self._parted: tuple[int, Both[list[Step]]] | None = None
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -145,6 +147,8 @@ class RunComparison:
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
+        if any(not diff.passed for rank in diffs for diff in rank):
+            self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
     def _first(
@@ -260,7 +264,20 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, Evidence(self.runs, self.alignment, self._declared.at, self._agreed))
+        evidence = Evidence(
+            self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
+        )
+        return first_diff(diffs, evidence)
+
+    def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
+        """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
+        diff = next((diff for diff in diffs if not diff.passed), None)
+        if diff is None or self._parted is None or self._parted[0] != diff.pair.step:
+            return None
+        ranks = zip(*self._parted[1])
+        found = [Both(*sides) for sides in ranks]
+        own = (sides for sides in found if any(record is diff.pair.reference for record in sides.reference.records))
+        return next(own, None)
 
     def _reported(
         self,

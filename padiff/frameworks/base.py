@@ -43,6 +43,33 @@ OnGradient = Callable[[Any], Any]
 OnConsumed = Callable[[Iterable[tuple[Any, Any]]], None]
 
 
+class FunctionListener(Protocol):
+    """Hears of the functions and operators that a model's code calls."""
+
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call begins.
+
+        Args:
+            name: the function's common name.
+            parameters: what it calls its parameters that may be given by position, as far as that is known.
+
+        Returns:
+            What `function_ended` is to be called with; `None` not to hear of its end.
+        """
+
+    def function_ended(self, begun: Any, output: Any) -> None:
+        """It has ended, and given this. Of one that ends in an exception nothing more is heard."""
+
+
+class Hearing(Handle, Protocol):
+    """What hears functions for a listener, until it is removed."""
+
+    def listen(self, on: bool) -> None:
+        """Hear those that are called from now on, or none. Hears none before it is asked to."""
+
+
 class Hook:
     """A function that is put on a layer. In a copy or a pickle of the layer there is one that does nothing instead,
     of the standard library: a model that is copied or saved while it is recorded is a model like any other.
@@ -165,6 +192,9 @@ class Layers(Protocol):
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
 
+    def is_builtin(self, layer: Any) -> bool:
+        """Whether what the layer computes is the framework's own code, or compiled: none of the user's."""
+
     def sharded(self, layer: Any) -> bool:
         """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
         layer is called, whole ones take their places.
@@ -201,6 +231,12 @@ class Hooking(Protocol):
         """Call back after each functional call and tensor method that computes something, made from the user's side.
 
         ``third_party`` are dotted names of custom operators (paddle only).
+        """
+
+    def hear_functions(self, listener: FunctionListener) -> Hearing:
+        """Have a listener hear of the functions and operators that are called on this thread, while it listens.
+
+        What is compiled, or is being compiled, is not heard, and is the same as without.
         """
 
     def on_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:

@@ -23,6 +23,7 @@ from padiff.records.recorded import (
     RunInfo,
     Step,
     inner_path,
+    is_below,
     is_functional,
 )
 from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
@@ -49,6 +50,7 @@ from padiff.records.run_text import (
 )
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
+from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 
 __all__ = [
     "Cause",
@@ -79,6 +81,8 @@ __all__ = [
     "LOOP",
     "Layer",
     "MATCH",
+    "NO_TRACE",
+    "Operand",
     "PARAMETER_STAGES",
     "Pair",
     "Parameter",
@@ -92,6 +96,9 @@ __all__ = [
     "Sketched",
     "Step",
     "TensorSource",
+    "Trace",
+    "TracedCall",
+    "TracedTensor",
     "bytes_text",
     "count_text",
     "coverage_lines",
@@ -99,6 +106,7 @@ __all__ = [
     "failed_lines",
     "figures_text",
     "inner_path",
+    "is_below",
     "is_functional",
     "make_sketches",
     "model_text",

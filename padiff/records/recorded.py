@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.records.sources import TensorSource
+from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
 
 #: Where in a step, in causal order.
@@ -29,6 +30,11 @@ def inner_path(path: str, above: str) -> str:
     if path == above:
         return ""
     return path if above == ROOT else path[len(above) + 1 :]
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a layer is inside of the layer ``above``."""
+    return path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class Step:
         notes: sentences about what could not be recorded.
         settings: how what the run declares differs in this step from `RunInfo.settings`: names with their values here,
             `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
+        trace: the calls that the step was made of, which tell where a diff comes from.
     """
 
     number: int
@@ -157,6 +164,16 @@ class Step:
     micro_batches: int = 1
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    trace: Trace = NO_TRACE
+
+    @property
+    def sources(self) -> Iterator[TensorSource]:
+        """Where the values of all that the step holds are; some may come more than once."""
+        for record in self.records:
+            yield record.source
+        for tensor in self.trace.tensors:
+            if tensor.source is not None:
+                yield tensor.source
 
 
 @dataclass(frozen=True, slots=True)

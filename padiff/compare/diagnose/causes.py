@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from padiff.align import Alignment, LayerPair
+from padiff.compare.diagnose.between import cause_in_place
+from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.absent import whole_stage_missing
@@ -14,27 +16,28 @@ from padiff.records import SIDES, Cause, Diff, Difference, Kind, Pair
 
 
 def recorded_cause(
-    diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference]
+    diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference], place: Place
 ) -> Cause | None:
     """The cause of a diff, where what was recorded says it; else `None`.
 
     Args:
         step: the diffs of its step.
         declared: what the runs declare differently in it.
+        place: where in the code it comes from.
     """
     pair = diff.pair
-    by_settings = cause_in_settings(pair, declared)
+    by_settings = cause_in_settings(pair, declared) if not place.between else None
     if not pair.complete:
         return by_settings or _missing(diff, step)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
-    if shapes:
+    if shapes and not place.between:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
-    if diff.problem:
+    if diff.problem and not place.between:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
-    return Cause("surplus_layers", surplus) if surplus else None
+    return Cause("surplus_layers", surplus) if surplus else cause_in_place(place)
 
 
 def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.extent import Agreed, Place
-from padiff.records import Both, Difference, Run
+from padiff.compare.diagnose.extent import Agreed, Site
+from padiff.compare.judge.policy import Policy
+from padiff.records import Both, Difference, Run, Step
 
 
 def _nothing(_: int) -> Sequence[Difference]:
@@ -21,11 +22,15 @@ class Evidence:
     Attributes:
         runs: the reference and the candidate, whose other steps may be looked at.
         alignment: which layers and parameters answer to each other.
+        policy: what judged the diffs.
+        steps: the first diff's step, of the rank that it is of; `None` where it is not at hand.
         declared: what the runs declare differently in a step.
         agreed: how far off each tensor was in the steps compared before.
     """
 
     runs: Both[Run]
     alignment: Alignment
+    policy: Policy
+    steps: Both[Step] | None = None
     declared: Callable[[int], Sequence[Difference]] = _nothing
-    agreed: Mapping[Place, Agreed] = field(default_factory=dict)
+    agreed: Mapping[Site, Agreed] = field(default_factory=dict)

@@ -16,38 +16,38 @@ from padiff.records.extent import CAUSAL
 _SHARE, _NAMED, _ELEMENTS = 0.25, 4, 0.01
 
 #: What a tensor is, from step to step: layer, stage, slot, call.
-Place = tuple[str, str, str, int]
+Site = tuple[str, str, str, int]
 
 
 #: How far off a tensor was at most (relative L2), and in how many steps it was compared.
 Agreed = tuple[float, int]
 
 
-def place_of(diff: Diff) -> Place:
+def site_of(diff: Diff) -> Site:
     """What the diff's tensor is, from step to step."""
     anchor = diff.pair.anchor
     return anchor.layer, anchor.stage, anchor.slot, anchor.call
 
 
-def agreed_after(agreed: Mapping[Place, Agreed], diffs: Sequence[Diff]) -> dict[Place, Agreed]:
+def agreed_after(agreed: Mapping[Site, Agreed], diffs: Sequence[Diff]) -> dict[Site, Agreed]:
     """How far off each tensor was in the steps so far, with one step more."""
     after = dict(agreed)
     for diff in diffs:
         if diff.figures is not None and diff.compared:
-            place = place_of(diff)
-            most, steps = after.get(place, (0.0, 0))
-            after[place] = max(most, diff.figures.rel_l2), steps + 1
+            site = site_of(diff)
+            most, steps = after.get(site, (0.0, 0))
+            after[site] = max(most, diff.figures.rel_l2), steps + 1
     return after
 
 
-def extent_of(diff: Diff, step: Sequence[Diff], agreed: Mapping[Place, Agreed]) -> Extent:
+def extent_of(diff: Diff, step: Sequence[Diff], agreed: Mapping[Site, Agreed]) -> Extent:
     """How far a diff reaches.
 
     Args:
         step: the judged diffs of its step, in causal order.
         agreed: what the steps before showed (`agreed_after`).
     """
-    most, steps = agreed.get(place_of(diff), (None, 0))
+    most, steps = agreed.get(site_of(diff), (None, 0))
     others = _others(diff, step)
     differing = [other for other in others if not other.passed]
     return Extent(

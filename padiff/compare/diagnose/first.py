@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.align import Alignment
+from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.evidence import Evidence
@@ -12,7 +13,9 @@ from padiff.compare.diagnose.extent import extent_of
 from padiff.compare.diagnose.hypotheses import held
 from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.shifted import shift_cause
+from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
 
 
@@ -24,19 +27,23 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
     pair = diff.pair
     reference, candidate = _paths(pair, evidence.alignment)
     step = [d for d in diffs if d.pair.step == pair.step]
+    place = _place(diff, step, evidence)
     return FirstDiff(
         pair.step,
         pair.stage,
         reference,
         candidate,
-        pair.anchor.slot,
-        diff,
-        _cause(diff, step, evidence),
+        place.diff.pair.anchor.slot,
+        place.diff,
+        _cause(diff, step, place, evidence),
         extent=extent_of(diff, step, evidence.agreed),
+        last_agreeing=place.last_agreeing,
+        inside=place.inside,
+        call=_call(place),
     )
 
 
-def _cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None:
+def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence) -> Cause | None:
     """What the records say, else what explains them when it is computed, else where to look."""
     runs, alignment = evidence.runs, evidence.alignment
     scene = _scene(diff, step, alignment, runs)
@@ -44,12 +51,30 @@ def _cause(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Cause | None
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
         or next(held.causes(scene), None)
-        or recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step))
+        or recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
     )
     if found is not None:
         return found
     computed = explain(scene)
     return computed.cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _place(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Place:
+    try:
+        infos = evidence.runs.map(lambda run: run.info)
+        return place_of_diff(diff, step, evidence.steps, infos, evidence.policy)
+    except (RunFolderError, SketchOnlyError):
+        return Place(diff)  # what would tell it is no longer there to look at; the figures stand
+
+
+def _call(place: Place) -> str:
+    one = place.calls.one if place.calls is not None else None
+    if one is None or place.graphs is None:
+        return ""
+    call, is_reference = one
+    graphs = place.graphs
+    where = place_of(call, graphs.reference.trace if is_reference else graphs.candidate.trace)
+    return where if is_reference else f"{where} of the candidate"
 
 
 def _scene(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:

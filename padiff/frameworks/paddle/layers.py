@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import paddle
-from paddle.jit.dy2static.program_translator import ASTStaticFunction
+from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFunction
 
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
@@ -51,6 +51,12 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
         # An RNN holds an uninitialised buffer for cuDNN's dropout state.
         if tensor is not None and tensor._is_initialized():
             yield slot, tensor, "buffer"
+
+
+def is_builtin(layer: Any) -> bool:
+    if "forward" in vars(layer):
+        return isinstance(vars(layer)["forward"], StaticFunction)
+    return str(getattr(layer.forward, "__module__", "")).startswith("paddle.")
 
 
 def sharded(layer: Any) -> bool:
