@@ -53,12 +53,12 @@ def gap(torch: Outputs, paddle: Outputs, tolerance: float) -> Gap:
         return Gap("raises", _said(torch), _said(paddle))
     shapes = [[output.shape for output in outputs] for outputs in (torch, paddle)]
     if shapes[0] != shapes[1]:
-        return Gap("shapes", *(" ".join(_shape(shape) for shape in side) or "nothing" for side in shapes))
+        said = [" ".join(map(_shape, side)) or "nothing" for side in shapes]
+        return Gap("shapes", said[0], said[1])
     if not torch:
         return Gap("same")
-    return _of_values(
-        *(np.concatenate([output.ravel() for output in outputs]) for outputs in (torch, paddle)), tolerance
-    )
+    flat = [np.concatenate([output.ravel() for output in outputs]) for outputs in (torch, paddle)]
+    return _of_values(flat[0], flat[1], tolerance)
 
 
 def _of_values(torch: np.ndarray, paddle: np.ndarray, tolerance: float) -> Gap:

@@ -101,8 +101,8 @@ OPTIMIZERS = Group(
             "RMSprop",
             "torch.optim.RMSprop(parameters, lr=0.1, alpha=0.9, eps=1e-6)",
             "paddle.optimizer.RMSProp(0.1, rho=0.9, epsilon=1e-6, parameters=parameters)",
-            note="torch adds epsilon to the root, paddle below the root; the square of torch's epsilon comes near it where "
-            "gradients are far larger, and no argument gives the same",
+            note="torch adds epsilon to the root, paddle adds it below the root; paddle's set to the square of torch's "
+            "comes near where gradients are far larger, and no argument gives the same",
         ),
         _step(
             "RMSprop, next to no epsilon",

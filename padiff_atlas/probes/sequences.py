@@ -118,7 +118,7 @@ EMBEDDINGS = Group(
             "F.embedding(ids, table, padding_idx=0)",
             mended="F.embedding(ids, table)",
             formula="table[ids]",
-            note="paddle gives zeros at padding_idx whatever the table holds; torch looks it up, and only its gradient is "
+            note="paddle gives zeros at padding_idx whatever the table holds; torch looks it up, and its gradient is "
             "zero",
         ),
         Probe(
