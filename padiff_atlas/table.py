@@ -9,6 +9,19 @@ from rich.console import Console
 
 from padiff.compare.diagnose.known import Atlas, AtlasRow
 
+_METHOD = (
+    'Written by `padiff atlas --markdown`: both calls of each row were run, and so was the call under "call it so", '
+    "which agrees with the other side's. Called alike means what a person writes who ports line by line: the same "
+    "arguments where both have them, else the defaults. All of it ran on a CPU, in float32 (optimizers: float64)."
+)
+_LEGEND = (
+    "`nn`, `F` and `init` are `torch.nn`, `torch.nn.functional` and `torch.nn.init`, or `paddle.nn`, "
+    "`paddle.nn.functional` and `paddle.nn.initializer`. A layer's weights are the same on both sides. Two values or "
+    "shapes are torch's against paddle's: where they are furthest apart, behind the norm of the whole difference over "
+    "that of torch's values (relative L2). Where there is a closed form, the table says which side agrees with it in "
+    "float64. Random draws are compared by standard deviation and by the 99 % quantile of their size."
+)
+
 
 def difference_text(row: AtlasRow) -> str:
     """By how much the two calls differ, e.g. ``0.833 times``; ``same`` if they do not."""
@@ -75,21 +88,14 @@ def summary(atlas: Atlas) -> str:
 
 def markdown(atlas: Atlas) -> str:
     """The atlas as a page."""
-    title = f"# Torch {atlas.versions.reference} and paddle {atlas.versions.candidate}, called alike"
     lines = [
-        title,
+        f"# Torch {atlas.versions.reference} and paddle {atlas.versions.candidate}, called alike",
         "",
-        'Written by `padiff atlas --markdown`: both calls of each row were run, and so was the call under "call it so", '
-        "which agrees with the other side's. Called alike means what a person writes who ports line by line: the same "
-        "arguments where both have them, else the defaults. All of it ran on a CPU, in float32 (optimizers: float64).",
+        _METHOD,
         "",
         summary(atlas),
         "",
-        "`nn`, `F` and `init` are `torch.nn`, `torch.nn.functional` and `torch.nn.init`, or `paddle.nn`, "
-        "`paddle.nn.functional` and `paddle.nn.initializer`. A layer's weights are the same on both sides. Two values or "
-        "shapes are torch's against paddle's: where they are furthest apart, behind the norm of the whole difference over "
-        "that of torch's values (relative L2). Where there is a closed form, the table says which side agrees with it in "
-        "float64. Random draws are compared by standard deviation and by the 99 % quantile of their size.",
+        _LEGEND,
     ]
     for name in dict.fromkeys(row.group for row in atlas.rows):
         rows = [row for row in atlas.rows if row.group == name]

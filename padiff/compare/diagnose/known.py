@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,11 @@ def _any_dimension(key: str) -> str:
 
 
 def _plain(row: AtlasRow) -> dict[str, Any]:
-    values = {name: value for name, value in asdict(row).items() if value not in ("", None, False, ("", ""))}
+    usual = {field.name: field.default for field in fields(row) if field.name != "kind"}
+    values = {name: value for name, value in asdict(row).items() if name not in usual or value != usual[name]}
     for name in ("rel_l2", "max_abs", "ratio"):
         if name in values:
-            values[name] = "inf" if math.isinf(values[name]) else float(f"{values[name]:.3g}")
+            values[name] = "inf" if math.isinf(values[name]) else float(f"{values[name]:.6g}")
     return values
 
 
