@@ -113,7 +113,7 @@ def _loaded(name: str, init: str) -> Side:
 def kept(sides: Both[Side]) -> Iterator[None]:
     """Random states, paddle's device, its counters of names and the filters of warnings are as before at the end."""
     torch, paddle = sides.reference.module, sides.candidate.module
-    device, state = paddle.get_device(), paddle.get_rng_state()
+    device, state = paddle.get_device(), _numbers_of_paddle(sides).get_state()
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
@@ -129,10 +129,14 @@ def kept(sides: Both[Side]) -> Iterator[None]:
         finally:
             if device != "cpu":
                 paddle.set_device(device)
-            paddle.set_rng_state(state)
+            _numbers_of_paddle(sides).set_state(state)
 
 
 def seed(sides: Both[Side], number: int) -> None:
-    """Begin the random numbers of both anew; within `kept`."""
-    sides.reference.module.manual_seed(number)
-    sides.candidate.module.seed(number)
+    """Begin both's random numbers on the CPU anew; within `kept`. (`manual_seed` and `seed` do so on GPUs, too.)"""
+    sides.reference.module.default_generator.manual_seed(number)
+    _numbers_of_paddle(sides).manual_seed(number)
+
+
+def _numbers_of_paddle(sides: Both[Side]) -> Any:
+    return sides.candidate.module.framework.core.default_cpu_generator()

@@ -47,6 +47,14 @@ LOSSES = Group(
             note="with a negative ignore_index paddle's mean divides by all rows, those with an ignored label too",
         ),
         Probe(
+            "cross_entropy, labels of -1 ignored, mean",
+            "F.cross_entropy(logits, labels - 1, ignore_index=-1)",
+            mended="F.cross_entropy(logits, labels - 1, ignore_index=-1, reduction='sum')"
+            " / (labels != 0).sum().astype('float32')",
+            formula="-(logits - special.logsumexp(logits, 1, keepdims=True))[1:][np.arange(5), labels[1:] - 1].mean()",
+            note="as with -100",
+        ),
+        Probe(
             "cross_entropy, ignored labels, sum",
             "F.cross_entropy(logits, ignored, reduction='sum')",
             formula=f"np.delete({_PICKED}, 2).sum()",

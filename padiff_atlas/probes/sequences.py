@@ -109,6 +109,14 @@ ATTENTION = Group(
     },
 )
 
+
+def _looked_up(table: str) -> str:
+    """Paddle's look-up where the first row is read, and gets no gradient."""
+    return (
+        f"padding = paddle.arange(6)[:, None] == 0\nF.embedding(ids, paddle.where(padding, {table}.detach(), {table}))"
+    )
+
+
 EMBEDDINGS = Group(
     "embeddings",
     (
@@ -116,21 +124,27 @@ EMBEDDINGS = Group(
         Probe(
             "embedding, padding_idx",
             "F.embedding(ids, table, padding_idx=0)",
-            mended="F.embedding(ids, table)",
+            mended=_looked_up("table"),
             formula="table[ids]",
-            note="paddle gives zeros at padding_idx whatever the table holds; torch looks it up, and its gradient is "
-            "zero",
+            note="paddle gives zeros at padding_idx whatever the table holds; torch looks the row up, and only gives it no "
+            "gradient",
+        ),
+        Probe(
+            "embedding, gradient with padding_idx, called so",
+            "F.embedding(ids, table, padding_idx=0)",
+            _looked_up("table"),
+            way="gradient",
         ),
         Probe(
             "Embedding, padding_idx",
             "layer = nn.Embedding(6, 4, padding_idx=0)\nlayer(ids)",
-            mended="layer = nn.Embedding(6, 4)\nlayer(ids)",
+            mended=f"layer = nn.Embedding(6, 4)\n{_looked_up('layer.weight')}",
             note="as with the function",
         ),
         Probe(
             "embedding, padding_idx counted from the end",
             "F.embedding(ids, table, padding_idx=-6)",
-            mended="F.embedding(ids, table)",
+            mended=_looked_up("table"),
             note="as with a positive one",
         ),
         Probe("embedding, gradient with padding_idx", "F.embedding(ids, table, padding_idx=0)", way="gradient"),
