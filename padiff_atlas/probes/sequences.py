@@ -126,8 +126,8 @@ EMBEDDINGS = Group(
             "F.embedding(ids, table, padding_idx=0)",
             mended=_looked_up("table"),
             formula="table[ids]",
-            note="paddle gives zeros at padding_idx whatever the table holds; torch looks the row up, and only gives it no "
-            "gradient",
+            note="paddle gives zeros at padding_idx whatever the table holds; torch looks the row up, and gives it "
+            "no gradient",
         ),
         Probe(
             "embedding, gradient with padding_idx, called so",
