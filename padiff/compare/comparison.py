@@ -147,6 +147,7 @@ class RunComparison:
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
+            self._declared.hold_against(diffs[0] if len(diffs) == 1 else [d for rank in diffs for d in rank])
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
