@@ -59,13 +59,14 @@ def _steps(first: Any, fault: Fault, condition: str) -> tuple[bool, bool]:
     """Whether the step is right, and whether it had to move because the fault's own was not recorded."""
     recorded = RECORDED.get(condition, tuple(range(STEPS)))
     due = [step for step in recorded if step >= fault.step] or [recorded[-1]]
-    later = [step for step in recorded if fault.step <= step <= fault.step + fault.late]
-    right = {due[0], *later}
+    last = next((step for step in recorded if step >= fault.step + fault.late), due[0])
+    right = {step for step in due if step <= last}
+    moved = due[0] != fault.step or (first.step > fault.step and fault.step + fault.late not in recorded)
     if fault.declared:
         # What the runs declare is known before anything shows.
         undeclared = first.diff is not None and first.step < fault.step
-        return not undeclared and (first.step in right or first.step <= fault.step), due[0] != fault.step
-    return first.step in right, due[0] != fault.step
+        return not undeclared and (first.step in right or first.step <= fault.step), moved
+    return first.step in right, moved
 
 
 def places(first: Any) -> list[str]:
