@@ -14,6 +14,7 @@ from padiff.compare.declared.optimizers import (
     group_pairs,
     optimizer_differences,
     rate_differences,
+    rates_agree,
     site_pairs,
 )
 from padiff.compare.declared.run import clip_differences, loss_differences, tied_differences, trained_differences
@@ -40,6 +41,12 @@ class Declared:
     def at(self, step: int) -> tuple[Difference, ...]:
         """What differs in a step that was looked at."""
         return self._of_step.get(step, ())
+
+    def rates_agree(self, steps: Both[Step]) -> bool:
+        """Whether all parameters are stepped with the same rate in a step that was looked at, whatever group they are
+        in.
+        """
+        return rates_agree(self._groups, self._optimizers, steps)
 
     def look(
         self,
