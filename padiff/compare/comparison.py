@@ -30,6 +30,7 @@ from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import (
+    LOOP,
     PARAMETER_STAGES,
     STAGES,
     Both,
@@ -39,6 +40,7 @@ from padiff.records import (
     FirstDiff,
     Pair,
     Report,
+    Rule,
     Run,
     RunInfo,
     Step,
@@ -147,10 +149,18 @@ class RunComparison:
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
-            self._declared.hold_against(diffs[0] if len(diffs) == 1 else [d for rank in diffs for d in rank])
+            self._declared.hold_against([diff for rank in diffs for diff in rank])
+            if any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank):
+                diffs = self._with_rates(diffs, first)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
+
+    def _with_rates(self, diffs: list[list[Diff]], steps: Both[Step]) -> list[list[Diff]]:
+        """Learning rates pass where each parameter's own agree: then only the groups stand in another order."""
+        if not self._policy.settings_count or not self._declared.rates_agree(steps):
+            return diffs
+        return [[_of_groups(diff) if _is_rate(diff) else diff for diff in rank] for rank in diffs]
 
     def _first(
         self, steps: Both[list[Step]], numbers: Both[int] | None
@@ -329,6 +339,15 @@ class RunComparison:
             if one.stage in self.stages
             if asked is None or not any(one.layers) or any(set(a) & b for a, b in zip(one.layers, asked))
         ]
+
+
+def _is_rate(diff: Diff) -> bool:
+    return diff.pair.anchor.layer == LOOP and diff.pair.stage == "update"
+
+
+def _of_groups(diff: Diff) -> Diff:
+    judged = diff.judgement
+    return diff if judged is None else diff.judged(True, judged.figure, judged.value, judged.limit, Rule.GROUPS)
 
 
 def _key(pair: Pair) -> Hashable:

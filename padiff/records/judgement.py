@@ -44,6 +44,7 @@ class Rule(Enum):
     NOISE_DRIVEN = "the gradient is rounding noise, so that its update may have any direction"
     UPDATES = "the updates of the steps before differ, by no more than was allowed"
     DRIFT = "steps before this one are not known: weights drift by a share of themselves, or of their updates, in each"
+    GROUPS = "each parameter is stepped with the same rate: the groups stand in another order"
     STATISTICS = "running statistics go with outputs, and one framework takes the unbiased variance, one the biased"
     ELEMENTS = "all of it is in elements whose gradients are rounding noise"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"

@@ -15,6 +15,7 @@ from padiff.compare.declared.optimizers import (
     group_pairs,
     optimizer_differences,
     rate_differences,
+    rates_agree,
     site_pairs,
 )
 from padiff.compare.declared.run import clip_differences, loss_differences, tied_differences, trained_differences
@@ -49,6 +50,12 @@ class Declared:
         for one in self._lasting:
             if one.changes and one.key not in self._made_up and made_up(one, diffs):
                 self._made_up[one.key] = diffs[0].pair.step
+
+    def rates_agree(self, steps: Both[Step]) -> bool:
+        """Whether all parameters are stepped with the same rate in a step that was looked at, whatever group they are
+        in.
+        """
+        return rates_agree(self._groups, self._optimizers, steps)
 
     def look(
         self,
