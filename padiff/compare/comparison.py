@@ -81,6 +81,7 @@ class RunComparison:
         self._layers = None if layers is None else _matching(layers, self._infos)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
+        self._first_diff: FirstDiff | None = None
         self._before = Before()
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
@@ -203,7 +204,16 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, self.alignment, self.runs)
+        failed = next((diff for diff in diffs if not diff.passed), None)
+        if failed is None:
+            return None
+        if self._first_diff is not None and self._first_diff.diff is failed:
+            return self._first_diff
+        # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
+        later = self._first_diff is not None and failed.pair.step > self._first_diff.step
+        found = first_diff(diffs, self.alignment, self.runs, compute=not later)
+        self._first_diff = found if self._first_diff is None else self._first_diff
+        return found
 
     def _reported(
         self,

@@ -8,17 +8,18 @@ from padiff.align import Alignment
 from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.hypotheses import held
-from padiff.compare.diagnose.hypotheses.engine import explain
+from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.records import Both, Diff, FirstDiff, Pair, Run
 
 
-def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> FirstDiff | None:
+def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run], compute: bool = True) -> FirstDiff | None:
     """The first diff that did not pass, in one sentence; `None` if all passed.
 
     Args:
         runs: the reference and the candidate, where other steps may be looked at.
+        compute: whether hypotheses on its cause are computed, which takes a second or so.
     """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
@@ -30,7 +31,7 @@ def first_diff(diffs: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> 
     reason = shift_cause(diff, runs) or environment_cause(diff, runs.map(lambda run: run.info))
     reason = reason or next(held.causes(scene), None) or recorded_cause(diff, step, alignment)
     if reason is None:
-        found = explain(scene)
+        found = explain(scene) if compute else Finding()
         reason = found.cause or guess(diff, step, alignment, found.excluded)
     return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
 

@@ -46,7 +46,10 @@ def _by_norm(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
     if ratio is None or ratio <= 0 or abs(ratio - 1) < 1e-4:
         return
     norms = gradients.all_norms
-    if not all(math.isfinite(norm) and norm > 0 for norm in norms) or abs(norms.candidate / norms.reference / ratio - 1) > _SAME:
+    if (
+        not all(math.isfinite(norm) and norm > 0 for norm in norms)
+        or abs(norms.candidate / norms.reference / ratio - 1) > _SAME
+    ):
         return
     limits, sure = _limits(scene, norms)
     if limits.reference is None and limits.candidate is None:
@@ -184,7 +187,9 @@ def _norm_limit(norms: Sequence[float]) -> float | None:
     largest = max(norms, default=0.0)
     if not largest or not math.isfinite(largest):
         return None
-    return _rounded(largest) if sum(_at(norm, largest) for norm in norms) >= min(_AT_LIMIT, max(2, len(norms))) else None
+    return (
+        _rounded(largest) if sum(_at(norm, largest) for norm in norms) >= min(_AT_LIMIT, max(2, len(norms))) else None
+    )
 
 
 def _at(norm: float, limit: float) -> bool:
@@ -236,7 +241,10 @@ def _by_value(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
         if other is None:
             text = f"the {clipped} clips gradients by value, to {limit:.6g}" + _otherwise(clipped, factor)
         else:
-            text = f"the candidate clips gradients by value to {limits.candidate:.6g}, the reference to {limits.reference:.6g}"
+            text = (
+                f"the candidate clips gradients by value to {limits.candidate:.6g}, the reference to "
+                f"{limits.reference:.6g}"
+            )
         yield Hypothesis(
             "clip_value" if other is None else "clip_limit",
             "clipping by value",

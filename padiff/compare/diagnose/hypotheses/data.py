@@ -35,7 +35,10 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     grid = transforms.grid_of(few.candidate) if rounding else ""
     if grid and grid != transforms.grid_of(few.reference):
         one = transforms.Transform(
-            "precision", f"{grid}", f"in {grid}'s precision, the reference's is not", lambda v: transforms.on_grid(v, grid)
+            "precision",
+            f"{grid}",
+            f"in {grid}'s precision, the reference's is not",
+            lambda v: transforms.on_grid(v, grid),
         )
         yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
 

@@ -250,7 +250,8 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
 
     def predict() -> Iterator[Prediction]:
         for pair, whole, sums in known:
-            predicted = scale * sum(one for one, there in zip(sums.candidate, present) if there)
+            parts = [one for one, there in zip(sums.candidate, present) if there]
+            predicted = np.asarray(scale * np.sum(parts, axis=0))
             size = float(np.sqrt(np.mean(np.square(whole.candidate)))) or 1.0
             # Without: all of them, at the reference's scale.
             without = whole.reference.ravel()
@@ -285,7 +286,9 @@ def _decayed(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
             continue
         side, other = SIDES if decay < 0 else SIDES.swapped()
 
-        def predict(chosen: Sequence[tuple[Place, Prediction, np.ndarray]] = chosen, decay: float = decay) -> Iterator[Prediction]:
+        def predict(
+            chosen: Sequence[tuple[Place, Prediction, np.ndarray]] = chosen, decay: float = decay
+        ) -> Iterator[Prediction]:
             for _, one, weight in chosen:
                 yield replace(one, predicted=one.without + decay * weight)
 

@@ -54,8 +54,8 @@ def causes(scene: Scene) -> Iterator[Cause]:
         yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran")
     elif back and kind in _SIMPLE and any(_is_there(record) for record in back):
         text = (
-            f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has one, "
-            "and others are updated"
+            f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has "
+            "one, and others are updated"
         )
         evidence = "gradients of the layer's output are recorded, the parameter requires one"
         yield Cause("not_in_optimizer", text, True, evidence, mending.holding(getattr(scene.frameworks, side)))
@@ -87,7 +87,9 @@ def _owned(scene: Scene, side: str) -> tuple[str, Parameter] | None:
     anchor = scene.diff.pair.anchor
     other = "candidate" if side == "reference" else "reference"
     for parts in scene.alignment.parameters:
-        if any((part.layer, part.slot) == (anchor.layer, anchor.slot.partition("[")[0]) for part in getattr(parts, other)):
+        if any(
+            (part.layer, part.slot) == (anchor.layer, anchor.slot.partition("[")[0]) for part in getattr(parts, other)
+        ):
             for part in getattr(parts, side):
                 for layer in getattr(scene.runs, side).info.layers:
                     if layer.path == part.layer:

@@ -49,7 +49,7 @@ class Weight:
 
     @property
     def gain(self) -> float:
-        """How many times nearer than the reference it comes, or than nothing would; below the noise nothing is nearer."""
+        """How many times nearer than the reference, or than zeros, it comes; below the noise nothing is nearer."""
         return min(self.without, self.size) / max(self.residual, 0.5)
 
 
@@ -76,7 +76,9 @@ def weigh(predictions: Iterable[Prediction]) -> Weight:
         numbers += int(np.count_nonzero((apart > PROVEN) & (left <= apart / LIKELY)))
         worst = max(worst, math.sqrt(own / left.size))
         tensors, elements = tensors + 1, elements + left.size
-        within = within and _norm(one.actual - one.predicted) <= one.limit * max(_norm(one.predicted), _norm(one.without))
+        within = within and _norm(one.actual - one.predicted) <= one.limit * max(
+            _norm(one.predicted), _norm(one.without)
+        )
         if own > own_without * _HOPELESS**2 and own > left.size * WORST**2:
             return NOTHING
     if not elements:

@@ -1,4 +1,4 @@
-"""Constant ratios, and which number of the run they are: 4 for accumulated batches, 2 for processes, 65536 for a scale."""
+"""Constant ratios, and which number of the run they are: 4 for accumulated batches, 2 for processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ def facts(scene: Scene) -> list[Fact]:
         for scale in sorted({step.loss_scale for step in sides} - {1.0}):
             text = f"it is the loss scale, {scale:g}"
             found.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
-        for size in () if _loss_agrees(scene) else sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape}):
+        for size in (
+            ()
+            if _loss_agrees(scene)
+            else sorted({r.shape[0] for step in sides for r in step.records if r.stage == "input" and r.shape})
+        ):
             if size > 1:
                 found.append(
                     Fact(

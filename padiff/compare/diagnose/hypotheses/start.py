@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 
 import numpy as np
 
@@ -55,11 +56,13 @@ def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
     if order is not None and not np.array_equal(order, np.arange(len(order))):
         text = f"the same with its rows {transforms.order_text(order)}"
         yield of(transforms.Transform("rows_permuted", "rows in another order", text, lambda v: v[order], len(order)))
-    columns = transforms.row_order(*sides, 1) if len(shape) == 2 else None
+    columns = transforms.row_order(sides.reference, sides.candidate, 1) if len(shape) == 2 else None
     if columns is not None and not np.array_equal(columns, np.arange(len(columns))):
         text = f"the same with its columns {transforms.order_text(columns)}"
         yield of(
-            transforms.Transform("columns_permuted", "columns in another order", text, lambda v: v[:, columns], len(columns))
+            transforms.Transform(
+                "columns_permuted", "columns in another order", text, lambda v: v[:, columns], len(columns)
+            )
         )
     for one in transforms.orders(shape, first=0):
         yield of(one)
@@ -74,8 +77,6 @@ def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
 
 
 def _gates(count: int) -> Iterator[transforms.Transform]:
-    from itertools import permutations
-
     for order in permutations(range(count)):
         if order != tuple(range(count)):
             text = f"the same with its {count} gates in the order {', '.join(map(str, order))}"
@@ -95,7 +96,9 @@ def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hy
             continue
         size += 1
         values = whole_of(other) if size <= _OTHERS else None
-        if values is None or not np.allclose(values.reference.ravel()[:64], sides.candidate.ravel()[:64], rtol=1e-5, atol=0):
+        if values is None or not np.allclose(
+            values.reference.ravel()[:64], sides.candidate.ravel()[:64], rtol=1e-5, atol=0
+        ):
             continue
 
         def predict(theirs: np.ndarray = values.reference) -> Iterator[Prediction]:
@@ -110,6 +113,8 @@ def _others(scene: Scene) -> str:
     """Which weights the runs start from differ, and how many do not."""
     weights = [d for d in scene.diffs("weight") if d.compared and not _is_buffer(scene, d)]
     wrong = [d for d in weights if not d.passed]
+    # Ones and zeros are nobody's doing.
+    weights = [d for d in weights if not d.passed or not _is_constant(d)]
     names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in wrong]
     if len(wrong) == len(weights):
         return "the runs start from different weights: copy them over (or load one checkpoint) before training"
@@ -118,6 +123,12 @@ def _others(scene: Scene) -> str:
         f"the runs start from different weights in {', '.join(names[:_NAMED])}{more}, and from equal ones in "
         f"{len(weights) - len(wrong)} others: not all were carried over"
     )
+
+
+def _is_constant(diff: Diff) -> bool:
+    """Whether all elements have one size."""
+    figures = diff.figures
+    return figures is not None and figures.mean_reference * figures.size**0.5 >= figures.reference_l2 * (1 - 1e-6)
 
 
 def _is_parameter(scene: Scene) -> bool:

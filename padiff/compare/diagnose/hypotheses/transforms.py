@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from functools import partial
+from itertools import combinations, permutations
 
 import ml_dtypes
 import numpy as np
@@ -87,7 +88,7 @@ def noise_of(values: np.ndarray, rounding: float) -> np.ndarray:
         return np.full(values.shape, _INTEGERS)
     size = np.abs(values)
     root = math.sqrt(float(np.mean(np.square(size)))) if size.size else 0.0
-    return np.maximum(_OPERATIONS * rounding * (size + root), 1e-300)
+    return np.asarray(np.maximum(_OPERATIONS * rounding * (size + root), 1e-300))
 
 
 def cropped(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,32 +107,26 @@ def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
     axes = [axis for axis in range(first, len(shape)) if shape[axis] > 1]
     tried = len(axes) * (1 + len(_SHIFTS))
     for axis in axes:
-        what = f"flipped along axis {axis}"
-        if shape[axis] == 3:
-            what += " (RGB against BGR, where these are channels)"
-        yield Transform("flipped", "a flip", what, lambda v, axis=axis: np.flip(v, axis), tried=tried)  # type: ignore[misc]
+        text = f"flipped along axis {axis}"
+        text += " (RGB against BGR, where these are channels)" if shape[axis] == 3 else ""
+        yield Transform("flipped", "a flip", text, partial(np.flip, axis=axis), tried=tried)
         for shift in _SHIFTS:
             if shape[axis] > 2 * abs(shift):
                 text = f"shifted by {abs(shift)} along axis {axis}, {'forward' if shift > 0 else 'back'}"
-                yield Transform(
-                    "shifted", "a shift", text, lambda v, k=shift, axis=axis: np.roll(v, k, axis), tried=tried  # type: ignore[misc]
-                )
+                yield Transform("shifted", "a shift", text, partial(np.roll, shift=shift, axis=axis), tried=tried)
         if 2 < shape[axis] <= CHANNELS:
-            for order in permutations(range(shape[axis])):
-                backwards = tuple(reversed(range(shape[axis])))
-                if order not in (tuple(range(shape[axis])), backwards):
+            plain = tuple(range(shape[axis]))
+            for order in permutations(plain):
+                if order not in (plain, plain[::-1]):
                     text = f"the same with axis {axis} in the order {', '.join(map(str, order))}"
-                    yield Transform(
-                        "channels", "another order of channels", text,
-                        lambda v, order=order, axis=axis: np.take(v, order, axis), tried=math.factorial(shape[axis])  # type: ignore[misc]
-                    )  # fmt: skip
-    for k, one in enumerate(axes):
-        for other in axes[k + 1 :]:
-            if shape[one] == shape[other]:
-                text = f"the same with axes {one} and {other} exchanged"
-                yield Transform(
-                    "transposed", "axes exchanged", text, lambda v, a=one, b=other: np.swapaxes(v, a, b), tried=len(axes)  # type: ignore[misc]
-                )
+                    make = partial(np.take, indices=order, axis=axis)
+                    many = math.factorial(shape[axis])
+                    yield Transform("channels", "another order of channels", text, make, tried=many)
+    for one, other in combinations(axes, 2):
+        if shape[one] == shape[other]:
+            text = f"the same with axes {one} and {other} exchanged"
+            make = partial(np.swapaxes, axis1=one, axis2=other)
+            yield Transform("transposed", "axes exchanged", text, make, tried=len(axes))
 
 
 def row_order(reference: np.ndarray, candidate: np.ndarray, axis: int = 0) -> np.ndarray | None:
@@ -183,7 +178,11 @@ def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
         return
     yield from _of_line(reference, candidate, factor, offset)
     for axis in dict.fromkeys((1, reference.ndim - 1)):
-        if 0 < axis < reference.ndim and 1 < reference.shape[axis] <= 64 and reference.size >= 16 * reference.shape[axis]:
+        if (
+            0 < axis < reference.ndim
+            and 1 < reference.shape[axis] <= 64
+            and reference.size >= 16 * reference.shape[axis]
+        ):
             moved = [np.moveaxis(side, axis, 0).reshape(side.shape[axis], -1) for side in (reference, candidate)]
             lines = np.array([_line(r, c) for r, c in zip(*moved)])
             shape = [-1 if k == axis else 1 for k in range(reference.ndim)]
@@ -201,7 +200,9 @@ def _of_line(reference: np.ndarray, candidate: np.ndarray, factor: float, offset
     mean = float(np.mean(candidate - reference))
     written = _written(alone)
     if abs(alone - 1) > 1e-6 and alone:
-        yield Transform("scaled", "a scale", f"{written:.6g} times the reference's{_known(written)}", lambda v: v * written, 1)
+        yield Transform(
+            "scaled", "a scale", f"{written:.6g} times the reference's{_known(written)}", lambda v: v * written, 1
+        )
     if mean:
         off = _written(mean)
         yield Transform("offset", "an offset", f"the reference's {off:+.6g}", lambda v: v + off, 1)
