@@ -100,6 +100,7 @@ class RunComparison:
         self._layers = None if layers is None else _matching(layers, self._infos)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
+        self._first_diff: FirstDiff | None = None
         self._before = Before()
         #: How far off each tensor was in the steps before the latest one, and up to it.
         self._agreed: dict[Site, Agreed] = {}
@@ -275,10 +276,19 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
+        failed = next((diff for diff in diffs if not diff.passed), None)
+        if failed is None:
+            return None
+        if self._first_diff is not None and self._first_diff.diff is failed:
+            return self._first_diff
+        # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
+        later = self._first_diff is not None and failed.pair.step > self._first_diff.step
         evidence = Evidence(
             self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
         )
-        return first_diff(diffs, evidence)
+        found = first_diff(diffs, evidence, compute=not later)
+        self._first_diff = found if self._first_diff is None else self._first_diff
+        return found
 
     def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
         """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""

@@ -49,7 +49,7 @@ class Weight:
 
     @property
     def gain(self) -> float:
-        """How many times nearer than the reference it comes, or than nothing would; below the noise nothing is nearer."""
+        """How many times nearer than the reference, or than zeros, it comes; below the noise nothing is nearer."""
         return min(self.without, self.size) / max(self.residual, 0.5)
 
 
