@@ -25,13 +25,13 @@ def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, place: Place) 
     if not pair.complete:
         return _missing(diff, step)
     layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
-    by_settings = cause_in_settings(pair, layers) if not place.between else None
+    by_settings = cause_in_settings(pair, layers) if place.inside is not False else None
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
-    if shapes and not place.between:
+    if shapes and place.inside is not False:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
-    if diff.problem and not place.between:
+    if diff.problem and place.inside is not False:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     if surplus:
