@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -156,16 +156,17 @@ class RecordBuffer:
     """The records of a step so far, each with whether the model was in training mode.
 
     Attributes:
-        copying: whether a tensor is being copied just now: what that calls is not the model's.
+        copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
         left_out: what could not be copied.
     """
+
+    copying: ClassVar[bool] = False
 
     def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
         self._tensors = framework.tensors
         self._empty = empty
         self._samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self._entries: list[_Entry] = []
-        self.copying = False
         self.left_out = LeftOut()
 
     def __len__(self) -> int:
@@ -177,16 +178,16 @@ class RecordBuffer:
 
     def copy(self, tensor: Any) -> np.ndarray:
         """The tensor's values as they are now."""
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             return self._tensors.copy(tensor, self._empty)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
 
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
         tensors, samples = self._tensors, self._samples
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             dtype = tensors.dtype(tensor)
             if level == FULL:
@@ -202,7 +203,7 @@ class RecordBuffer:
             # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
             return Left.because(error)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
 
     def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, transposed: bool) -> Sampled:
         """A sample from where a tensor's memory is."""

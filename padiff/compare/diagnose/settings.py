@@ -84,7 +84,8 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
         said += f"{_noted(here)}{rest}"
         compute = "They do not compute the same"
     if first is None:
-        return f"No tensor parts by more than is allowed, but {said}. {compute}; other inputs, or more steps, will show it."
+        shown = "other inputs, or more steps, will show it"
+        return f"No tensor parts by more than is allowed, but {said}. {compute}; {shown}."
     where = f"at step {step}, stage {one.stage}: {said}" if one.kind in _OF_LAYERS else f"as {said}"
     return f"The runs part {where}. {compute}. The first tensor that parts: {first.place_text}."
 
