@@ -22,6 +22,9 @@ from padiff.records.recorded import (
     Step,
     inner_path,
     is_functional,
+    is_loss,
+    is_of_loss,
+    loss_role,
 )
 from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
 from padiff.records.report_text import (
@@ -91,6 +94,9 @@ __all__ = [
     "figures_text",
     "inner_path",
     "is_functional",
+    "is_loss",
+    "is_of_loss",
+    "loss_role",
     "make_sketches",
     "model_text",
     "owned_text",
