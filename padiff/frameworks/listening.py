@@ -43,6 +43,11 @@ class Heard:
     caller: FrameType | None
     listeners: tuple[Listener, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters that may be given by position."""
+        return _parameters(self.function)[0]
+
     def arguments(self) -> dict[str, Any]:
         """What each parameter was given, by its name, and the default of those that were given nothing.
 

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from padiff.frameworks.base import Framework, Handle
@@ -14,6 +15,9 @@ from padiff.recorder.detail import NOTHING
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
+
+# How many of the last outputs are looked at for one that a tensor is a view of.
+_LAST = 16
 
 
 @dataclass(slots=True)
@@ -51,6 +55,7 @@ class Activations:
     def __init__(self, records: RecordBuffer, framework: Framework, levels: LevelOf, interrupts: Interrupts) -> None:
         self._records = records
         self._version_of, self._on_gradient = framework.tensors.version_of, framework.hooks.on_gradient
+        self._is_same = framework.tensors.same_values
         self._levels, self._interrupts = levels, interrupts
         self._seen: dict[int, _Tensor] = {}
         self._times: Counter[tuple[str, str, int, bool]] = Counter()
@@ -87,6 +92,26 @@ class Activations:
         if taken is None:
             taken = seen.sources[level] = self._records.take(tensor, level)
         self._records.write(call.node, "forward", slot, taken, call.number, call.training)
+
+    def taken(self, tensor: Any, level: str) -> Taken | None:
+        """What was copied of a tensor already, or of one of which it is another view of all: one of the last outputs.
+
+        `None` where nothing was.
+        """
+        seen = self._seen.get(id(tensor))
+        if seen is None or seen.alive() is not tensor:
+            seen = self._same_memory(tensor)
+        if seen is None or seen.version != self._version_of(tensor) or seen.version < 0:
+            return None
+        taken = seen.sources.get(level)
+        return None if isinstance(taken, Left) else taken
+
+    def _same_memory(self, tensor: Any) -> _Tensor | None:
+        for seen in islice(reversed(self._seen.values()), _LAST):
+            other = seen.alive()
+            if other is not None and self._is_same(tensor, other):
+                return seen
+        return None
 
     def _gradient(self, seen: _Tensor, gradient: Any) -> None:
         try:

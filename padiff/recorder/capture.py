@@ -22,6 +22,7 @@ from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
+from padiff.recorder.losses import Losses
 from padiff.recorder.parameters import Parameters, View
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
 from padiff.records import LOOP, Step
@@ -49,6 +50,11 @@ class Capture:
         views: where parameters' memory is, as earlier captures of the model found it.
         stepped: called when an optimizer has stepped, with how often it did within this step.
         stacks: whether to keep each call's Python stack, as `stacks`.
+        losses: whether to record what loss functions are called with.
+
+    Attributes:
+        settings: what the step's losses and its clipping were set to, once the step is finished.
+        losses: what hears of loss functions; `None` where nothing does.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Capture:
         views: dict[int, View] | None = None,
         stepped: Callable[[int], None] | None = None,
         stacks: bool = False,
+        losses: bool = False,
     ) -> None:
         self.number = number
         framework = layers.framework
@@ -89,8 +96,21 @@ class Capture:
         #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
-        self._losses = 0
+        self._logged = 0
         self._stepped = stepped
+        self.settings: dict[str, Any] = {}
+        self.losses = self._losses() if losses else None
+
+    def _losses(self) -> Losses:
+        return Losses(
+            self._records,
+            self._framework,
+            self._levels,
+            self._nodes,
+            self._chosen,
+            self._activations,
+            self._running,
+        )
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
@@ -126,6 +146,8 @@ class Capture:
         self._begun = True
         if self._layers.look():
             self._take_layers()
+            if self.losses is not None:
+                self.losses.follow(self._nodes, self._chosen)
             self._hooks.on_layers(self._nodes)
             self.parameters.follow(self._layers)
         self._hook_parameters()
@@ -166,6 +188,9 @@ class Capture:
             self.autocast = self._framework.environment.autocast()
         if not outermost or recomputed:
             return
+        if self.losses is not None:
+            # What is compiled must not meet another function than it was compiled with.
+            self._hooks.on_losses(not self._framework.layers.compiled(layer))
         self.parameters.snapshot()
         self._outermost[node.path, training] += 1
         if node.path in self._chosen:
@@ -181,8 +206,12 @@ class Capture:
             call = self._running.pop()
             if call.node is node:
                 break
-        if not self._running and not failed and self._layers.fresh:
-            self._take_lazy()
+        if not self._running and not failed:
+            if self._layers.fresh:
+                self._take_lazy()
+            if self.losses is not None and call is not None:
+                self.losses.called(output)
+                self._hooks.on_losses(True)
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
         if self._is_tensor(output):
@@ -242,8 +271,8 @@ class Capture:
                 return
         else:
             array = np.asarray(value, dtype=np.float64)
-        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
-        self._losses += 1
+        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._logged, str(array.dtype))
+        self._logged += 1
 
     @property
     def empty(self) -> bool:
@@ -263,6 +292,11 @@ class Capture:
             detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
         """
         self.parameters.finish(updates)
+        if self.losses is not None:
+            if not self._logged:
+                self.losses.finish(self._micro_batches, loss_scale)
+            self.settings.update(self.losses.settings)
+            self.losses.close()
         if detach:
             self.detach()
         self._running.clear()
@@ -288,12 +322,21 @@ class Capture:
         """What could not be recorded, in words, but for calls in evaluation mode within the step."""
         return self._records.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
 
+    @property
+    def _evaluations(self) -> int:
+        """How many calls in evaluation mode are left out."""
+        modes = {training for _, training in self._outermost}
+        return sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
+
+    @property
+    def _micro_batches(self) -> int:
+        left_out = self._evaluations
+        return max((n for (_, training), n in self._outermost.items() if training or not left_out), default=1)
+
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
-        modes = {training for _, training in self._outermost}
-        left_out = sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
-        counts = [count for (_, training), count in self._outermost.items() if training or not left_out]
+        left_out = self._evaluations
         recomputed = frozenset(path for path, _ in self._recalls)
         evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return Step(
@@ -301,6 +344,6 @@ class Capture:
             records=self._records.records(bool(left_out), recomputed),
             rank=rank,
             loss_scale=loss_scale,
-            micro_batches=max(counts, default=1),
+            micro_batches=self._micro_batches,
             notes=(*((evaluated,) if left_out else ()), *self.left_out),
         )

@@ -168,7 +168,14 @@ class Recorder:
         if self._capture is None:
             records, levels = self._output.records(self._framework), self._levels.of(self.step)
             self._capture = Capture(
-                self.step, self._layers, self._optimizers, records, levels, self._views, self._stepped
+                self.step,
+                self._layers,
+                self._optimizers,
+                records,
+                levels,
+                self._views,
+                self._stepped,
+                losses=True,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)

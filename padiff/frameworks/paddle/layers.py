@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import paddle
-from paddle.jit.dy2static.program_translator import ASTStaticFunction
+from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFunction
 
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
@@ -55,6 +55,10 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
 
 def sharded(layer: Any) -> bool:
     return False
+
+
+def compiled(layer: Any) -> bool:
+    return isinstance(vars(layer).get("forward"), StaticFunction)
 
 
 def kind(layer: Any) -> str:
