@@ -23,10 +23,11 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.losses import ClipCall, LossCall
 from padiff.model.nested import flatten
 from padiff.model.selection import Node
-from padiff.recorder.activations import Activations, Call
+from padiff.recorder.activations import Call
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, OnItsWay, RecordBuffer, Taken
+from padiff.recorder.seen_tensors import SeenTensors
 from padiff.records import LOOP
 
 #: What integers are, however much detail is asked for: labels are small, and of a sketch they can't be read.
@@ -64,7 +65,7 @@ class Losses:
         levels: how much is kept; of integers everything is, unless nothing is kept of the stage.
         nodes: the model's layers, the model itself first.
         chosen: paths of those whose tensors are recorded.
-        activations: knows which tensors are recorded already.
+        tensors: knows which tensors are recorded already.
         running: the calls that are under way, the outermost first.
     """
 
@@ -75,11 +76,11 @@ class Losses:
         levels: LevelOf,
         nodes: Sequence[Node],
         chosen: frozenset[str],
-        activations: Activations,
+        tensors: SeenTensors,
         running: Sequence[Call],
     ) -> None:
         self._records, self._framework, self._levels = records, framework, levels
-        self._nodes, self._chosen, self._activations, self._running = nodes, chosen, activations, running
+        self._nodes, self._chosen, self._tensors, self._running = nodes, chosen, tensors, running
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._outputs: deque[weakref.ref[Any]] = deque(maxlen=_OUTPUTS)
         self._turn = self._thread = 0
@@ -201,7 +202,7 @@ class Losses:
             role in ("weight", "pos_weight") and tensor.numel() <= _SMALL
         ):
             return self._records.take_later(tensor)
-        known = self._activations.taken(tensor, level)
+        known = self._tensors.taken(tensor, level)
         if known is not None:
             return known
         # Lists that leave the model's own output out leave out what is made of it.

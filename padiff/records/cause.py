@@ -16,6 +16,7 @@ class Cause:
             likely.
         evidence: what speaks for it, in words: what was computed, and how near it comes. May be empty.
         fix: the line that mends it, in the candidate's framework. May be empty.
+        excluded: what was computed as well, and does not explain what was recorded.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class Cause:
     proven: bool = False
     evidence: str = ""
     fix: str = ""
+    excluded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.sentence
@@ -32,4 +34,5 @@ class Cause:
         """All of it, as the sentences that follow a message."""
         known = "Cause, proven" if self.proven else "Likely cause"
         found = f"{known}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
-        return f"{found} To mend it: {self.fix}" if self.fix else found
+        found += f" To mend it: {self.fix}" if self.fix else ""
+        return f"{found} Tried and excluded: {', '.join(self.excluded)}." if self.excluded else found

@@ -67,7 +67,7 @@ class Seeing:
             self._listening.pop().remove()
 
     def enter(self, call: Heard) -> bool:
-        if self._inside or threading.get_ident() != self._thread or _internal(call.caller):
+        if self._inside or threading.get_ident() != self._thread or is_internal(call.caller):
             return False
         if not paddle.in_dynamic_mode():
             return False
@@ -80,7 +80,7 @@ class Seeing:
             self._called[0](name, output)
 
 
-def _internal(caller: FrameType | None) -> bool:
+def is_internal(caller: FrameType | None) -> bool:
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith(_INTERNAL)
 
 

@@ -42,6 +42,12 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
                 yield slot, tensor, role
 
 
+def is_builtin(layer: Any) -> bool:
+    if original(layer) is not layer or compiled_in_place(layer) or isinstance(layer, torch.jit.ScriptModule):
+        return True
+    return str(getattr(layer.forward, "__module__", "")).startswith("torch.")
+
+
 def sharded(layer: Any) -> bool:
     # Both generations of FSDP set it, for torch.compile.
     return "_is_fsdp_managed_module" in vars(original(layer))
