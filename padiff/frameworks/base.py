@@ -6,6 +6,7 @@ Those folders are the only places that import torch or paddle. Which framework s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.frameworks.losses import LossObserver
 from padiff.sketches.samples import Empty
 
 #: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
@@ -123,6 +125,18 @@ def evaluating_in(layers: Iterable[Any], context: AbstractContextManager[Any]) -
             layer.training = mode
 
 
+def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int) -> Iterator[tuple[Any, int]]:
+    """What comes before something, the nearest first, each with how far it is; at most so many."""
+    waiting, seen = deque([(first, 0)] if first is not None else []), [first]
+    while waiting:
+        node, distance = waiting.popleft()
+        yield node, distance
+        for each in before(node):
+            if each is not None and len(seen) < most and all(each is not other for other in seen):
+                seen.append(each)
+                waiting.append((each, distance + 1))
+
+
 class Tensors(Protocol):
     """Values, and what tensors are. What both frameworks call alike (``grad``, ``element_size()``) is asked of them."""
 
@@ -162,6 +176,9 @@ class Tensors(Protocol):
     def memory(self, tensor: Any) -> Any:
         """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
 
+    def same_values(self, tensor: Any, other: Any) -> bool:
+        """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""
+
     def version_of(self, tensor: Any) -> int:
         """A number that changes when the tensor is written in place; -1 where there is none."""
 
@@ -200,6 +217,9 @@ class Layers(Protocol):
         layer is called, whole ones take their places.
         """
 
+    def compiled(self, layer: Any) -> bool:
+        """Whether what a call of the layer computes was compiled, as far as the layer shows it."""
+
     def kind(self, layer: Any) -> str:
         """The framework's own class that the layer is or derives from, lower case."""
 
@@ -231,6 +251,15 @@ class Hooking(Protocol):
         """Call back after each functional call and tensor method that computes something, made from the user's side.
 
         ``third_party`` are dotted names of custom operators (paddle only).
+        """
+
+    def on_losses(self, observer: LossObserver) -> Handle:
+        """Call back after each call of a loss function, and of one that clips gradients."""
+
+    def behind(self, tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
+        """The operations that a tensor was computed by, the last one first, each with how many lie after it.
+
+        Two are the same operation where they are the same object, as long as both are kept. At most so many.
         """
 
     def hear_functions(self, listener: FunctionListener) -> Hearing:

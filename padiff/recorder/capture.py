@@ -22,6 +22,7 @@ from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
+from padiff.recorder.losses import Losses
 from padiff.recorder.parameters import Parameters, View
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
 from padiff.recorder.seen_tensors import SeenTensors
@@ -53,6 +54,10 @@ class Capture:
         stacks: whether to keep each call's Python stack, as `stacks`.
         consuming: called with an optimizer that is about to step.
         functions: whether the step's trace is to have the functions and operators that layers' code calls.
+        losses: whether to record what loss functions are called with.
+
+    Attributes:
+        losses: what hears of loss functions; `None` where nothing does.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Capture:
         stacks: bool = False,
         consuming: Callable[[Any], None] | None = None,
         functions: bool = False,
+        losses: bool = False,
     ) -> None:
         self.number = number
         #: What the step showed of how the training is set (`padiff.records.settings`).
@@ -101,8 +107,20 @@ class Capture:
         #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
-        self._losses = 0
+        self._logged = 0
         self._stepped = stepped
+        self.losses = self._losses() if losses else None
+
+    def _losses(self) -> Losses:
+        return Losses(
+            self._records,
+            self._framework,
+            self._levels,
+            self._nodes,
+            self._chosen,
+            self._tensors,
+            self._running,
+        )
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
@@ -147,6 +165,8 @@ class Capture:
         self._begun = True
         if self._layers.look():
             self._take_layers()
+            if self.losses is not None:
+                self.losses.follow(self._nodes, self._chosen)
             self._hooks.on_layers(self._nodes)
             self.parameters.follow(self._layers)
         if self._tracer.functions:
@@ -219,6 +239,9 @@ class Capture:
         if recomputed:
             return
         if outermost:
+            if self.losses is not None:
+                # What is compiled must not meet another function than it was compiled with.
+                self._hooks.on_losses(not self._framework.layers.compiled(layer))
             self.parameters.snapshot()
             self._outermost[node.path, training] += 1
             self._note_modes(training)
@@ -247,8 +270,12 @@ class Capture:
             call = self._running.pop()
             if call.node is node:
                 break
-        if not self._running and not failed and self._layers.fresh:
-            self._take_lazy()
+        if not self._running and not failed:
+            if self._layers.fresh:
+                self._take_lazy()
+            if self.losses is not None and call is not None:
+                self.losses.called(output)
+                self._hooks.on_losses(True)
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
         outputs = [("output.0", output)] if self._is_tensor(output) else [*flatten(output, "output", self._is_tensor)]
@@ -322,8 +349,8 @@ class Capture:
                 return
         else:
             array = np.asarray(value, dtype=np.float64)
-        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
-        self._losses += 1
+        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._logged, str(array.dtype))
+        self._logged += 1
 
     @property
     def empty(self) -> bool:
@@ -343,6 +370,11 @@ class Capture:
             detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
         """
         self.parameters.finish(updates)
+        if self.losses is not None:
+            if not self._logged:
+                self.losses.finish(self._micro_batches, loss_scale)
+            self.settings.update(self.losses.settings)
+            self.losses.close()
         if detach:
             self.detach()
         self._stop_hearing()
@@ -371,12 +403,21 @@ class Capture:
         """What could not be recorded, in words, but for calls in evaluation mode within the step."""
         return self._records.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
 
+    @property
+    def _evaluations(self) -> int:
+        """How many calls in evaluation mode are left out."""
+        modes = {training for _, training in self._outermost}
+        return sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
+
+    @property
+    def _micro_batches(self) -> int:
+        left_out = self._evaluations
+        return max((n for (_, training), n in self._outermost.items() if training or not left_out), default=1)
+
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
-        modes = {training for _, training in self._outermost}
-        left_out = sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
-        counts = [count for (_, training), count in self._outermost.items() if training or not left_out]
+        left_out = self._evaluations
         recomputed = frozenset(path for path, _ in self._recalls)
         evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return Step(
@@ -384,7 +425,7 @@ class Capture:
             records=self._records.records(bool(left_out), recomputed),
             rank=rank,
             loss_scale=loss_scale,
-            micro_batches=max(counts, default=1),
+            micro_batches=self._micro_batches,
             notes=(*((evaluated,) if left_out else ()), *self.left_out),
             trace=self._tracer.trace(bool(left_out)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from padiff.frameworks.base import Framework
@@ -11,6 +12,9 @@ from padiff.model.selection import Node
 from padiff.recorder.detail import FULL
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import Taken
+
+# How many of the last ones are looked at for one that a tensor is a view of.
+_LAST = 16
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class SeenTensors:
     """Knows a tensor again; keeps none."""
 
     def __init__(self, framework: Framework) -> None:
-        self._version_of = framework.tensors.version_of
+        self._version_of, self._same_values = framework.tensors.version_of, framework.tensors.same_values
         self._seen: dict[int, SeenTensor] = {}
 
     def of(self, tensor: Any) -> SeenTensor:
@@ -54,6 +58,26 @@ class SeenTensors:
         if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
             seen = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
         return seen
+
+    def taken(self, tensor: Any, level: str) -> Taken | None:
+        """What was copied of a tensor already, or of one of the last seen that it is another view of, of all of it.
+
+        `None` where nothing was.
+        """
+        seen = self._seen.get(id(tensor))
+        if seen is None or seen.alive() is not tensor:
+            seen = self._of_same_memory(tensor)
+        if seen is None or seen.version != self._version_of(tensor) or seen.version < 0:
+            return None
+        taken = seen.sources.get(level)
+        return None if isinstance(taken, Left) else taken
+
+    def _of_same_memory(self, tensor: Any) -> SeenTensor | None:
+        for seen in islice(reversed(self._seen.values()), _LAST):
+            other = seen.alive()
+            if other is not None and self._same_values(tensor, other):
+                return seen
+        return None
 
     def clear(self) -> None:
         """Forget all."""

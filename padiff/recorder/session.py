@@ -187,6 +187,7 @@ class Recorder:
                 self._stepped,
                 consuming=self._settings.look,
                 functions=self._levels.functions,
+                losses=True,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)

@@ -25,6 +25,9 @@ from padiff.records.recorded import (
     inner_path,
     is_below,
     is_functional,
+    is_loss,
+    is_of_loss,
+    loss_role,
 )
 from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
 from padiff.records.report_text import (
@@ -108,6 +111,9 @@ __all__ = [
     "inner_path",
     "is_below",
     "is_functional",
+    "is_loss",
+    "is_of_loss",
+    "loss_role",
     "make_sketches",
     "model_text",
     "owned_text",

@@ -48,6 +48,7 @@ class Rule(Enum):
     STATISTICS = "running statistics go with outputs, and one framework takes the unbiased variance, one the biased"
     ELEMENTS = "all of it is in elements whose gradients are rounding noise"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"
+    WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
 
     def __str__(self) -> str:
         return self.value

@@ -91,6 +91,21 @@ def is_functional(slot: str) -> bool:
     return "()" in slot
 
 
+def is_loss(record: Record) -> bool:
+    """Whether a record is the loss of a micro-batch: one number."""
+    return record.layer == LOOP and record.stage == "loss" and not is_functional(record.slot)
+
+
+def is_of_loss(record: Record) -> bool:
+    """Whether a record is what went into a loss function, or came out of it; or the norm that clipping measured."""
+    return record.layer == LOOP and is_functional(record.slot)
+
+
+def loss_role(slot: str) -> str:
+    """What a tensor is to the loss function whose slot it is: ``labels``; ``0`` for what it gave."""
+    return slot.partition("()")[2].removeprefix(".").removeprefix("input.")
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter or buffer that a layer owns itself.

@@ -13,6 +13,7 @@ import numpy as np
 from kit.frameworks import Kit
 
 import padiff
+from padiff.records import is_of_loss
 
 #: What `padiff.record` is called with besides; every condition holds for each of them.
 OPTIONS: dict[str, dict[str, Any]] = {"full": {}, "sketch": {"detail": "sketch"}}
@@ -119,9 +120,11 @@ def counts(run: Any, number: int) -> dict[str, int]:
 
 
 def counts_of(step: Any) -> dict[str, int]:
-    """How many records a step of one rank has of each stage; learning rates apart."""
+    """How many records a step of one rank has of each stage, without those of loss functions; learning rates apart."""
     found: dict[str, int] = {}
     for record in step.records:
+        if is_of_loss(record):
+            continue
         stage = "rate" if record.slot.startswith("learning_rate") else record.stage
         found[stage] = found.get(stage, 0) + 1
     return found

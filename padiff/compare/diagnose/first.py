@@ -13,6 +13,7 @@ from padiff.compare.diagnose.extent import extent_of
 from padiff.compare.diagnose.hypotheses import held
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -54,6 +55,7 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, c
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
+        or loss_cause(scene)
         or next(held.causes(scene), None)
         or recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
     )

@@ -21,7 +21,7 @@ from padiff.compare.judge.limits import (
     is_running,
 )
 from padiff.compare.measure.arrays import few
-from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff
+from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff, is_of_loss
 from padiff.sketches.sketch import ELEMENTS
 
 # From so many steps on updates may be unrelated.
@@ -139,7 +139,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         judged = diff.judgement
         # Without what an estimate was allowed beyond its limit.
         limited = judged is not None and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
-        ordinary = not is_running(diff.pair.anchor.slot) and stage != "input"
+        ordinary = not is_running(diff.pair.anchor.slot) and stage != "input" and not is_of_loss(diff.pair.anchor)
         if judged is not None and diff.passed and judged.figure in RELATIVE and limited and ordinary:
             stages[stage] = max(stages.get(stage, 0.0), judged.value)
         if judged is not None and stage == "forward" and diff.passed and judged.figure is Figure.REL_L2:

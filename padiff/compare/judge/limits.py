@@ -103,6 +103,12 @@ UNBIASED = 1.05
 #: A BatchNorm's statistics of the training so far. What training computes does not come from them.
 RUNNING = frozenset({"running_mean", "running_var"})
 
+# -- losses --------------------------------------------------------------------------------------------------------
+
+#: Another label makes another gradient of its row of logits: of a share of all rows, the gradient is off by the root of
+#: that share, times what is left of it where the model is sure of neither class. Chosen.
+OF_LABELS = 0.3
+
 # -- estimates -----------------------------------------------------------------------------------------------------
 
 #: Standard deviations by which an estimate has to be beyond its limit: chance reaches it once in 700 times.

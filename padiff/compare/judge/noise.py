@@ -25,7 +25,7 @@ from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
 from padiff.compare.measure.operands import elements
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import LOOP, Diff, Figure, Figures, Rule
+from padiff.records import LOOP, Diff, Figure, Figures, Rule, is_of_loss, loss_role
 
 
 class _Limit(NamedTuple):
@@ -231,6 +231,8 @@ class _Context:
         if diff.pair.anchor.layer == LOOP:
             if stage == "update":
                 return _Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR), False
+            if is_of_loss(diff.pair.anchor) and stage == "loss" and loss_role(diff.pair.anchor.slot) != "0":
+                return self._outputs().times(reference), False  # what goes in is an output
             # A scalar that should go to zero (a loss) has no scale of its own there.
             return self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0)), False
         if stage == "weight":
@@ -239,12 +241,7 @@ class _Context:
             return self._grad_limit(diff), self._is_made_of(diff)
         if stage == "update":
             return self._update_limit(diff, figures), key_of(diff) in self._grads
-        relative = self._relative(stage)
-        if stage == "forward":
-            deeper = min(
-                limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
-            )
-            relative = max(relative, _Limit(deeper, Rule.HANDED_ON), key=_value)
+        relative = self._outputs() if stage == "forward" else self._relative(stage)
         if stage == "backward":
             # What a kink made of a few elements, the layers before spread over all of theirs.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
@@ -254,6 +251,14 @@ class _Context:
             # Where it lets little through, that little is off by as much as what went in.
             limit = max(limit, _Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=_value)
         return limit, False
+
+    def _outputs(self) -> _Limit:
+        """What an output may be off by, given those before it."""
+        relative = self._relative("forward")
+        deeper = min(
+            limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
+        )
+        return max(relative, _Limit(deeper, Rule.HANDED_ON), key=_value)
 
     def _update_limit(self, diff: Diff, figures: Figures) -> _Limit:
         key = key_of(diff)

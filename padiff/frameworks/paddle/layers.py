@@ -63,6 +63,10 @@ def sharded(layer: Any) -> bool:
     return False
 
 
+def compiled(layer: Any) -> bool:
+    return isinstance(vars(layer).get("forward"), StaticFunction)
+
+
 def kind(layer: Any) -> str:
     for cls in type(layer).__mro__:
         if cls.__module__.startswith("paddle.") and cls is not paddle.nn.Layer:

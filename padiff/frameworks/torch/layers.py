@@ -53,6 +53,10 @@ def sharded(layer: Any) -> bool:
     return "_is_fsdp_managed_module" in vars(original(layer))
 
 
+def compiled(layer: Any) -> bool:
+    return original(layer) is not layer or compiled_in_place(layer)
+
+
 def kind(layer: Any) -> str:
     layer = original(layer)
     for cls in type(layer).__mro__:
