@@ -15,6 +15,8 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 from kit.frameworks import PADDLE, TORCH
 from kit.nets import both, data, tanh_mlp
 
@@ -146,7 +148,7 @@ model = padiff.create_model(torch.nn.Linear(2, 2), "Simple")
 model.backward(model(torch.ones(1, 2)).mean())
 model.try_dump()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_child([*python_with_frameworks(), "-c", code])
     assert done.returncode == 0, done.stderr
     written = Path("padiff_dump/Simple/step_0/rank_1/report.json")
     assert json.loads(written.read_text())["rank"] == 1

@@ -6,6 +6,7 @@ tried in another one first.
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import warnings
 from pathlib import Path
@@ -145,6 +146,7 @@ KINDS = {**{name: handed(name) for name in MADE}, "flat": Flat}
 
 
 def main(folder: str) -> None:
+    faulthandler.enable()
     warnings.simplefilter("ignore")
     for name, kind in KINDS.items():
         for way, options in OPTIONS.items():

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from kit.forking import python_with_frameworks
+
 from .children import Child, started
 from .writers import check_folder
 
@@ -20,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(kind: str, folder: Path, *more: str, **options: Any) -> AbstractContextManager[Child]:
     """Start a writer of `tests.hard.writers`, as `started` does."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
+    python = [sys.executable] if kind == "numpy" else python_with_frameworks()
+    command = [*python, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if options:
         command += ["--options", json.dumps(options)]
@@ -37,7 +40,7 @@ def until_recording(process: Child) -> None:
 
 
 def kill_again_and_again(
-    kind: str, folder: Path, times: int, seed: int = 0, longest: float = 0.4, first: str = "error", **options: Any
+    kind: str, folder: Path, times: int, seed: int = 0, longest: float = 0.25, first: str = "error", **options: Any
 ) -> list[int]:
     """Kill a writer ``times`` times, resuming each time, then let it finish. Returns how many steps each kill left.
 
@@ -55,6 +58,8 @@ def kill_again_and_again(
             else:
                 until_recording(process)
                 time.sleep(rng.uniform(0, longest))
+            process.kill()
+            process.stdout.read()  # to its end, which comes with that of the process that writes
         assert process.returncode == -signal.SIGKILL, f"the writer ended by itself: {process.returncode}"
         counts.append(len(check_folder(folder, kind)))
         existing = "resume"

@@ -74,6 +74,7 @@ def holds() -> dict[str, int]:
 
 def soak(framework: str, folder: Path, steps: int, every: int, options: dict[str, Any]) -> list[dict[str, int]]:
     """Record a training of so many steps; what the process holds before, after each ``every`` steps, and after."""
+    gc.unfreeze()  # as in a fresh interpreter, if this one is none
     model, optimizer, step = torch_training() if framework == "torch" else paddle_training()
     for number in range(20):
         step(number)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from kit.forking import python_with_frameworks
 
 import padiff
 
@@ -87,7 +87,7 @@ def run(tmp_path: Path, framework: str, how: str, loop: str = LOOP) -> list[str]
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(framework) + textwrap.dedent(loop))
     done = run_child(
-        [sys.executable, str(script), how, str(tmp_path / "run")],
+        [*python_with_frameworks(), str(script), how, str(tmp_path / "run")],
         env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
