@@ -88,8 +88,9 @@ def test_a_child_that_goes_on_for_ever_ends_with_tests_that_are_killed_and_after
         assert gone(child)
 
 
-@pytest.mark.parametrize("way", ["-c", "-m", "file"])
-@pytest.mark.parametrize(("end", "code"), [("0", 0), ("7", 7), ("error", 1), ("signal", -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("way", "end", "code"), [("-c", "0", 0), ("file", "7", 7), ("-m", "error", 1), ("-c", "signal", -signal.SIGKILL)]
+)
 def test_a_fork_is_as_a_fresh_interpreter(tmp_path, monkeypatch, way, end, code):
     (tmp_path / "telling.py").write_text(TELLING)
     monkeypatch.chdir(tmp_path)
