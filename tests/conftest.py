@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import gc
 import os
 import shutil
@@ -17,7 +16,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # The tests write a hundred thousand small files. On a disk that takes a third of their time: they lie in memory where
 # there is room.
 MEMORY = "/dev/shm"
-if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 1 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 FRAMEWORKS = ("torch", "paddle", "lightning", "pytorch_lightning", "tensorflow")
@@ -65,12 +64,6 @@ def pair(request: pytest.FixtureRequest) -> object:
 @pytest.fixture(params=[("torch", "paddle"), ("paddle", "torch")], ids="->".join)
 def crossed(request: pytest.FixtureRequest) -> object:
     return kits(*request.param)
-
-
-@pytest.fixture
-def isolated() -> object:
-    """Calls a function in a context of its own, so that what it registers is gone afterwards."""
-    return contextvars.copy_context().run
 
 
 @pytest.fixture(autouse=True)

@@ -86,13 +86,6 @@ class Handed(Training):
     def optimize(self):
         return [self.kit.sgd(self.model.parameters(), 0.12 if self.fault else 0.1)]
 
-    def step(self, number, log):
-        loss = self.loss(number)
-        loss.backward()
-        log(loss)
-        self.update()
-        return float(loss.detach())
-
 
 class Flat(Handed):
     """All parameters are views of one flat tensor, which has memory only from the first call of a step to its update,

@@ -31,32 +31,22 @@ def _forgotten():
     forget()
 
 
-class Net:
-    def __new__(cls, kit):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.first = kit.Linear(4, 8)
-                self.body = Block(kit)
-                self.last = kit.Linear(8, 3)
+def net(kit):
+    class Block(kit.Net):
+        def build(self):
+            self.inner, self.act = kit.Linear(8, 8), kit.ReLU()
 
-            def forward(self, x):
-                return self.last(self.body(self.first(x)))
+        def forward(self, x):
+            return self.act(self.inner(x))
 
-        return Inner()
+    class Net(kit.Net):
+        def build(self):
+            self.first, self.body, self.last = kit.Linear(4, 8), Block(), kit.Linear(8, 3)
 
+        def forward(self, x):
+            return self.last(self.body(self.first(x)))
 
-class Block:
-    def __new__(cls, kit):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.inner, self.act = kit.Linear(8, 8), kit.ReLU()
-
-            def forward(self, x):
-                return self.act(self.inner(x))
-
-        return Inner()
+    return Net()
 
 
 class Compiled(Frozen):
@@ -66,7 +56,7 @@ class Compiled(Frozen):
     whole = False
 
     def build(self):
-        return Net(self.kit)
+        return net(self.kit)
 
     def optimize(self):
         self.call = self.compile()

@@ -96,8 +96,7 @@ def test_torch_and_paddle_on_two_processes_match(made):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
-    ("fault", "step", "stages"),
-    [("same samples", 0, {"input"}), ("not synchronised", 1, {"grad"})],
+    ("fault", "step", "stages"), [("same samples", 0, {"input"}), ("not synchronised", 1, {"grad"})]
 )
 def test_the_mistakes_of_parallel_trainings_are_found(made, framework, fault, step, stages):
     first = padiff.compare_runs(made("torch")[0], made(framework, fault=fault)[0]).first_diff

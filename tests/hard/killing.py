@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import sys
@@ -24,10 +23,9 @@ def start(kind: str, folder: Path, *more: str, **options: Any) -> AbstractContex
     """Start a writer of `tests.hard.writers`, as `started` does."""
     python = [sys.executable] if kind == "numpy" else python_with_frameworks()
     command = [*python, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if options:
         command += ["--options", json.dumps(options)]
-    return started(command, cwd=ROOT, env=environment)
+    return started(command, cwd=ROOT)
 
 
 def until_recording(process: Child) -> None:

@@ -28,13 +28,7 @@ FLAT = {"resident_kb": 100_000, "threads": 2, "system_threads": 9, "handles": 8,
 
 @pytest.mark.parametrize(
     ("what", "grown"),
-    [
-        ("resident_kb", 109_000),
-        ("threads", 3),
-        ("system_threads", 10),
-        ("handles", 9),
-        ("objects", 60_000),
-    ],
+    [("resident_kb", 109_000), ("threads", 3), ("system_threads", 10), ("handles", 9), ("objects", 60_000)],
 )
 def test_what_grows_is_told(what, grown):
     flat = [{"step": step, **FLAT} for step in (0, 100, 200, 300, 300)]
