@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from padiff.records import CANNOT_TELL, Diff, Report, coverage_lines, figures_text, stage_table, verdict
+from padiff.records import (
+    CANNOT_TELL,
+    Diff,
+    Difference,
+    Report,
+    coverage_lines,
+    figures_text,
+    limit_lines,
+    stage_table,
+    verdict,
+)
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
@@ -28,6 +39,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "tolerance": report.tolerance,
         "verdict": verdict(report),
         "environment": list(report.environment),
+        "settings_differ": [difference_to_json(one) for one in report.settings_differ],
         "first_diff": None
         if first is None
         else {
@@ -38,8 +50,13 @@ def to_json(report: Report) -> dict[str, Any]:
             "slot": first.slot,
             "max_abs": number(first.max_abs),
             "max_rel": number(first.max_rel),
+            "last_agreeing": first.last_agreeing or None,
+            "inside": first.inside,
+            "call": first.call or None,
             "message": first.message,
-            "cause": first.cause,
+            "cause": "" if first.cause is None else first.cause.sentence,
+            "extent": "" if first.extent is None else first.extent.text,
+            "why": None if first.cause is None else asdict(first.cause),
         },
         "coverage": {
             "share": coverage.share,
@@ -76,6 +93,24 @@ def to_json(report: Report) -> dict[str, Any]:
             }
             for step, diffs in steps.items()
         ],
+    }
+
+
+def difference_to_json(one: Difference) -> dict[str, Any]:
+    """Something that the runs declare differently, as JSON values."""
+    return {
+        "name": one.name,
+        "reference": one.values.reference,
+        "candidate": one.values.candidate,
+        "step": one.step,
+        "stage": one.stage,
+        "kind": one.kind,
+        "about": one.about,
+        "changes": one.changes,
+        "fix": one.fix,
+        "note": one.note,
+        "parameters": _sides(*one.parameters),
+        "layers": _sides(*one.layers),
     }
 
 
@@ -134,12 +169,14 @@ def to_markdown(report: Report) -> str:
         "| stage | compared | differ | worst relative L2 | limit | where |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in stage_table(report):
+    table = stage_table(report)
+    for row in table:
         lines.append(
             f"| {row['stage']} | {row['compared']} | {row['differ']} | {_short(row['worst'])} | {_short(row['limit'])} "
             f"| {row['where'].replace('|', '/')} |"
         )
     lines += ["", f"Tolerance: {report.tolerance}.", ""]
+    lines += [f"- {line}" for line in limit_lines(table)]
     lines += [f"- {line}" for line in coverage_lines(report)]
     return "\n".join(lines) + "\n"
 
@@ -152,8 +189,8 @@ def to_junit(report: Report) -> str:
     """
     suite = ElementTree.Element("testsuite", name="padiff")
     tests, failures, errors = report.coverage.compared, len(report.failed), 0
-    if report.first_diff is not None and not report.failed:
-        # A hyper-parameter that differs where no tensor does.
+    if report.first_diff is not None and report.first_diff.diff is None:
+        # What the runs declare differently, where no tensor differs yet.
         tests, failures = tests + 1, failures + 1
         case = ElementTree.SubElement(suite, "testcase", classname="settings", name=str(report.first_diff.reference))
         ElementTree.SubElement(case, "failure", message=report.first_diff.message)

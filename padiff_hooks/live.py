@@ -10,7 +10,7 @@ from padiff.compare import Policy
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
-from padiff.records import CANNOT_TELL, Both, Report, verdict
+from padiff.records import CANNOT_TELL, Both, Report, RunInfo, verdict
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
@@ -45,7 +45,7 @@ class LiveComparison:
         self._trouble: PadiffError | None = None
         self._compared = 0
         self._worst, self._doubt = 0.0, ""
-        self._warned = False
+        self._warned = self._stops = False
         self.first_report: Report | None = None
 
     def start(self, compares: bool, logdir: str | Path | None, sink: ScalarSink | None) -> None:
@@ -60,6 +60,27 @@ class LiveComparison:
             self._pairs = PairedRuns(
                 self._reference, self._candidate, layer_map=self._layer_map, policy=self._policy, begin=self._begin
             )
+
+    def look(self, step: int, info: RunInfo) -> None:
+        """The candidate is there, and its first step is to come: is it set as the reference is? Says so at once; to
+        stop is asked for when the first step ends.
+
+        Args:
+            info: what the candidate says of itself.
+
+        Raises:
+            RunsDifferError: it is not, and ``on_diff="raise"``.
+        """
+        if self._pairs is None:
+            return
+        try:
+            report = self._pairs.before(step, info)
+        except PadiffError as error:
+            self._trouble = error
+            return
+        if report is not None:
+            self._news.append(report)
+            self._stops = self.say()
 
     @property
     def waits(self) -> bool:
@@ -145,11 +166,12 @@ class LiveComparison:
         while self._remarks:
             warnings.warn(f"padiff: {self._remarks.pop(0)}", RuntimeWarning, stacklevel=4)
         if not self._news:
-            return False
+            stops, self._stops = self._stops, False
+            return stops
         report = self._news[0]
         self._news.clear()
         first_time = self.first_report is None
-        if self.first_report is None:
+        if self.first_report is None or not self.first_report.coverage.steps:
             self.first_report = report
         message = report.first_diff.message if report.first_diff is not None else ""
         if self._on_diff == "raise":

@@ -13,7 +13,7 @@ from padiff.dump.local import local_folder
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
 from padiff.model.given_map import GivenMap
-from padiff.records import Both, Report, Run
+from padiff.records import Both, Report, Run, RunInfo
 from padiff_hooks.replaced import Recording
 from padiff_hooks.zooming import Zooming
 
@@ -72,6 +72,13 @@ class PairedRuns:
         """The two runs, once both are there."""
         comparison = self._opened()
         return comparison.runs if comparison is not None else None
+
+    def before(self, step: int, candidate: RunInfo) -> Report | None:
+        """A report of what the runs declare differently before any step (`RunComparison.before`); `None` also where one
+        of them is not there.
+        """
+        comparison = self._opened()
+        return comparison.before(step, candidate) if comparison is not None else None
 
     def poll(self) -> Iterator[Report]:
         """Yield a report for each step that both runs have by now and that was not compared before.

@@ -18,7 +18,9 @@ from padiff.records import (
     bytes_text,
     count_text,
     coverage_lines,
+    declared_lines,
     failed_lines,
+    limit_lines,
     model_text,
     owned_text,
     settings_text,
@@ -50,7 +52,8 @@ def print_report(report: Report, console: Console, everything: bool = False, top
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("closest to its limit", overflow="fold")
-    for row in stage_table(report):
+    rows = stage_table(report)
+    for row in rows:
         style = "bold red" if row["differ"] else ""
         worst = "" if row["worst"] is None else f"{row['worst']:.2g}"
         limit = "" if row["limit"] is None else f"{row['limit']:.2g}"
@@ -58,6 +61,8 @@ def print_report(report: Report, console: Console, everything: bool = False, top
             row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, Text(row["where"]), style=style
         )
     console.print(table)
+    for line in limit_lines(rows):
+        console.print(line, markup=False, emoji=False)
     if report.failed:
         console.print()
     for line in _listed(report, everything, top):
@@ -96,6 +101,8 @@ def print_run(run: Run, path: Path, console: Console) -> None:
     if info.environment:
         text = ", ".join(f"{name} {environment_text(value)}" for name, value in sorted(info.environment.items()))
         console.print(f"environment: {text}", markup=False, emoji=False)
+    for line in declared_lines(info.settings):
+        console.print(line, markup=False, emoji=False)
     if numbers:
         console.print(steps_text(numbers))
         for step in run.steps(numbers[0]):

@@ -98,12 +98,17 @@ class TrainingRecorder:
         world_size: int | None = None,
         logdir: str | Path | None = None,
         sink: ScalarSink | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Training begins: make the run folder. What an earlier one that was not ended left is ended before.
 
         Args:
             resumed: the host goes on with an earlier training; the folder is then resumed too.
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
+            settings: what the host knows that the training is set to (`padiff.records.settings`).
+
+        Raises:
+            RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
         """
         self.abort()
         options = self._options.copy()
@@ -133,8 +138,15 @@ class TrainingRecorder:
         if self._live is not None:
             self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
         self._resumes = options.get("existing") == "resume"
+        recorder.declare(settings or {})
         recorder.open()
         self._recorder = recorder
+        if self._live is not None:
+            try:
+                self._live.look(self.step, recorder.info)
+            except PadiffError:
+                self.abort()
+                raise
 
     @property
     def first_report(self) -> Report | None:

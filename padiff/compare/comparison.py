@@ -12,8 +12,11 @@ from typing import Any
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
-from padiff.compare.diagnose.causes import first_diff
-from padiff.compare.diagnose.settings import setting_diff
+from padiff.compare.declared import Declared, at_the_start
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
+from padiff.compare.diagnose.first import first_diff
+from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import with_caveat
 from padiff.compare.judge.noise import NoisePolicy
@@ -26,7 +29,21 @@ from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
-from padiff.records import PARAMETER_STAGES, STAGES, Both, Diff, FirstDiff, Pair, Report, Run, RunInfo, Step
+from padiff.records import (
+    PARAMETER_STAGES,
+    STAGES,
+    Both,
+    Coverage,
+    Diff,
+    Difference,
+    FirstDiff,
+    Pair,
+    Report,
+    Run,
+    RunInfo,
+    Step,
+    settings_at,
+)
 from padiff.records.environment import differences
 
 # Seconds between two looks at how much of a step is measured.
@@ -82,6 +99,12 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._before = Before()
+        #: How far off each tensor was in the steps before the latest one, and up to it.
+        self._agreed: dict[Site, Agreed] = {}
+        self._agreed_now: dict[Site, Agreed] = {}
+        self._declared = Declared()
+        #: The step that was compared last, if it has diffs.
+        self._parted: tuple[int, Both[list[Step]]] | None = None
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -118,6 +141,14 @@ class RunComparison:
             plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
             diffs, before = compare_step(steps, plan, self._before)
         self._before = before
+        self._agreed = self._agreed_now
+        self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
+        if all(steps):
+            called = before.history.map(lambda side: side.called)
+            first = steps.map(lambda ranks: ranks[0])
+            self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
+        if any(not diff.passed for rank in diffs for diff in rank):
+            self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
     def _first(
@@ -173,6 +204,36 @@ class RunComparison:
                 looked = time.monotonic()
         return diffs
 
+    def before(self, step: int, candidate: RunInfo) -> Report | None:
+        """A report of what the runs declare differently before a step is there to compare; `None` if there is nothing
+        that holds whatever the layers turn out to be paired like, or the policy does not count it.
+
+        Args:
+            step: the candidate's first step.
+            candidate: what the candidate says of itself now.
+        """
+        if not self._policy.settings_count:
+            return None
+        reference = self.runs.reference
+        numbers = reference.numbers()
+        later = [number for number in numbers if number >= step] or numbers[-1:]
+        settings = settings_at(reference.info.settings, reference.steps(later[0])[0].settings if later else {})
+        infos = Both(replace(reference.info, settings=settings), candidate)
+        found = [one for one in at_the_start(infos, self.alignment) if one.stage in self.stages]
+        first = before_the_first(found, step)
+        if first is None:
+            return None
+        return Report(
+            diffs=(),
+            coverage=Coverage(),
+            first_diff=first,
+            tolerance=self._policy.describe(),
+            reference=reference.name,
+            candidate=self.runs.candidate.name,
+            environment=differences(*infos),
+            settings_differ=tuple(found),
+        )
+
     def report(
         self,
         diffs: Sequence[Diff],
@@ -203,7 +264,20 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, self.alignment, self.runs)
+        evidence = Evidence(
+            self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
+        )
+        return first_diff(diffs, evidence)
+
+    def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
+        """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
+        diff = next((diff for diff in diffs if not diff.passed), None)
+        if diff is None or self._parted is None or self._parted[0] != diff.pair.step:
+            return None
+        ranks = zip(*self._parted[1])
+        found = [Both(*sides) for sides in ranks]
+        own = (sides for sides in found if any(record is diff.pair.reference for record in sides.reference.records))
+        return next(own, None)
 
     def _reported(
         self,
@@ -221,12 +295,11 @@ class RunComparison:
             coverage = with_unrecorded(coverage, self._infos.zip(history), self._layers)
         if first is not None:
             first = with_caveat(first, coverage)
-        if settings is None:
-            settings = self._policy.settings_count and "forward" in self.stages
-        if first is None and settings and steps:
-            first = setting_diff(self.alignment, called, steps[0])
-            # Runs whose layers are set differently come apart for that reason.
-            coverage = replace(coverage, amplified=None) if first is not None else coverage
+        differ = self._differences(steps)
+        if self._policy.settings_count if settings is None else settings:
+            tensor, first = first, settings_first(differ, first)
+            # Runs that are set differently come apart for that reason.
+            coverage = replace(coverage, amplified=None) if first is not tensor else coverage
         return Report(
             diffs=diffs,
             coverage=coverage,
@@ -235,7 +308,26 @@ class RunComparison:
             reference=self.runs.reference.name,
             candidate=self.runs.candidate.name,
             environment=differences(*self._infos),
+            settings_differ=tuple(one for _, one in differ),
         )
+
+    def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:
+        """What the runs declare differently in these steps, as far as it is asked for, with the first that shows it."""
+        found: dict[Any, tuple[int, Difference]] = {}
+        looked: set[int] = set()
+        for number in steps:
+            some = self._declared.at(number)
+            if id(some) not in looked:  # most steps have one in common
+                looked.add(id(some))
+                for one in some:
+                    found.setdefault(one.key, (number, one))
+        asked = self._layers
+        return [
+            (number, one)
+            for number, one in found.values()
+            if one.stage in self.stages
+            if asked is None or not any(one.layers) or any(set(a) & b for a, b in zip(one.layers, asked))
+        ]
 
 
 def _key(pair: Pair) -> Hashable:

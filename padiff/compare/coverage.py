@@ -8,7 +8,7 @@ from itertools import chain
 
 from padiff.align import Alignment, LayerPair, Slice
 from padiff.align.matching.parameter_units import tie_targets
-from padiff.compare.diagnose.settings import setting_notes
+from padiff.compare.declared.layers import layer_notes
 from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_none
 from padiff.pair.processes import describe_processes
 from padiff.records import (
@@ -131,7 +131,7 @@ class Tally:
             steps=tuple(steps),
             reference_steps=tuple(only.reference),
             candidate_steps=tuple(only.candidate),
-            notes=setting_notes(alignment),
+            notes=layer_notes(alignment),
             ambiguous=tuple(_ambiguous(pair) for pair in alignment.ambiguous),
             assumed=tuple(f"{x.about}: {x.options[0]}" for x in alignment.ambiguities if not x.answer),
             views=tuple(self._views.values()),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from padiff.dump.deduplication import SHARED
 from padiff.dump.format import FINISHED_FILE, RUN_FILE, STEPS
@@ -43,6 +45,13 @@ def identity_for(path: Path, existing: str) -> str:
     if existing == "resume" and (path / RUN_FILE).exists():
         return read_info(path / RUN_FILE).identity
     return os.urandom(8).hex()
+
+
+def settings_for(path: Path, existing: str) -> Mapping[str, Any] | None:
+    """What a folder that is gone on with says of the settings; `None` where no step refers to it."""
+    if existing == "resume" and (path / RUN_FILE).exists() and not _is_hollow(path / STEPS):
+        return read_info(path / RUN_FILE).settings
+    return None
 
 
 def _take_over(path: Path, info: RunInfo, existing: str) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+import numpy as np
+
 from padiff.dump.format import (
     FINISHED_FILE,
     PARAMS_FILE,
@@ -28,10 +30,26 @@ from padiff.dump.format import (
 from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.tensor_file import TensorFile
+from padiff.dump.traces import trace_from_json
 from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.errors import RunFolderError
-from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text
+from padiff.records import (
+    LOOP,
+    NO_TRACE,
+    STAGES,
+    Layer,
+    Record,
+    RunInfo,
+    Sketched,
+    Step,
+    TensorSource,
+    Trace,
+    run_line,
+    run_text,
+    settings_from_json,
+)
 from padiff.records.environment import environment_from_json
+from padiff.sketches.sketch import BUCKETS, FIGURES
 
 _STEP_NAME = re.compile(r"\d{8,}")
 # Run folders that are named where another one was looked for.
@@ -75,6 +93,8 @@ class FolderRun(_OnDisk):
         self.path = Path(path)
         self._info = read_info(self.path / RUN_FILE)
         self._packs = PackReader(self.path)
+        # What a run declares is settled with its first step.
+        self._settled = bool(self.numbers())
 
     def numbers(self) -> list[int]:
         # By number: as text, 10 would come before 2.
@@ -87,6 +107,9 @@ class FolderRun(_OnDisk):
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         for rank in ranks:
             check_inside(rank, self.path)
+        if not self._settled:
+            self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
+            self._settled = True
         return [self._packs.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
 
     @staticmethod
@@ -235,7 +258,10 @@ def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
     if not _is_packed(folder):
         if set(files) == {REPORT_FILE, PARAMS_FILE} and (run / RUN_FILE).exists():
             _check_whole(folder)
-        return read_dump(folder, files)
+        info, step = read_dump(folder, files)
+        if step.settings and (run / RUN_FILE).exists():
+            info = replace(info, settings=read_info(run / RUN_FILE).settings)
+        return info, step
     if not (run / RUN_FILE).exists():
         raise RunFolderError(
             f"{folder} is a packed step, which is read in its run folder only: {run} has no {RUN_FILE}"
@@ -259,7 +285,8 @@ def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -
     step, contents = _read_step(folder, files)
     path, content = contents[-1]
     with _Explained(path):
-        return _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"]))), step
+        info = _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
+    return replace(info, settings={}), step  # what stands there is the step's
 
 
 def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Path, Any]]]:
@@ -281,8 +308,31 @@ def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Pat
             loss_scale=_scale(content.get("loss_scale", 1.0)),
             micro_batches=whole(content.get("micro_batches", 1)),
             notes=tuple(str(note) for note in content.get("notes", ())),
+            settings=settings_from_json(plain(content.get("settings", {}))),
+            trace=next((_trace(folder, *each) for each in contents if each[1].get("trace")), NO_TRACE),
         )
     return step, contents
+
+
+def _trace(folder: Path, path: Path, content: Mapping[str, Any]) -> Trace:
+    trace = content["trace"]
+    table: list[np.ndarray] = []
+
+    def source(kept_as: str, place: Any, dtype: str, shape: tuple[int, ...]) -> TensorSource:
+        if kept_as == "file":
+            return TensorFile(folder, str(place), dtype, shape, "trace")
+        if kept_as not in ("sketch", "turned") or place < 0:
+            raise ValueError(f"kept as {kept_as!r} at {place!r}")
+        if not table:
+            kept = trace["sketches"]
+            rows = (whole(kept["rows"]), len(FIGURES) + BUCKETS)
+            table.append(
+                np.array(TensorFile(folder, str(kept["file"]), "float64", rows, "sketches").read(), np.float64)
+            )
+        size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
+        return Sketched(table[0][place], size, kept_as == "turned")
+
+    return trace_from_json(trace, source, path)
 
 
 def _scale(value: Any) -> float:
@@ -302,6 +352,7 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         layer_map=tuple(str(path) for path in content.get("layer_map", ())),
         recording=dict(plain(content.get("recording", {}))),
         environment=environment_from_json(content.get("environment", {})),
+        settings=settings_from_json(plain(content.get("settings", {}))),
         identity=str(content.get("id", "")),
     )
 

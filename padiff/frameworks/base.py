@@ -6,9 +6,9 @@ Those folders are the only places that import torch or paddle. Which framework s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,33 @@ Replaced = Callable[[tuple[Any, ...], Any], Any]
 OnGradient = Callable[[Any], Any]
 #: ``consumed(pairs)``: called with ``(parameter, gradient)`` pairs as the optimizer consumes them.
 OnConsumed = Callable[[Iterable[tuple[Any, Any]]], None]
+
+
+class FunctionListener(Protocol):
+    """Hears of the functions and operators that a model's code calls."""
+
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call begins.
+
+        Args:
+            name: the function's common name.
+            parameters: what it calls its parameters that may be given by position, as far as that is known.
+
+        Returns:
+            What `function_ended` is to be called with; `None` not to hear of its end.
+        """
+
+    def function_ended(self, begun: Any, output: Any) -> None:
+        """It has ended, and given this. Of one that ends in an exception nothing more is heard."""
+
+
+class Hearing(Handle, Protocol):
+    """What hears functions for a listener, until it is removed."""
+
+    def listen(self, on: bool) -> None:
+        """Hear those that are called from now on, or none. Hears none before it is asked to."""
 
 
 class Hook:
@@ -165,6 +192,9 @@ class Layers(Protocol):
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
 
+    def is_builtin(self, layer: Any) -> bool:
+        """Whether what the layer computes is the framework's own code, or compiled: none of the user's."""
+
     def sharded(self, layer: Any) -> bool:
         """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
         layer is called, whole ones take their places.
@@ -203,6 +233,12 @@ class Hooking(Protocol):
         ``third_party`` are dotted names of custom operators (paddle only).
         """
 
+    def hear_functions(self, listener: FunctionListener) -> Hearing:
+        """Have a listener hear of the functions and operators that are called on this thread, while it listens.
+
+        What is compiled, or is being compiled, is not heard, and is the same as without.
+        """
+
     def on_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
         """Call back with the tensor's gradient in each backward; `None` if it takes part in none.
 
@@ -215,6 +251,35 @@ class Hooking(Protocol):
 
     def recomputing(self) -> bool:
         """Whether a forward call made now is activation recomputation inside a backward."""
+
+
+@dataclass(frozen=True)
+class OptimizerGroup:
+    """Parameters that an optimizer treats alike, and how.
+
+    Attributes:
+        values: names and values, under the names that both frameworks share (`padiff.frameworks.settings`).
+        parameters: the tensors.
+    """
+
+    values: Mapping[str, Any]
+    parameters: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """What an optimizer is set to.
+
+    Attributes:
+        rule: the update rule, under the name that both frameworks share; the class's full name where it is none of
+            the framework's own.
+        groups: its parameters, by what holds for them.
+        others: what holds for all of it: ``clip.kind``, ``schedule``.
+    """
+
+    rule: str
+    groups: Sequence[OptimizerGroup]
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Optimizers(Protocol):
@@ -236,6 +301,12 @@ class Optimizers(Protocol):
 
     def learning_rates(self, optimizer: Any) -> list[float]:
         """The learning rate of each of the optimizer's parameter groups."""
+
+    def settings(self, optimizer: Any) -> OptimizerSettings:
+        """What an optimizer is set to now, as far as it can be seen."""
+
+    def settings_stamp(self, optimizer: Any) -> Any:
+        """A value that is another one once `settings` may be others; learning rates do not count. Cheap."""
 
     def step(self, optimizer: Any) -> None:
         """One step of an optimizer, and its gradients cleared."""

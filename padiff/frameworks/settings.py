@@ -22,10 +22,11 @@ _COMMON = {
     "n_kv_heads": "num_kv_heads",
 }
 
-# Only settings that change what is computed, and that both frameworks can state, are worth comparing.
+# Only settings that change what is computed are worth comparing; most can be stated in both frameworks.
 _KEPT = frozenset((
     "eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope",
     "ceil_mode", "num_heads", "num_kv_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta", "act",
+    "count_include_pad", "padding_idx", "dropout", "use_global_stats",
 ))  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
         bare = name.lstrip("_")
         common = _COMMON.get(bare, bare)
         if common in _KEPT and common not in found:
-            value = _plain(value)
+            value = "none" if common == "padding_idx" and value is None else _plain(value)
             if value is not None:
                 found[common] = value
     # Attentions of model libraries may know the number of their heads from the whole model's configuration only.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.base import TRANSFORMED, Framework
+from padiff.frameworks.base import TRANSFORMED, Framework, Hearing
 from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations, Call
@@ -24,6 +24,8 @@ from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.parameters import Parameters, View
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
+from padiff.recorder.seen_tensors import SeenTensors
+from padiff.recorder.tracer import Begun, Tracer
 from padiff.records import LOOP, Step
 from padiff.system.switches import Switches
 
@@ -49,6 +51,8 @@ class Capture:
         views: where parameters' memory is, as earlier captures of the model found it.
         stepped: called when an optimizer has stepped, with how often it did within this step.
         stacks: whether to keep each call's Python stack, as `stacks`.
+        consuming: called with an optimizer that is about to step.
+        functions: whether the step's trace is to have the functions and operators that layers' code calls.
     """
 
     def __init__(
@@ -61,8 +65,13 @@ class Capture:
         views: dict[int, View] | None = None,
         stepped: Callable[[int], None] | None = None,
         stacks: bool = False,
+        consuming: Callable[[Any], None] | None = None,
+        functions: bool = False,
     ) -> None:
         self.number = number
+        #: What the step showed of how the training is set (`padiff.records.settings`).
+        self.settings: dict[str, Any] = {}
+        self._consuming = consuming
         framework = layers.framework
         self._framework, self._is_tensor = framework, framework.tensors.is_tensor
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
@@ -78,7 +87,10 @@ class Capture:
         #: What the layers own.
         self.parameters = Parameters(self._records, layers, optimizers, levels, views)
         self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
-        self._activations = Activations(self._records, framework, levels, self._interrupts)
+        self._tensors = SeenTensors(framework)
+        self._activations = Activations(self._records, framework, levels, self._interrupts, self._tensors)
+        self._tracer = Tracer(self._records, framework, levels, self._tensors, functions)
+        self._hearing: Hearing | None = None
         self._hooks = Hooks(framework)
         self._begun = False
         self._running: list[Call] = []
@@ -94,6 +106,7 @@ class Capture:
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
+        self._computing = self._layers.computing
         self._known = {id(node.layer): node for node in self._nodes}
         if self._switches.skip_wrappers:
             self._chosen -= _wrappers(self._nodes, self._framework)
@@ -105,6 +118,8 @@ class Capture:
         self._hooks.observer = self
         self._hooks.on_layers(self._nodes)
         self._hooks.on_others(self._optimizers, self._switches)
+        if self._tracer.functions and self._hearing is None:
+            self._hearing = self._framework.hooks.hear_functions(self)
         if self._begun:
             self._hook_parameters()
 
@@ -116,8 +131,14 @@ class Capture:
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
         self._hooks.remove()
+        self._stop_hearing()
         self._activations.detach()
         self._running.clear()
+
+    def _stop_hearing(self) -> None:
+        hearing, self._hearing = self._hearing, None
+        if hearing is not None:
+            hearing.remove()
 
     def _begin(self) -> None:
         """The step's first call: what the model is now holds for the step. Since the step before it may have changed,
@@ -128,6 +149,8 @@ class Capture:
             self._take_layers()
             self._hooks.on_layers(self._nodes)
             self.parameters.follow(self._layers)
+        if self._tracer.functions:
+            self._tracer.know_parameters(self._nodes)
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -137,6 +160,34 @@ class Capture:
     # -- forward and backward -----------------------------------------------------------------------------
 
     def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._hearing is None:
+            self._before_call(key, layer, args, kwargs)
+            return
+        self._hearing.listen(False)  # what is called here is not the model's
+        try:
+            self._before_call(key, layer, args, kwargs)
+        finally:
+            self._listen()
+
+    def after_call(self, key: int, output: Any, failed: bool) -> None:
+        if self._hearing is None:
+            self._after_call(key, output, failed)
+            return
+        self._hearing.listen(False)
+        try:
+            self._after_call(key, output, failed)
+        finally:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear functions while a layer's own code runs."""
+        if self._hearing is not None and self._running:
+            inside = self._running[-1]
+            heard = inside.node.path in self._chosen and not inside.recomputed and not inside.transformed
+            if heard and not self._tracer.full and not self._framework.layers.is_builtin(inside.node.layer):
+                self._hearing.listen(True)
+
+    def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         transforming = self._transforming()
         if not self._begun and not transforming:
             self._begin()
@@ -157,22 +208,37 @@ class Capture:
         number = counter[node.path, training]
         counter[node.path, training] += 1
         outermost = not self._running
-        self._running.append(Call(node, number, training, recomputed))
+        call = Call(node, number, training, recomputed)
+        self._running.append(call)
         if self._keep_stacks and not recomputed:
             self.stacks[node.path, number] = traceback.extract_stack()
         if self._switches.path_log:
             print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
         if outermost and (training or not self.autocast):
             self.autocast = self._framework.environment.autocast()
-        if not outermost or recomputed:
+        if recomputed:
             return
-        self.parameters.snapshot()
-        self._outermost[node.path, training] += 1
-        if node.path in self._chosen:
-            for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
-                self._records.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
+        if outermost:
+            self.parameters.snapshot()
+            self._outermost[node.path, training] += 1
+            self._note_modes(training)
+            if node.path in self._chosen:
+                for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
+                    self._activations.see_input(call, slot, tensor)
+        if node.path in self._chosen and (node.path in self._computing or outermost or self._tracer.functions):
+            call.inputs = self._tracer.inputs(node, args, kwargs)
 
-    def after_call(self, key: int, output: Any, failed: bool) -> None:
+    def _note_modes(self, training: bool) -> None:
+        """Which layers train, in the step's first call; in its first one in training mode, where there is one."""
+        if (not training and "training" in self.settings) or self.settings.get("training"):
+            return
+        others = [node.path for node in self._nodes if bool(node.layer.training) is not training]
+        self.settings["training"] = training
+        self.settings.pop("training.others", None)
+        if others:
+            self.settings["training.others"] = others
+
+    def _after_call(self, key: int, output: Any, failed: bool) -> None:
         node, call = self._known.get(key), None
         if node is None:
             return
@@ -185,11 +251,11 @@ class Capture:
             self._take_lazy()
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
-        if self._is_tensor(output):
-            self._activations.see(call, "output.0", output)
-            return
-        for slot, tensor in flatten(output, "output", self._is_tensor):
+        outputs = [("output.0", output)] if self._is_tensor(output) else [*flatten(output, "output", self._is_tensor)]
+        for slot, tensor in outputs:
             self._activations.see(call, slot, tensor)
+        if call.inputs is not None:
+            self._tracer.layer_ended(call, outputs)
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""
@@ -211,8 +277,22 @@ class Capture:
         for slot, tensor in flatten(output, f"{name}()", self._is_tensor):
             self._activations.see(call, slot, tensor)
 
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Begun | None:
+        """A layer's own code calls a function; `None` where that is not looked at."""
+        if self._records.copying or not self._running or self._transforming():
+            return None
+        return self._tracer.function_begins(name, parameters, self._running[-1], args, kwargs)
+
+    def function_ended(self, begun: Begun, output: Any) -> None:
+        """The function has given this."""
+        self._tracer.function_ended(begun, output)
+
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         self._interrupts.raise_kept()
+        if self._consuming is not None:
+            self._consuming(optimizer)
         self.parameters.consume(optimizer, pairs)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -265,11 +345,14 @@ class Capture:
         self.parameters.finish(updates)
         if detach:
             self.detach()
+        self._stop_hearing()
         self._running.clear()
         self._activations.close()
         self._records.fetch()
         step = self.peek(rank, loss_scale)
         self._records.clear()
+        self._tracer.clear()
+        self._tensors.clear()
         return step
 
     def parameters_now(self) -> Step:
@@ -303,4 +386,5 @@ class Capture:
             loss_scale=loss_scale,
             micro_batches=max(counts, default=1),
             notes=(*((evaluated,) if left_out else ()), *self.left_out),
+            trace=self._tracer.trace(bool(left_out)),
         )

@@ -55,6 +55,13 @@ class Description:
         self.info = replace(self.info, environment={**known, **autocast})
         return True
 
+    def with_settings(self, settings: Mapping[str, Any]) -> bool:
+        """Take over what the training declares; whether that is new."""
+        if settings == self.info.settings:
+            return False
+        self.info = replace(self.info, settings=dict(settings))
+        return True
+
     def with_layers(self) -> None:
         """Take over the layers as they are now."""
         layers = self._layers

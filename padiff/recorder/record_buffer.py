@@ -11,7 +11,7 @@ import numpy as np
 
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, NOTHING, SKETCH
+from padiff.recorder.detail import FULL, SKETCH
 from padiff.recorder.left_out import Left, LeftOut
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
 from padiff.sketches.samples import Empty, Samples
@@ -207,11 +207,6 @@ class RecordBuffer:
     def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, transposed: bool) -> Sampled:
         """A sample from where a tensor's memory is."""
         return Sampled(dtype, shape, self._samples, self._samples.add(cut), transposed)
-
-    def tensor(self, node: Node, stage: str, slot: str, tensor: Any, level: str, call: int, training: bool) -> None:
-        """Copy a tensor and write it down."""
-        if level != NOTHING:
-            self.write(node, stage, slot, self.take(tensor, level), call, training)
 
     def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
         """Write down what was copied, or that it was not."""

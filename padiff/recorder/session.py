@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ from padiff.recorder.output import Output, Sink
 from padiff.recorder.parameters import View
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
+from padiff.recorder.settings import DeclaredSettings
 from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.system.distribution import warn_of_older
@@ -60,7 +62,8 @@ class Recorder:
         if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
         self._description = Description(self._framework, self._layers, self._schedule, detail, identity)
-        self._levels = LevelsOfSteps(detail)
+        self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
+        self._levels = LevelsOfSteps(detail, scope.functions)
         self._views: dict[int, View] = {}
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
@@ -134,6 +137,12 @@ class Recorder:
         """The run in memory, `None` where the steps go to a folder."""
         return self._output.run
 
+    def declare(self, settings: Mapping[str, Any]) -> None:
+        """Say what the training is set to, where a host knows it: names and plain values as `padiff.records.settings`
+        has them. What is seen of the training itself wins.
+        """
+        self._settings.declare(settings)
+
     @property
     def active(self) -> bool:
         """False once recording was given up after a writing error (``on_error="warn"``)."""
@@ -154,6 +163,7 @@ class Recorder:
                 "another recorder is recording this model: leave its `with` (or close it) first. "
                 "One recorder can record all that two would"
             )
+        self._description.with_settings(self._settings.read())
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
@@ -168,7 +178,15 @@ class Recorder:
         if self._capture is None:
             records, levels = self._output.records(self._framework), self._levels.of(self.step)
             self._capture = Capture(
-                self.step, self._layers, self._optimizers, records, levels, self._views, self._stepped
+                self.step,
+                self._layers,
+                self._optimizers,
+                records,
+                levels,
+                self._views,
+                self._stepped,
+                consuming=self._settings.look,
+                functions=self._levels.functions,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -230,12 +248,17 @@ class Recorder:
             self.detach()
             self._layers.look()
             return None
+        self._levels.recorded()
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
         self._warnings.left_out(capture)
         news = self._description.with_autocast(capture.autocast)
+        if not self._description.rank:
+            first, settings = self._settings.first is None, self._settings.of_step(capture.settings)
+            step = replace(step, settings=settings)
+            news = (first and self._description.with_settings(self._settings.first or {})) or news
         changed = self._layers.settle()
         if changed:
             self._views.clear()  # they keep the parameters that they are of

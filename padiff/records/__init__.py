@@ -4,7 +4,10 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 """
 
 from padiff.records.both import SIDES, Both, unzipped
+from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
+from padiff.records.declared import Difference
+from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
@@ -20,6 +23,7 @@ from padiff.records.recorded import (
     RunInfo,
     Step,
     inner_path,
+    is_below,
     is_functional,
 )
 from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
@@ -28,12 +32,14 @@ from padiff.records.report_text import (
     count_text,
     coverage_lines,
     failed_lines,
+    limit_lines,
     stage_table,
     verdict,
     zeros_text,
 )
 from padiff.records.run_text import (
     bytes_text,
+    declared_lines,
     model_text,
     owned_text,
     run_line,
@@ -42,9 +48,14 @@ from padiff.records.run_text import (
     step_text,
     steps_text,
 )
+from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
+from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 
 __all__ = [
+    "Cause",
+    "Extent",
+    "Within",
     "UNSCALED",
     "Layout",
     "TRANSPOSED",
@@ -62,6 +73,7 @@ __all__ = [
     "Coverage",
     "DIFFER",
     "Diff",
+    "Difference",
     "Figures",
     "FirstDiff",
     "FoldedDiffs",
@@ -69,6 +81,8 @@ __all__ = [
     "LOOP",
     "Layer",
     "MATCH",
+    "NO_TRACE",
+    "Operand",
     "PARAMETER_STAGES",
     "Pair",
     "Parameter",
@@ -82,19 +96,29 @@ __all__ = [
     "Sketched",
     "Step",
     "TensorSource",
+    "Trace",
+    "TracedCall",
+    "TracedTensor",
     "bytes_text",
     "count_text",
     "coverage_lines",
+    "declared_lines",
     "failed_lines",
     "figures_text",
     "inner_path",
+    "is_below",
     "is_functional",
     "make_sketches",
     "model_text",
     "owned_text",
     "run_line",
     "run_text",
+    "setting_text",
+    "settings_at",
+    "settings_delta",
+    "settings_from_json",
     "settings_text",
+    "limit_lines",
     "stage_table",
     "step_text",
     "steps_text",

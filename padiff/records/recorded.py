@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.records.sources import TensorSource
+from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
 
 #: Where in a step, in causal order.
@@ -29,6 +30,11 @@ def inner_path(path: str, above: str) -> str:
     if path == above:
         return ""
     return path if above == ROOT else path[len(above) + 1 :]
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a layer is inside of the layer ``above``."""
+    return path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,9 @@ class Step:
             activations are divided by it when compared, `grad` records are unscaled already.
         micro_batches: how many calls of the whole model the step had.
         notes: sentences about what could not be recorded.
+        settings: how what the run declares differs in this step from `RunInfo.settings`: names with their values here,
+            `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
+        trace: the calls that the step was made of, which tell where a diff comes from.
     """
 
     number: int
@@ -154,6 +163,17 @@ class Step:
     loss_scale: float = 1.0
     micro_batches: int = 1
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trace: Trace = NO_TRACE
+
+    @property
+    def sources(self) -> Iterator[TensorSource]:
+        """Where the values of all that the step holds are; some may come more than once."""
+        for record in self.records:
+            yield record.source
+        for tensor in self.trace.tensors:
+            if tensor.source is not None:
+                yield tensor.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +190,8 @@ class RunInfo:
         environment: what around the training can change its numbers (`padiff.records.environment`); empty: not known.
         identity: which recording this is: a new one whenever a run folder is begun anew, kept by a resume. Empty for
             runs in memory, and for folders of an older padiff.
+        settings: what the run declares beside its tensors (optimizers, clipping, loss), as it was in its first recorded
+            step (`padiff.records.settings`); empty: not known.
     """
 
     framework: str
@@ -180,6 +202,7 @@ class RunInfo:
     layer_map: tuple[str, ...] = ()
     recording: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     # Two recordings that were made alike are alike.
     identity: str = field(default="", compare=False)
 

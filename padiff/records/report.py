@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from padiff.records.compared import Coverage, Diff, FirstDiff
+from padiff.records.declared import Difference
 from padiff.records.report_text import count_text, report_text
 
 #: What a comparison may come to (`Report.outcome`).
@@ -27,6 +28,7 @@ class Report:
         coverage: how much of each run was compared.
         tolerance: the tolerance policy, in words.
         reference, candidate: names of the two runs.
+        settings_differ: what the two runs declare differently (optimizers, clipping, loss, layers), in causal order.
         environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
     """
 
@@ -37,6 +39,7 @@ class Report:
     reference: str = "reference"
     candidate: str = "candidate"
     environment: tuple[str, ...] = ()
+    settings_differ: tuple[Difference, ...] = ()
 
     @property
     def outcome(self) -> str:

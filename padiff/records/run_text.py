@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from padiff.records.recorded import LOOP, Layer, Run, RunInfo, Step
+from padiff.records.settings import Settings, setting_text
 
 # Layers that a printed run lists, and steps that a line names.
 _LAYERS, _STEPS = 40, 10
+# Of longer lists, how many items are named.
+_NAMED = 3
 
 
 def run_line(run: Run) -> str:
@@ -26,6 +30,7 @@ def run_text(run: Run) -> str:
     if numbers:
         lines.append(steps_text(numbers))
         lines += [step_text(step) for step in run.steps(numbers[0])]
+    lines += declared_lines(run.info.settings)
     rows = [(layer.path, layer.type, owned_text(layer), settings_text(layer)) for layer in run.info.layers[:_LAYERS]]
     widths = [max(len(row[k]) for row in rows) for k in range(3)]
     lines += ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
@@ -58,7 +63,32 @@ def step_text(step: Step) -> str:
     sketched = sum(record.sketch is not None for record in step.records)
     text += f"; {sketched} of them as sketches" if sketched else ""
     lines = [f"step {step.number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)"]
+    if step.settings:
+        lines.append(f"  set otherwise than at first: {', '.join(_said(step.settings))}")
     return "\n".join([*lines, *(f"  {note}" for note in step.notes)])
+
+
+def declared_lines(settings: Settings) -> list[str]:
+    """What a run declares, a line for each group of parameters and each family of names."""
+    families: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        *family, last = name.split(".")
+        if family[:1] == ["optimizer"]:
+            of_group = family[2:3] == ["group"]
+            split = 4 if of_group else 2
+            family, last = name.split(".")[:split], ".".join(name.split(".")[split:])
+        families.setdefault(".".join(family), {})[last] = value
+    return [f"{family or 'run'}: {', '.join(_said(values))}" for family, values in families.items()]
+
+
+def _said(settings: Settings) -> Iterator[str]:
+    for name, value in settings.items():
+        if isinstance(value, (list, tuple)) and len(value) > _STEPS:
+            yield f"{name} {', '.join(map(setting_text, value[:_NAMED]))}, ... ({len(value)})"
+        elif isinstance(value, (list, tuple)):
+            yield f"{name} {', '.join(map(setting_text, value)) or 'none'}"
+        else:
+            yield f"{name} {setting_text(value)}"
 
 
 def owned_text(layer: Layer) -> str:

@@ -181,7 +181,7 @@ def test_a_parameter_that_is_frozen_on_one_side_only_is_found(pair):
         weight.stop_gradient = True
     report = padiff.auto_diff(base, raw, both(pair, data(5, 4)), **CLOSE)
     assert (report.first_diff.stage, report.first_diff.reference, report.first_diff.slot) == ("grad", "0", "weight")
-    assert "frozen" in report.first_diff.cause
+    assert "frozen" in report.first_diff.cause.sentence
 
 
 def test_dropout_inside_of_an_attention_is_told(capsys):

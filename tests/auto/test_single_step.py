@@ -185,7 +185,7 @@ def test_dropout_without_it_is_named_as_the_likely_cause(pair):
     report = padiff.auto_diff(dropping(pair[0]), dropping(pair[1]), both(pair, data(6, 40)), **CLOSE)
     assert not report
     assert report.first_diff.reference == "2"
-    assert "dropout" in report.first_diff.cause
+    assert "dropout" in report.first_diff.cause.sentence
 
 
 def test_same_dropout_really_drops_and_does_not_hide_another_rate(pair):

@@ -27,19 +27,19 @@ def test_an_optimizer_that_did_not_step_is_found_in_that_very_step(at, policy):
     report = compare_runs(toy_run(range(6)), without(("grad", "update"), (at,)), policy=policy)
     first = report.first_diff
     assert (first.step, first.stage, first.slot) == (at, "grad", "weight")
-    assert first.cause == "the candidate's optimizer did not step in this step, as it did in others"
+    assert first.cause.sentence == "the candidate's optimizer did not step in this step, as it did in others"
     assert {d.pair.stage for d in report.failed} == {"grad", "update"} and {d.pair.step for d in report.failed} == {at}
 
 
 def test_the_side_that_lacks_it_is_named():
     first = compare_runs(without(("grad", "update"), (2,), paddle=False), toy_run(range(6), paddle=True)).first_diff
-    assert first.step == 2 and first.cause.startswith("the reference's optimizer did not step in this step")
+    assert first.step == 2 and first.cause.sentence.startswith("the reference's optimizer did not step in this step")
 
 
 def test_a_backward_that_did_not_run_is_found():
     first = compare_runs(toy_run(range(6)), without(("backward", "grad", "update"), (4,))).first_diff
     assert (first.step, first.stage) == (4, "backward")
-    assert first.cause == "no backward ran on the candidate in this step, as it did in others"
+    assert first.cause.sentence == "no backward ran on the candidate in this step, as it did in others"
 
 
 def test_a_step_that_both_skipped_is_no_diff():
@@ -91,9 +91,9 @@ def test_an_optimizer_that_stepped_more_than_once_is_named(times, words):
     candidate = memory_run(toy_info(True), steps[0], step(1, [*steps[1].records, *more]), steps[2])
     first = compare_runs(toy_run(range(3)), candidate).first_diff
     assert (first.step, first.stage) == (1, "grad")
-    assert first.cause == f"the candidate's optimizer stepped {words} in this step, the reference's once"
+    assert first.cause.sentence == f"the candidate's optimizer stepped {words} in this step, the reference's once"
     turned = compare_runs(candidate, toy_run(range(3), paddle=True)).first_diff
-    assert turned.cause == f"the reference's optimizer stepped {words} in this step, the candidate's once"
+    assert turned.cause.sentence == f"the reference's optimizer stepped {words} in this step, the candidate's once"
 
 
 def test_gradients_of_zeros_stand_for_none():

@@ -29,8 +29,8 @@ def test_steps_that_are_numbered_differently_are_named(by, step, words):
     candidate = shifted(by, range(max(0, -by), 6))
     first = compare_runs(toy_run(range(6)), candidate).first_diff
     assert (first.step, first.stage) == (step, "input")
-    assert first.cause.startswith(words) and "start_step" in first.cause
-    assert first.message.endswith(f"Likely cause: {first.cause}.")
+    assert first.cause.sentence.startswith(words) and "start_step" in first.cause.sentence
+    assert first.message.endswith(f"Likely cause: {first.cause.sentence}.")
 
 
 def test_a_batch_that_was_left_out_is_named():
@@ -38,8 +38,8 @@ def test_a_batch_that_was_left_out_is_named():
     steps = {one.number: one for one in toy_steps(range(7), True)}
     moved = [replace(steps[n if n < 3 else n + 1], number=n) for n in range(6)]
     first = compare_runs(toy_run(range(6)), memory_run(toy_info(True), *moved)).first_diff
-    assert first.step == 3 and "of one step later (here that of step 4)" in first.cause
-    assert first.cause.endswith("or the candidate left a batch out")
+    assert first.step == 3 and "of one step later (here that of step 4)" in first.cause.sentence
+    assert first.cause.sentence.endswith("or the candidate left a batch out")
 
 
 def test_batches_in_another_order_are_not_called_shifted():
@@ -49,13 +49,15 @@ def test_batches_in_another_order_are_not_called_shifted():
     moved = [replace(steps[order[n]], number=n) for n in range(6)]
     first = compare_runs(toy_run(range(6)), memory_run(toy_info(True), *moved)).first_diff
     assert (first.step, first.stage) == (2, "input")
-    assert first.cause.startswith("the candidate's batch is the reference's of step 3: the batches come in another")
+    assert first.cause.sentence.startswith(
+        "the candidate's batch is the reference's of step 3: the batches come in another"
+    )
 
 
 def test_other_batches_are_not_called_shifted():
     other = planted("(root)/input/input.x", lambda v: np.random.default_rng(9).normal(size=v.shape), at=2)
     first = compare_runs(toy_run(range(6)), toy_run(range(6), paddle=True, plant=other)).first_diff
-    assert first.cause.startswith("other batches")
+    assert first.cause.sentence.startswith("other batches")
 
 
 def test_a_step_that_cannot_be_read_explains_nothing():
@@ -74,4 +76,4 @@ def test_a_step_that_cannot_be_read_explains_nothing():
             return getattr(self._run, name)
 
     first = compare_runs(Damaged(toy_run(range(6))), shifted(1)).first_diff
-    assert first.stage == "input" and first.cause.startswith("other batches")
+    assert first.stage == "input" and first.cause.sentence.startswith("other batches")

@@ -188,7 +188,7 @@ def test_two_runs_are_told_apart(tmp_path, capsys):
     told = "autocast.dtype off against bfloat16"
     assert report.environment == (told,)
     assert report.first_diff is not None and report.first_diff.stage == "forward"
-    assert report.first_diff.cause.startswith("autocast: off in the reference run, bfloat16 in the candidate")
+    assert report.first_diff.cause.sentence.startswith("autocast: off in the reference run, bfloat16 in the candidate")
     assert report.first_diff.message.count("Likely cause") == 1
     assert told in " ".join(coverage_lines(report)) and told in to_markdown(report)
     assert to_json(report)["environment"] == [told]

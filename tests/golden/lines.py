@@ -79,7 +79,7 @@ def _told(report: Report) -> Iterator[str]:
     first = report.first_diff
     if first is not None:
         yield f"first {first.step} {first.stage} {first.reference} {first.candidate} {first.slot} {first.max_abs!r}"
-        yield f"cause {first.cause}"
+        yield f"cause {first.cause or ''}"
     yield from (f"told {line}" for line in str(report).splitlines())
 
 

@@ -70,6 +70,7 @@ class PaDiffCallback(_Base):
             world_size=trainer.world_size,
             logdir=logger.log_dir if logger is not None else None,
             sink=LoggerSink(logger) if logger is not None else None,
+            settings=_settings(trainer),
         )
         self._resumed = True
 
@@ -108,6 +109,21 @@ class PaDiffCallback(_Base):
 def _loss_scale(trainer: Any) -> float:
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return float(scaler.get_scale()) if scaler is not None else 1.0
+
+
+def _settings(trainer: Any) -> dict[str, Any]:
+    """What the Trainer is set to."""
+    found = {"accumulation": trainer.accumulate_grad_batches, "precision": str(trainer.precision)}
+    if trainer.gradient_clip_val:
+        by_value = str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() == "value"
+        found |= {"clip.kind": "value" if by_value else "global_norm", "clip.limit": float(trainer.gradient_clip_val)}
+        found |= {} if by_value else {"clip.norm_type": 2.0}
+    for config in trainer.lr_scheduler_configs:
+        stepped = getattr(config.scheduler, "optimizer", None)
+        for number, optimizer in enumerate(trainer.optimizers):
+            if optimizer is stepped:
+                found[f"optimizer.{number}.schedule"] = type(config.scheduler).__name__
+    return found
 
 
 def become_callback(modules: list[Any]) -> None:

@@ -56,7 +56,7 @@ class PaDiffCallback(Callback):
         optimizer = self.model._optimizer
         if optimizer is None:
             raise UsageError("the paddle.Model has no optimizer: call model.prepare(optimizer, loss) before fit()")
-        self._training.start(self.model.network, [optimizer], resumed=self._trained)
+        self._training.start(self.model.network, [optimizer], resumed=self._trained, settings=_settings(self.model))
         self._trained = True
 
     def on_train_batch_begin(self, step: int, logs: Any = None) -> None:
@@ -94,6 +94,12 @@ class PaDiffCallback(Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._training.finish()
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """What the model was prepared and fitted with."""
+    known = {"accumulation": getattr(model, "_accumulate", None), "precision": getattr(model, "_amp_level", None)}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _scale(model: Any) -> float | None:

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-from padiff.records import Both, Diff, RunInfo
+from padiff.records import Both, Cause, Diff, RunInfo
 
 # TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
 _TF32_AT_MOST = 2e-2
 _PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
 
 
-def environment_cause(diff: Diff, infos: Both[RunInfo]) -> str:
-    """How the environments explain a diff, where that is what its figures look like; else empty.
+def environment_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
+    """How the environments explain a diff, where that is what its figures look like; else `None`.
 
     Args:
         infos: of the reference and the candidate.
     """
     if diff.figures is None or not diff.compared or diff.pair.stage not in ("forward", "loss", "backward"):
-        return ""
+        return None
     assert diff.pair.reference is not None
     path = diff.pair.reference.layer
     kind = next((layer.kind for layer in infos.reference.layers if layer.path == path), "")
     return _autocast(diff, infos) or _tf32(diff, kind, infos)
 
 
-def _autocast(diff: Diff, infos: Both[RunInfo]) -> str:
+def _autocast(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
     """Autocast differs, and so does what the tensors are made of."""
     cast = infos.map(lambda info: str(info.environment.get("autocast.dtype", "")))
     if not all(cast) or cast.reference == cast.candidate:
-        return ""
+        return None
     assert diff.pair.reference is not None and diff.pair.candidate is not None
     reference, candidate = diff.pair.reference.dtype, diff.pair.candidate.dtype
     if reference == candidate or {*cast}.isdisjoint((reference, candidate)):
-        return ""
-    return (
+        return None
+    return Cause(
+        "autocast",
         f"autocast: {cast.reference} in the reference run, {cast.candidate} in the candidate (this is {reference} "
-        f"against {candidate})"
+        f"against {candidate})",
     )
 
 
-def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> str:
+def _tf32(diff: Diff, kind: str, infos: Both[RunInfo]) -> Cause | None:
     """TF32 differs on a GPU, and a product of matrices is off by what TF32 leaves out."""
     name = "tf32.cudnn" if kind.startswith("conv") else "tf32.matmul"
     environments = infos.map(lambda info: info.environment)
     used = environments.map(lambda found: bool(found.get(name)) and "gpu" in str(found.get("device.kind")))
     assert diff.figures is not None
     if used.reference == used.candidate or kind not in _PRODUCTS or diff.pair.stage != "forward":
-        return ""
+        return None
     if not 0 < diff.figures.rel_l2 <= _TF32_AT_MOST:
-        return ""
+        return None
     side = "reference" if used.reference else "candidate"
-    return f"TF32 is on in the {side} run only ({name}), and the products differ by as much as it leaves out"
+    text = f"TF32 is on in the {side} run only ({name}), and the products differ by as much as it leaves out"
+    return Cause("tf32", text)

@@ -1,73 +1,141 @@
-"""Hyper-parameters that differ between layers that answer to each other."""
+"""What two runs declare differently, as where they part, and as the cause of a diff."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Sequence
 
-from padiff.align import Alignment, LayerPair
+from padiff.compare.declared.fixes import together
 from padiff.model import equivalents
-from padiff.records import Both, FirstDiff, Pair
+from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record
 
-# Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
-_TELLING = frozenset(
-    {"eps", "momentum", "approximate", "slope", "alpha", "padding_mode", "num_heads", "num_groups", "groups"}
-)
+# Differences that a sentence says.
+_SAID = 3
+_OF_LAYERS = ("layer_setting", "mode")
+# Where else than at its own stage a kind of difference shows.
+_SHOWS = {
+    "layer_setting": ("forward", "backward"),
+    "mode": ("forward", "backward"),
+    "loss_setting": ("loss",),
+    "clipping": ("grad",),
+    "trainable": ("grad", "update"),
+    "tied": ("grad", "update"),
+    "optimizer_setting": ("update",),
+    "learning_rate": ("update",),
+}
 
 
-def setting_notes(alignment: Alignment) -> tuple[str, ...]:
-    """Hyper-parameters that differ between layers that answer to each other."""
-    found = ((pair, ", ".join(_differing(pair).values())) for pair in alignment.pairs)
-    return tuple(f"{pair.reference.path} / {pair.candidate.path}: {text}" for pair, text in found if text)
-
-
-def setting_diff(alignment: Alignment, called: Both[Collection[str]], step: int) -> FirstDiff | None:
-    """A hyper-parameter that differs between layers that ran, as where the models part; `None` if none does."""
-    found = []
-    for pair in alignment.pairs:
-        differing = [text for name, text in _differing(pair).items() if name in _TELLING]
-        if differing and pair.reference.path in called.reference and pair.candidate.path in called.candidate:
-            found.append((pair, ", ".join(differing)))
-    if not found:
-        return None
-    pair, text = found[0]
-    more = f", and {len(found) - 1} more layers are" if len(found) > 1 else ""
-    sides = f"layer {pair.reference.path} ({pair.reference.type}) against {pair.candidate.path} ({pair.candidate.type})"
+def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | None) -> FirstDiff | None:
+    """The first diff, given what differs in the settings of the compared steps, with their numbers, and the first
+    tensor that parts. A tensor goes before settings of its own step and stage.
+    """
+    counting = [(number, STAGES.index(one.stage), k) for k, (number, one) in enumerate(found) if one.changes]
+    place = min(counting, default=None)
+    if place is None or (first is not None and (first.step, STAGES.index(first.stage)) <= place[:2]):
+        return first
+    together_ = [one for number, one in found if one.changes and (number, STAGES.index(one.stage)) == place[:2]]
+    one = found[place[2]][1]
+    same_kind = [other for other in together_ if other.kind == one.kind]
     return FirstDiff(
-        step,
-        "forward",
-        pair.reference.path,
-        pair.candidate.path,
-        statement=f"No tensor parts by more than is allowed, but {sides} is set differently: {text}{more}. The models "
-        "do not compute the same; other inputs, or more steps, will show it.",
-        cause=f"the layers are set differently: {text}",
+        place[0],
+        one.stage,
+        one.place.reference,
+        one.place.candidate,
+        slot=one.name,
+        cause=cause_of(same_kind if one.kind not in _OF_LAYERS else _of_one_layer(same_kind)),
+        statement=_statement(place[0], together_, first),
+        parameters=one.parameters,
     )
 
 
-def cause_in_settings(pair: Pair, layers: LayerPair | None) -> str:
-    """How the settings of two layers explain a diff of theirs; else empty."""
-    if layers is None or pair.stage not in ("forward", "weight", "backward"):
-        return ""
-    differing = _differing(layers)
-    momentum = differing.pop("momentum", "")
-    if pair.stage == "weight":
-        running = equivalents.slot(pair.anchor.slot).startswith("running_")
-        convention = ", counted as torch does: paddle's own `momentum` is 1 minus it"
-        return f"the layers are set differently: {momentum}{convention}" if running and momentum else ""
-    return f"the layers are set differently: {', '.join(differing.values())}" if differing else ""
+def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:
+    """What two runs are set differently in, as where they part, before their first step is compared."""
+    if not differences:
+        return None
+    one = differences[0]
+    return FirstDiff(
+        step,
+        one.stage,
+        one.place.reference,
+        one.place.candidate,
+        slot=one.name,
+        cause=cause_of([other for other in differences if other.kind == one.kind]),
+        statement="The runs are set differently, before any step is compared: "
+        f"{', '.join(_texts(differences[:_SAID]))}. They do not compute the same.",
+    )
 
 
-def _differing(pair: LayerPair) -> dict[str, str]:
-    """The settings that differ, by name, in words."""
-    reference, candidate = pair.map(lambda layer: layer.settings)
-    return {
-        name: f"{name} {value} against {candidate[name]}"
-        for name, value in reference.items()
-        if name in candidate and not _equal(value, candidate[name])
-    }
+def _of_one_layer(differences: Sequence[Difference]) -> list[Difference]:
+    return [one for one in differences if one.layers == differences[0].layers]
 
 
-def _equal(a: object, b: object) -> bool:
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b or type(a) is not type(b)
+def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | None) -> str:
+    one = differences[0]
+    if one.kind in _OF_LAYERS:
+        here = _of_one_layer(differences)
+        others = len({other.layers for other in differences}) - 1
+        more = f", and {others} more layer{'s are' if others > 1 else ' is'}" if others else ""
+        text = f"layer {one.about} is set differently: {', '.join(x.text_alone for x in here)}{more}. The models"
+    else:
+        rest = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
+        said = ", ".join(_texts(differences[:_SAID]))
+        text = f"the runs are set differently from step {step} on, stage {one.stage}: {said}{rest}. They"
+    text += " do not compute the same; other inputs, or more steps, will show it."
+    if first is None:
+        return f"No tensor parts by more than is allowed, but {text}"
+    text = text.replace("; other inputs, or more steps, will show it", "")
+    return f"{text[0].upper()}{text[1:]} The first tensor that parts: {first.place_text}."
+
+
+def _texts(differences: Sequence[Difference]) -> list[str]:
+    """What differs, in words; whose it is, is said once where all are of one."""
+    alike = len({(one.about, one.parameters) for one in differences}) == 1
+    return [one.text_alone if one.layers.reference or (k and alike) else one.text for k, one in enumerate(differences)]
+
+
+def cause_of(differences: Sequence[Difference]) -> Cause | None:
+    """Differences of one kind as one cause."""
+    if not differences:
+        return None
+    first = differences[0].cause()
+    if len(differences) == 1:
+        return first
+    more = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
+    sentence = f"{differences[0].said}: {', '.join(_texts(differences[:_SAID]))}{more}"
+    notes = "; ".join(dict.fromkeys(one.note for one in differences if one.note))
+    return Cause(first.kind, sentence, evidence=notes, fix=together([one.fix for one in differences]))
+
+
+def cause_in_settings(pair: Pair, differences: Sequence[Difference]) -> Cause | None:
+    """How what the runs declare differently explains a diff; else `None`."""
+    acting = [one for one in differences if _acts(one, pair)]
+    counting = [one for one in acting if one.changes] or acting
+    if not counting:
+        return None
+    return cause_of([one for one in counting if one.kind == counting[0].kind])
+
+
+def _acts(difference: Difference, pair: Pair) -> bool:
+    stage, kind = pair.stage, difference.kind
+    if kind in _OF_LAYERS and stage == "weight":
+        if not equivalents.slot(pair.anchor.slot).startswith("running_"):
+            return False
+        return (kind == "mode" or difference.name == "momentum") and _at(difference.layers, pair)
+    if stage not in _SHOWS.get(kind, ()) or (kind == "layer_setting" and difference.name == "momentum"):
+        return False
+    if kind in _OF_LAYERS:
+        return _at(difference.layers, pair)
+    if pair.anchor.layer == LOOP:
+        return kind == ("learning_rate" if stage == "update" else "loss_setting")
+    if not pair.complete and kind != "trainable":
+        return False
+    return not difference.parameters.reference or any(
+        record is not None and _site(record) in sites for record, sites in zip(pair.sides, difference.parameters)
+    )
+
+
+def _at(layers: Both[tuple[str, ...]], pair: Pair) -> bool:
+    return any(record is not None and record.layer in paths for record, paths in zip(pair.sides, layers))
+
+
+def _site(record: Record) -> str:
+    return f"{record.layer}/{record.slot}"

@@ -7,17 +7,17 @@ from dataclasses import replace
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
-from padiff.records import Both, Diff, Pair, Record, Run
+from padiff.records import Both, Cause, Diff, Pair, Record, Run
 
 # How many recorded steps before and after one are looked at.
 _NEARBY = 4
 
 
-def shift_cause(diff: Diff, runs: Both[Run]) -> str:
-    """Why an input differs, if it is the reference's input of a neighbouring step; else empty."""
+def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
+    """Why an input differs, if it is the reference's input of a neighbouring step; else `None`."""
     pair = diff.pair
     if pair.stage != "input" or pair.reference is None or pair.candidate is None or diff.problem:
-        return ""
+        return None
     reference = runs.reference
     others = sorted((n for n in reference.numbers() if n != pair.step), key=lambda n: abs(n - pair.step))
     for number in others[: 2 * _NEARBY]:
@@ -25,11 +25,12 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> str:
             away = number - pair.step
             if _goes_on(pair, runs, away):
                 return _shifted(pair.step, number)
-            return (
+            return Cause(
+                "batch_order",
                 f"the candidate's batch is the reference's of step {number}: the batches come in another order, or the "
-                "runs number their steps differently (start_step)"
+                "runs number their steps differently (start_step)",
             )
-    return ""
+    return None
 
 
 def _goes_on(pair: Pair, runs: Both[Run], away: int) -> bool:
@@ -70,11 +71,12 @@ def _same(diff: Diff) -> bool:
     return figures.rel_l2 <= (allowed(dtype, "input") if dtype in COARSENESS else 0.0)
 
 
-def _shifted(step: int, number: int) -> str:
+def _shifted(step: int, number: int) -> Cause:
     away = abs(number - step)
     count = "one step" if away == 1 else f"{away} steps"
     when, how = ("later", "left a batch out") if number > step else ("earlier", "used a batch twice")
-    return (
+    return Cause(
+        "batch_shift",
         f"the candidate's batches are the reference's of {count} {when} (here that of step {number}): the runs number "
-        f"their steps differently (start_step), or the candidate {how}"
+        f"their steps differently (start_step), or the candidate {how}",
     )

@@ -8,8 +8,9 @@ from typing import Any
 
 import paddle
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Handle, Hook, OnCall, OnGradient, Replaced
+from padiff.frameworks.base import AfterCall, BeforeCall, FunctionListener, Handle, Hook, OnCall, OnGradient, Replaced
 from padiff.frameworks.paddle.functions import Seeing
+from padiff.frameworks.paddle.hearing import Hearing
 
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
 
@@ -39,6 +40,10 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
 
 def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:
     return Seeing(called, third_party)
+
+
+def hear_functions(listener: FunctionListener) -> Hearing:
+    return Hearing(listener)
 
 
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import paddle
-from paddle.jit.dy2static.program_translator import ASTStaticFunction
+from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFunction
 
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
@@ -53,6 +53,12 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
             yield slot, tensor, "buffer"
 
 
+def is_builtin(layer: Any) -> bool:
+    if "forward" in vars(layer):
+        return isinstance(vars(layer)["forward"], StaticFunction)
+    return str(getattr(layer.forward, "__module__", "")).startswith("paddle.")
+
+
 def sharded(layer: Any) -> bool:
     return False
 
@@ -70,6 +76,11 @@ def layout(layer: Any, slot: str) -> str:
 
 def settings(layer: Any) -> dict[str, Any]:
     found = plain_settings(vars(layer))
+    if isinstance(getattr(layer, "exclusive", None), bool) and "pool" in kind(layer):
+        found["count_include_pad"] = not layer.exclusive
+    index = found.get("padding_idx")
+    if isinstance(index, int) and index < 0:
+        found["padding_idx"] = index + layer._num_embeddings
     if "norm" in kind(layer) and isinstance(found.get("momentum"), float):
         # paddle: running = momentum * running + (1 - momentum) * batch; torch: the other way round.
         found["momentum"] = round(1.0 - found["momentum"], 12)

@@ -16,7 +16,8 @@ from typing import Any
 
 import paddle
 
-from padiff.frameworks.base import Handle, OnConsumed, Override
+from padiff.frameworks.base import Handle, OnConsumed, OptimizerSettings, Override
+from padiff.frameworks.paddle import optimizer_settings
 
 # Where wrappers hold what they wrap.
 _INSIDE = ("_inner_opt", "_optim", "_optimizer")
@@ -65,6 +66,14 @@ def learning_rates(optimizer: Any) -> list[float]:
         # A group's own learning rate is a factor of the optimizer's.
         return [rate * float(group.get("learning_rate", 1.0)) for group in inner._param_groups]
     return [rate]
+
+
+def settings(optimizer: Any) -> OptimizerSettings:
+    return optimizer_settings.settings(_innermost(optimizer))
+
+
+def settings_stamp(optimizer: Any) -> Any:
+    return optimizer_settings.settings_stamp(_innermost(optimizer))
 
 
 def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:

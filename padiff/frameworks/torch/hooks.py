@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import Handle, OnCall, OnGradient, Replaced
+from padiff.frameworks.base import FunctionListener, Handle, OnCall, OnGradient, Replaced
 from padiff.frameworks.torch.calls import on_calls as on_calls
 from padiff.frameworks.torch.functions import Seeing
+from padiff.frameworks.torch.hearing import Hearing
 from padiff.frameworks.torch.memory import transforming as transforming
 
 RAISES_AS_IT_IS = True
@@ -22,6 +23,10 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
 
 def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:
     return Seeing(called)
+
+
+def hear_functions(listener: FunctionListener) -> Hearing:
+    return Hearing(listener)
 
 
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from padiff.frameworks.base import Handle, OnConsumed
+from padiff.frameworks.torch.optimizer_settings import settings as settings
+from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
 
 
 def is_optimizer(value: Any) -> bool:

@@ -1,0 +1,110 @@
+"""All that two runs declare differently, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from padiff.align import Alignment
+from padiff.compare.declared.layers import layer_differences, mode_differences
+from padiff.compare.declared.optimizers import (
+    GroupPair,
+    Optimizers,
+    group_pairs,
+    optimizer_differences,
+    rate_differences,
+    site_pairs,
+)
+from padiff.compare.declared.run import clip_differences, loss_differences, tied_differences, trained_differences
+from padiff.records import Both, Difference, RunInfo, Step, settings_at
+
+
+class Declared:
+    """What two runs declare differently, as far as they were compared."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._lasting: tuple[Difference, ...] = ()
+        self._groups: list[GroupPair] = []
+        self._optimizers: Both[Optimizers] = Both(Optimizers(), Optimizers())
+        self._sites: list[Both[str]] = []
+        self._first: dict[Any, Difference] = {}
+        self._of_step: dict[int, tuple[Difference, ...]] = {}
+
+    @property
+    def all(self) -> tuple[Difference, ...]:
+        """All that was found, with the first step that shows it, in causal order."""
+        return tuple(sorted(self._first.values(), key=lambda difference: difference.order))
+
+    def at(self, step: int) -> tuple[Difference, ...]:
+        """What differs in a step that was looked at."""
+        return self._of_step.get(step, ())
+
+    def look(
+        self,
+        infos: Both[RunInfo],
+        steps: Both[Step],
+        alignment: Alignment,
+        called: Both[Collection[str]],
+    ) -> None:
+        """Look at a step.
+
+        Args:
+            called: paths of the layers that each run was seen to call.
+        """
+        number, frameworks = steps.reference.number, infos.map(lambda info: info.framework)
+        # Most steps declare what the one before did.
+        key = id(alignment), *((dict(info.settings), dict(step.settings)) for info, step in zip(infos, steps))
+        key = *key, *map(len, called)
+        if key != self._key:
+            self._key = key
+            settings = infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))
+            self._take(settings, infos, alignment, called, frameworks)
+            self._lasting = self._dated(self._lasting, number)
+        of_step = [
+            *rate_differences(self._groups, self._optimizers, steps, frameworks),
+            *trained_differences(self._sites, infos, self._optimizers, steps),
+        ]
+        # One tuple for all steps that are alike: there may be many.
+        self._of_step[number] = (*self._lasting, *self._dated(of_step, number)) if of_step else self._lasting
+
+    def _dated(self, found: Iterable[Difference], number: int) -> tuple[Difference, ...]:
+        dated = []
+        for difference in found:
+            first = self._first.get(difference.key)
+            if first is None or (difference.changes and not first.changes):  # a layer that was not called before
+                self._first[difference.key] = first = replace(difference, step=number)
+            dated.append(first)
+        return tuple(dated)
+
+    def _take(
+        self,
+        settings: Both[Mapping[str, Any]],
+        infos: Both[RunInfo],
+        alignment: Alignment,
+        called: Both[Collection[str]],
+        frameworks: Both[str],
+    ) -> None:
+        self._optimizers = settings.map(Optimizers.of)
+        self._sites = site_pairs(alignment, infos)
+        self._groups = group_pairs(self._optimizers, self._sites)
+        self._lasting = (
+            *layer_differences(alignment, settings, called, frameworks.candidate),
+            *mode_differences(alignment, settings, called),
+            *loss_differences(settings),
+            *clip_differences(settings, self._optimizers, frameworks.candidate),
+            *tied_differences(alignment, infos),
+            *optimizer_differences(self._groups, frameworks),
+        )
+
+
+def at_the_start(infos: Both[RunInfo], alignment: Alignment) -> tuple[Difference, ...]:
+    """What two runs declare differently before any step: as far as it holds for all that they train, and so whatever
+    the layers turn out to be paired like.
+    """
+    frameworks, settings = infos.map(lambda info: info.framework), infos.map(lambda info: info.settings)
+    optimizers = settings.map(Optimizers.of)
+    groups = group_pairs(optimizers, site_pairs(alignment, infos))
+    found = [*clip_differences(settings, optimizers, frameworks.candidate), *optimizer_differences(groups, frameworks)]
+    return tuple(one for one in found if one.changes and not one.parameters.reference)

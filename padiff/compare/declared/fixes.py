@@ -1,0 +1,95 @@
+"""The line that mends a setting, in the candidate's framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from padiff.frameworks.spelled import SPELLINGS, Spelling, number_text
+from padiff.records import Layer
+
+# Parameters that a line names.
+_NAMED = 3
+
+
+def optimizer_fix(
+    framework: str, rule: str, names: Sequence[str], values: Mapping[str, Any], parameters: Sequence[str] = ()
+) -> str:
+    """The optimizer with some values as the reference has them; empty where the framework has no such option.
+
+    Args:
+        rule: the common name of the reference's rule.
+        names: which values.
+        values: all of the reference's.
+        parameters: the candidate's names of the parameters that they are for; empty: all.
+    """
+    spelling = SPELLINGS.get(framework)
+    if spelling is None or "." in rule:
+        return ""
+    kind = f"{spelling.optimizers}.{_class(spelling, rule, values)}"
+    if rule == "SGD" and spelling.with_momentum and not values.get("momentum"):
+        names = [name for name in names if name != "momentum"]  # the class says it
+    arguments = [_argument(spelling, name, values) for name in names]
+    if not all(arguments):
+        return ""
+    if not parameters:
+        return f"{kind}({', '.join(['...', *dict.fromkeys(arguments)])})"
+    listed = ", ".join(site.replace("/", ".") for site in parameters[:_NAMED])
+    listed += ", ..." if len(parameters) > _NAMED else ""
+    group = ", ".join(f'"{name}": {value}' for name, _, value in (a.partition("=") for a in dict.fromkeys(arguments)))
+    return f'{kind}([{{"params": [{listed}], {group}}}, ...])'
+
+
+def _class(spelling: Spelling, rule: str, values: Mapping[str, Any]) -> str:
+    if rule == "SGD" and spelling.with_momentum and values.get("momentum"):
+        return spelling.with_momentum
+    return spelling.rules.get(rule, rule)
+
+
+def _argument(spelling: Spelling, name: str, values: Mapping[str, Any]) -> str:
+    if name == "lr":
+        return f"{spelling.rate}={number_text(values['lr'])}"
+    if name not in spelling.values:
+        return ""
+    argument, parts = spelling.values[name]
+    texts = [number_text(values.get(part)) for part in parts]
+    if name == "decay.l1":
+        return f"{argument}=paddle.regularizer.L1Decay({texts[0]})"
+    together = ", ".join(texts)
+    return f"{argument}={together}" if len(parts) == 1 else f"{argument}=({together})"
+
+
+def clip_fix(framework: str, rule: str, kind: str, limit: Any) -> str:
+    """A line that clips as the reference does; empty where the framework has nothing of the kind."""
+    spelling = SPELLINGS.get(framework)
+    line = spelling.clips.get(kind) if spelling is not None else None
+    if spelling is None or line is None:
+        return ""
+    line = line.format(number_text(limit))
+    if line.startswith("grad_clip=") and rule and "." not in rule:
+        return f"{spelling.optimizers}.{spelling.rules.get(rule, rule)}(..., {line})"
+    return line
+
+
+def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
+    """A layer with a setting as the reference has it."""
+    spelling = SPELLINGS.get(framework)
+    if spelling is None or layer.type.lower() != layer.kind:  # a class of the user's, with arguments of its own
+        return ""
+    convert = spelling.converted.get(name)
+    if convert is not None and (name != "momentum" or "norm" in layer.kind):
+        value = convert(value)
+    value = None if value == "none" and name == "padding_idx" else value
+    argument = spelling.arguments.get(name, name)
+    return f"{spelling.layers}.{layer.type}(..., {argument}={number_text(value)})"
+
+
+def together(fixes: Sequence[str]) -> str:
+    """Several lines as one; arguments of one call stand in one call."""
+    calls: dict[str, list[str]] = {}
+    for fix in dict.fromkeys(fix for fix in fixes if fix):
+        head, dots, arguments = fix.partition("(..., ")
+        some = calls.setdefault(head + dots, [])
+        if dots and arguments not in some:
+            some.append(arguments.removesuffix(")"))
+    return "; ".join(f"{head}{', '.join(arguments)})" if arguments else head for head, arguments in calls.items())

@@ -1,0 +1,182 @@
+"""What else two runs declare: clipping, the loss, which parameters train and which are one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from padiff.align import Alignment
+from padiff.compare.declared.fixes import clip_fix
+from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
+from padiff.model import equivalents
+from padiff.records import Both, Difference, RunInfo, Step
+
+_NO_CLIP = {"kind": "none"}
+_OF_LOSS = frozenset({"label_smoothing", "ignore_index"})
+
+
+def clip_differences(
+    settings: Both[Mapping[str, Any]], optimizers: Both[Optimizers], framework: str
+) -> Iterator[Difference]:
+    """How gradients are clipped differently. That one side does not clip counts for nothing alone: it may clip in code
+    of its own, which nobody sees; where it acts, the gradients show it.
+    """
+    reference, candidate = settings.zip(optimizers).map(lambda side: _clip(*side))
+    if reference is None or candidate is None:
+        return
+    clips = Both(reference, candidate)
+    kinds = clips.map(lambda side: side["kind"])
+    own = [kind for kind in kinds if "." in kind]
+    if kinds.reference != kinds.candidate:
+        if not own:
+            yield _clipping("clip", clips.map(_clip_text), clips.reference, optimizers, framework, "none" not in kinds)
+        return
+    for name in ("limit", "norm_type", "lowest", "by_group"):
+        values = clips.map(lambda side, name=name: side.get(name))  # type: ignore[misc]
+        # What one side does not say is as usual.
+        if None in (values.reference, values.candidate) and name in ("limit", "norm_type"):
+            continue
+        if not same(*values):
+            yield _clipping(f"clip {name}", values, clips.reference, optimizers, framework, not own)
+
+
+def _clipping(
+    name: str,
+    values: Both[Any],
+    clip: Mapping[str, Any],
+    optimizers: Both[Optimizers],
+    framework: str,
+    changes: bool,
+) -> Difference:
+    rules = {group.rule for group in optimizers.candidate.groups}
+    fix = clip_fix(framework, rules.pop() if len(rules) == 1 else "", str(clip["kind"]), clip.get("limit"))
+    note = ""
+    if name == "clip by_group":
+        fix, note = "", "with several parameter groups, each is clipped by its own norm"
+    return Difference(name, values, "grad", "clipping", changes=changes, fix=fix, note=note)
+
+
+def _clip_text(clip: Mapping[str, Any]) -> str:
+    if clip["kind"] == "none":
+        return "none"
+    limit = clip.get("limit")
+    return f"by {str(clip['kind']).replace('_', ' ')}" + (f" {limit:.7g}" if isinstance(limit, (int, float)) else "")
+
+
+def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, Any] | None:
+    """How a run clips; `None` where it is not known."""
+    called = _of(settings, "clip.")
+    given = [_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
+    set_ = [_NO_CLIP if _is_none(clip) else clip for clip in given if "kind" in clip]
+    acting = [clip for clip in set_ if clip["kind"] != "none"]
+    if "kind" in called and not _is_none(called):
+        return None if acting else called
+    if acting:
+        return acting[0] if len(set_) == len(given) and all(clip == acting[0] for clip in set_) else None
+    # Where calls were watched, and nothing else could clip.
+    return _NO_CLIP if "kind" in called else None
+
+
+def _is_none(clip: Mapping[str, Any]) -> bool:
+    limit = clip.get("limit")
+    infinite = limit in ("inf", "nan") or (isinstance(limit, (int, float)) and not math.isfinite(limit))
+    return clip["kind"] == "none" or infinite
+
+
+def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
+    return {name[len(family) :]: value for name, value in settings.items() if name.startswith(family)}
+
+
+def loss_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
+    """How the losses are set differently. Two functions may well be one loss, and so may two reductions, by a factor
+    that is the loop's: tensors show that.
+    """
+    losses = settings.map(lambda side: _of(side, "loss."))
+    for name, value in losses.reference.items():
+        if name not in losses.candidate or same(value, losses.candidate[name]):
+            continue
+        # Of several losses each has a number in front.
+        number, _, setting = name.rpartition(".")
+        said = f"{number}.function" if number else "function"
+        function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
+        alike = function.reference is not None and function.reference == function.candidate
+        about = f"the loss {function.reference}" if alike else "the loss"
+        changes = alike and setting in _OF_LOSS
+        yield Difference(
+            setting, Both(value, losses.candidate[name]), "loss", "loss_setting", about=about, changes=changes
+        )
+
+
+def trained_differences(
+    sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers], steps: Both[Step]
+) -> Iterator[Difference]:
+    """Parameters that one run trains and the other does not; where the step shows gradients of the one only."""
+    frozen = infos.map(_frozen)
+    doubtful = [
+        pair
+        for pair in sites
+        if len({_is_trained(site, *side) for site, side in zip(pair, frozen.zip(optimizers))}) == 2
+    ]
+    if not doubtful:
+        return
+    moved = steps.map(_moved)
+    groups: dict[bool, Both[list[str]]] = {}
+    for pair in doubtful:
+        trained = pair.zip(frozen.zip(optimizers)).map(lambda side: _is_trained(side[0], *side[1]))
+        shown = moved.zip(pair).map(lambda side: side[1] in side[0])
+        if shown == trained:
+            some = groups.setdefault(trained.reference, Both([], []))
+            some.reference.append(pair.reference)
+            some.candidate.append(pair.candidate)
+    for trained_here, some in groups.items():
+        words = Both("trained", "frozen, or in no optimizer").swapped(not trained_here)
+        yield Difference("training", words, "grad", "trainable", parameters=some.map(tuple))
+
+
+def _is_trained(site: str, frozen: Collection[str], optimizers: Optimizers) -> bool:
+    if optimizers.whole:
+        return site in optimizers.by_site
+    return site not in frozen
+
+
+def _frozen(info: RunInfo) -> set[str]:
+    return {f"{x.path}/{p.slot}" for x in info.layers for p in x.parameters if not p.trainable}
+
+
+def _moved(step: Step) -> set[str]:
+    return {f"{record.layer}/{record.slot}" for record in step.records if record.stage in ("grad", "update")}
+
+
+def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Difference]:
+    """Parameters that are one tensor in one run and two in the other."""
+    homes = infos.map(tied_homes)
+    if not any(homes):
+        return
+    layers = alignment.pairs
+    there = {pair.reference.path: pair.candidate for pair in layers}
+    back = {pair.candidate.path: pair.reference for pair in layers}
+    seen = set()
+    for mine, others, partners, swap in (
+        (homes.reference, homes.candidate, there, False),
+        (homes.candidate, homes.reference, back, True),
+    ):
+        for site, home in mine.items():
+            answers = [_answer(one, partners) for one in (site, home)]
+            if None in answers or len({others.get(str(one), one) for one in answers}) == 1:
+                continue
+            sites = Both((site, home), tuple(map(str, answers))).swapped(swap)
+            if frozenset(sites.reference) in seen:
+                continue
+            seen.add(frozenset(sites.reference))
+            yield Difference("shared", Both("shared", "apart").swapped(swap), "grad", "tied", parameters=sites)
+
+
+def _answer(site: str, partners: Mapping[str, Any]) -> str | None:
+    """The other run's name of a parameter, where its layer has a partner with one of the same name."""
+    path, _, slot = site.rpartition("/")
+    layer = partners.get(path)
+    if layer is None:
+        return None
+    names = [p.slot for p in layer.parameters if p.role == "parameter"]
+    return next((f"{layer.path}/{n}" for n in names if equivalents.slot(n) == equivalents.slot(slot)), None)

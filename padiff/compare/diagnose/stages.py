@@ -1,0 +1,173 @@
+"""The likely cause of a diff, by the stage that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.align import LayerPair
+from padiff.compare.diagnose.values import CONSTANT, masked_apart, ratio_of, round_ratio, same_values, times, values_of
+from padiff.compare.judge.drift import key_of
+from padiff.model import equivalents
+from padiff.records import LOOP, Both, Cause, Diff, is_functional
+
+
+def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause:
+    """The likely cause, from the values of the pair and of its step.
+
+    Raises:
+        SketchOnlyError, RunFolderError: the values are no longer there to look at.
+    """
+    reference, candidate = values_of(diff.pair)
+    stage = diff.pair.stage
+    if stage == "input":
+        return _input(reference, candidate)
+    if stage == "weight":
+        return _weight(diff, reference, candidate)
+    if stage == "forward":
+        slot = diff.pair.anchor.slot
+        kind = slot.partition("()")[0] if is_functional(slot) else layers.reference.kind if layers else ""
+        return _forward(reference, candidate, kind, layers)
+    ratio = ratio_of(reference, candidate)
+    if stage == "loss":
+        return _loss(ratio)
+    if stage == "backward":
+        return _backward(ratio)
+    if stage == "grad":
+        return _grad(ratio, step)
+    return _update(diff, reference, candidate, ratio, step)
+
+
+def _input(reference: np.ndarray, candidate: np.ndarray) -> Cause:
+    if same_values(reference, candidate):
+        return Cause("input_order", "the same values in another order: shuffling, or another layout of the batch")
+    ratio = ratio_of(reference, candidate)
+    if ratio is not None:
+        return Cause("input_scale", f"the inputs are {times(ratio)}: another normalisation")
+    return Cause("other_batch", "other batches: another order of the data, augmentation or normalisation")
+
+
+def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> Cause:
+    slot = equivalents.slot(diff.pair.anchor.slot)
+    if diff.pair.step == 0:
+        if reference.ndim == 2 and reference.shape[0] == reference.shape[1] and np.allclose(reference, candidate.T):
+            text = "the matrix is transposed: carried over without regard to (in, out) against (out, in)"
+            return Cause("weight_transposed", text)
+        text = "the runs start from different weights: copy them over (or load one checkpoint) before training"
+        return Cause("start_weights", text)
+    if slot.startswith("running_"):
+        text = "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
+        return Cause("running_statistics", text)
+    return Cause(
+        "weights_apart",
+        "small differences of the updates before that added up (betas, weight decay, learning rate schedule, steps "
+        "that were not recorded), or rounding that this training amplifies: see how the diffs of the steps before grew",
+    )
+
+
+def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: LayerPair | None) -> Cause:
+    drops = "dropout" in kind and not _drops_nothing(layers)
+    if drops or ("dropout" not in kind and masked_apart(reference, candidate)):
+        text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
+        return Cause("dropout", text)
+    ratio = ratio_of(reference, candidate)
+    if ratio is not None:
+        return Cause("output_scale", f"the output is {times(ratio)}")
+    if reference.ndim > 1 and same_values(reference, candidate):
+        text = "the same values in another order: another layout, axis or interpolation of indices"
+        return Cause("output_order", text)
+    if "norm" in kind:
+        text = "a normalisation: its epsilon, its axes, or statistics of the batch against running ones (train, eval)"
+        return Cause("normalisation", text)
+    if kind in ("gelu",):
+        return Cause("gelu_form", "exact GELU against its tanh approximation")
+    return Cause("computation", "the computation at this very place: what goes in agrees up to here")
+
+
+def _loss(ratio: float | None) -> Cause:
+    # Two numbers always have a ratio; only a round one speaks for another reduction.
+    if ratio is not None and round_ratio(ratio):
+        text = f"the loss is {times(ratio)}: another reduction (mean, sum), weighting or scaling"
+        return Cause("loss_scale", text)
+    return Cause(
+        "loss",
+        "the model's outputs agree, so the labels of this batch, or the loss function: its reduction, weights, "
+        "label smoothing or ignored labels",
+    )
+
+
+def _backward(ratio: float | None) -> Cause:
+    if ratio is not None:
+        return Cause(
+            "gradient_scale",
+            f"the gradient is {times(ratio)}: another reduction of the loss, another number of accumulated "
+            "batches it is divided by, or a loss scale",
+        )
+    return Cause("backward", "forward agrees here, so the backward of what follows this layer, or of the loss")
+
+
+def _drops_nothing(layers: LayerPair | None) -> bool:
+    """Whether two dropout layers have a rate of 0, both."""
+    return layers is not None and layers.reference.settings.get("p") == layers.candidate.settings.get("p") == 0
+
+
+def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
+    grads = [d for d in step if d.pair.stage == "grad" and d.compared and d.figures and d.figures.reference_l2 > 0]
+    if ratio is not None and len(grads) > 1:
+        largest = max(d.figures.reference_l2 / d.figures.size**0.5 for d in grads if d.figures)
+        # Gradients of pure noise (a bias before a normalisation) follow no ratio.
+        sizes = [
+            d.figures.candidate_l2 / d.figures.reference_l2
+            for d in grads
+            if d.figures and d.figures.reference_l2 / d.figures.size**0.5 > 1e-4 * largest
+        ]
+        if np.ptp(sizes) <= CONSTANT * abs(np.mean(sizes)):
+            return Cause(
+                "all_gradients_scaled",
+                f"all gradients are {times(ratio)}: clipping by norm on one side, another number of accumulated "
+                "batches, or gradients that are still scaled",
+            )
+    if ratio is not None:
+        return Cause("gradient_scale", f"the gradient is {times(ratio)}")
+    text = "activation gradients agree up to here: clipping, accumulation, a shared parameter, or amplified rounding"
+    return Cause("gradient", text)
+
+
+def _update(
+    diff: Diff, reference: np.ndarray, candidate: np.ndarray, ratio: float | None, step: Sequence[Diff]
+) -> Cause:
+    rates = _rates(step)
+    if rates:
+        return Cause("learning_rate", rates)
+    if ratio is not None:
+        same = "at the same gradient and learning rate"
+        return Cause("update_scale", f"the update is {times(ratio)} {same}: optimizer settings (momentum, betas)")
+    weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
+    if weight is not None:
+        values, _ = values_of(weight.pair)
+        rest = (candidate - reference).ravel()
+        norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
+        if norm and abs(np.vdot(values.ravel(), rest)) > 0.99 * norm:
+            text = "the updates differ by a multiple of the weight: weight decay (its size, coupled or decoupled)"
+            return Cause("weight_decay", text)
+    text = "the gradients agree, so the optimizer: weight decay, betas, epsilon, momentum, bias correction, state"
+    return Cause("optimizer", text)
+
+
+def _rates(step: Sequence[Diff]) -> str:
+    """The learning rates of a step, by parameter group, if the two runs have others; else empty."""
+    rates: Both[list[float]] = Both([], [])
+    equal = True
+    for diff in step:
+        if diff.pair.anchor.layer == LOOP and diff.pair.stage == "update" and diff.figures is not None:
+            equal = equal and diff.compared and diff.passed
+            for side, record, value in zip(rates, diff.pair.sides, diff.figures.values):
+                if record is not None:
+                    side.append(value)
+    texts = rates.map(lambda side: [f"{rate:.6g}" for rate in side])
+    # One group here may be several there, with one rate.
+    if equal or not all(texts) or set(texts.reference) == set(texts.candidate):
+        return ""
+    by_group = " (by parameter group)" if max(map(len, texts)) > 1 else ""
+    return f"the learning rates differ: {' against '.join(map(', '.join, texts))}{by_group}"

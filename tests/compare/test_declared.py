@@ -1,0 +1,274 @@
+"""Optimizers that are set otherwise: said where it changes the result, and never else."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from kit.trainings import optimizer_of, paddle_net, trained
+
+import padiff
+
+#: One rule in the words of both, set alike.
+RULES = {
+    "SGD": (("SGD", {"lr": 0.01}), ("SGD", {"learning_rate": 0.01})),
+    "momentum": (
+        ("SGD", {"lr": 0.01, "momentum": 0.9}),
+        ("Momentum", {"learning_rate": 0.01, "momentum": 0.9}),
+    ),
+    "Adam": (
+        ("Adam", {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8}),
+        ("Adam", {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}),
+    ),
+    "AdamW": (("AdamW", {"lr": 0.001}), ("AdamW", {"learning_rate": 0.001})),
+    "Adamax": (("Adamax", {"lr": 0.001}), ("Adamax", {"learning_rate": 0.001})),
+    "NAdam": (("NAdam", {"lr": 0.001}), ("NAdam", {"learning_rate": 0.001})),
+    "RAdam": (("RAdam", {"lr": 0.001}), ("RAdam", {"learning_rate": 0.001})),
+    "Adagrad": (("Adagrad", {"lr": 0.01, "eps": 1e-6}), ("Adagrad", {"learning_rate": 0.01, "epsilon": 1e-6})),
+    "Adadelta": (
+        ("Adadelta", {"lr": 0.1, "rho": 0.95, "eps": 1e-6}),
+        ("Adadelta", {"learning_rate": 0.1, "rho": 0.95, "epsilon": 1e-6}),
+    ),
+    "RMSProp": (
+        ("RMSprop", {"lr": 0.001, "alpha": 0.95, "eps": 1e-8}),
+        ("RMSProp", {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-8}),
+    ),
+}
+
+#: What is set otherwise: the rule, its common name, and how the candidate is set in the words of both; `None` where the
+#: framework has no such option.
+FAULTS = [
+    ("AdamW", "beta1", {"betas": (0.95, 0.999)}, {"beta1": 0.95}),
+    ("AdamW", "beta2", {"betas": (0.9, 0.99)}, {"beta2": 0.99}),
+    ("AdamW", "eps", {"eps": 1e-7}, {"epsilon": 1e-7}),
+    ("AdamW", "weight_decay", {"weight_decay": 0.02}, {"weight_decay": 0.02}),
+    ("AdamW", "amsgrad", {"amsgrad": True}, {"amsgrad": True}),
+    ("Adam", "beta2", {"betas": (0.9, 0.9991)}, {"beta2": 0.9991}),
+    ("Adam", "weight_decay", {"weight_decay": 1e-6}, {"weight_decay": 1e-6}),
+    ("Adamax", "beta2", {"betas": (0.9, 0.9995)}, {"beta2": 0.9995}),
+    ("NAdam", "beta1", {"betas": (0.9001, 0.999)}, {"beta1": 0.9001}),
+    ("NAdam", "momentum_decay", {"momentum_decay": 0.005}, {"momentum_decay": 0.005}),
+    ("RAdam", "beta2", {"betas": (0.9, 0.9991)}, {"beta2": 0.9991}),
+    ("RAdam", "eps", {"eps": 1e-7}, {"epsilon": 1e-7}),
+    ("momentum", "momentum", {"momentum": 0.9001}, {"momentum": 0.9001}),
+    ("momentum", "nesterov", {"nesterov": True}, {"use_nesterov": True}),
+    ("momentum", "dampening", {"dampening": 1e-5}, None),
+    ("momentum", "weight_decay", {"weight_decay": 1e-6}, {"weight_decay": 1e-6}),
+    ("SGD", "weight_decay", {"weight_decay": 1e-6}, {"weight_decay": 1e-6}),
+    ("SGD", "maximize", {"maximize": True}, None),
+    ("Adagrad", "eps", {"eps": 1e-9}, {"epsilon": 1e-9}),
+    ("Adagrad", "initial_accumulator_value", {"initial_accumulator_value": 1e-9}, {"initial_accumulator_value": 1e-9}),
+    ("Adagrad", "lr_decay", {"lr_decay": 1e-5}, None),
+    ("Adadelta", "rho", {"rho": 0.9501}, {"rho": 0.9501}),
+    ("Adadelta", "eps", {"eps": 1.01e-6}, {"epsilon": 1.01e-6}),
+    ("RMSProp", "alpha", {"alpha": 0.9501}, {"rho": 0.9501}),
+    ("RMSProp", "centered", {"centered": True}, {"centered": True}),
+    ("RMSProp", "momentum", {"momentum": 1e-4}, {"momentum": 1e-4}),
+]
+SIDES = [("torch", "paddle"), ("paddle", "torch"), ("torch", "torch"), ("paddle", "paddle")]
+
+
+def parsed(fix):
+    """Module, class and arguments of a line like ``torch.optim.AdamW(..., eps=1e-08)``."""
+    call = ast.parse(fix, mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.args[0], ast.Constant) and call.args[0].value is ...
+    return ast.unparse(call.func), {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+
+
+@pytest.mark.parametrize("sides", SIDES, ids="-".join)
+@pytest.mark.parametrize(
+    ("rule", "name", "torch_fault", "paddle_fault"), FAULTS, ids=[f"{f[0]}-{f[1]}" for f in FAULTS]
+)
+def test_an_optimizer_that_is_off_by_a_setting_is_told_with_the_line_that_mends_it(
+    rule, name, torch_fault, paddle_fault, sides
+):
+    words = dict(zip(("torch", "paddle"), RULES[rule]))
+    fault = {"torch": torch_fault, "paddle": paddle_fault}[sides[1]]
+    if fault is None:
+        pytest.skip("the framework has no such option")
+    reference = trained(sides[0], optimizer_of(sides[0], *words[sides[0]]))
+    kind, options = words[sides[1]]
+    report = padiff.compare_runs(reference, trained(sides[1], optimizer_of(sides[1], kind, {**options, **fault})))
+    assert not report.passed and report.outcome == "differ"
+    (found,) = [one for one in report.settings_differ if one.changes]
+    assert (found.name, found.stage, found.kind, found.step) == (name, "update", "optimizer_setting", 0)
+    first = report.first_diff
+    assert (first.step, first.stage) == (0, "update") and first.cause.kind == "optimizer_setting"
+    assert name in first.cause.sentence and first.cause.fix == found.fix and found.fix in first.message
+    # What the line says is done, and nothing else: then the runs agree.
+    function, mended = parsed(found.fix)
+    module, _, named = function.rpartition(".")
+    assert module == {"torch": "torch.optim", "paddle": "paddle.optimizer"}[sides[1]]
+    again = trained(sides[1], optimizer_of(sides[1], named, {**options, **fault, **mended}))
+    assert padiff.compare_runs(reference, again).passed
+
+
+def grouped(net, **of_biases):
+    biases = [p for p in net.parameters() if len(p.shape) == 1]
+    others = [p for p in net.parameters() if len(p.shape) > 1]
+    return [{"params": others}, {"params": biases, **of_biases}]
+
+
+def no_decay(net):
+    names = {p.name for p in net.parameters() if len(p.shape) > 1}
+    return lambda name: name in names
+
+
+#: Optimizers that compute the same, in the words of both.
+ALIKE = {
+    **{rule: tuple(optimizer_of(f, *w) for f, w in zip(("torch", "paddle"), words)) for rule, words in RULES.items()},
+    "momentum of 0": (
+        optimizer_of("torch", "SGD", {"lr": 0.01, "dampening": 0.5}),
+        optimizer_of("paddle", "Momentum", {"learning_rate": 0.01, "momentum": 0.0, "use_nesterov": True}),
+    ),
+    "Adam and AdamW without decay": (
+        optimizer_of("torch", "Adam", {"lr": 0.001}),
+        optimizer_of("paddle", "AdamW", {"learning_rate": 0.001, "weight_decay": 0.0}),
+    ),
+    "AdamW without decay and Adam": (
+        optimizer_of("torch", "AdamW", {"lr": 0.001, "weight_decay": 0}),
+        optimizer_of("paddle", "Adam", {"learning_rate": 0.001}),
+    ),
+    "decoupled Adam": (
+        optimizer_of("torch", "Adam", {"lr": 0.001, "weight_decay": 0.01, "decoupled_weight_decay": True}),
+        optimizer_of("paddle", "AdamW", {"learning_rate": 0.001, "weight_decay": 0.01}),
+    ),
+    "coupled decay": (
+        optimizer_of("torch", "Adam", {"lr": 0.001, "weight_decay": 0.01}),
+        optimizer_of("paddle", "Adam", {"learning_rate": 0.001, "weight_decay": paddle.regularizer.L2Decay(0.01)}),
+    ),
+    "decay of 0": (
+        optimizer_of("torch", "SGD", {"lr": 0.01}),
+        optimizer_of("paddle", "SGD", {"learning_rate": 0.01, "weight_decay": paddle.regularizer.L2Decay(0.0)}),
+    ),
+    "momentum with decay": (
+        optimizer_of("torch", "SGD", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}),
+        optimizer_of("paddle", "Momentum", {"learning_rate": 0.01, "weight_decay": 0.01}),
+    ),
+    "how it is computed": (
+        optimizer_of("torch", "AdamW", {"lr": 0.001, "foreach": True}),
+        optimizer_of("paddle", "AdamW", {"learning_rate": 0.001, "lazy_mode": True}),
+    ),
+    "in float32": (
+        optimizer_of("torch", "AdamW", {"lr": 0.001, "betas": (0.9, float(np.float32(0.999)))}),
+        optimizer_of("paddle", "AdamW", {"learning_rate": 0.001, "beta2": paddle.to_tensor([0.999])}),
+    ),
+    "other groups": (
+        lambda net: torch.optim.AdamW(grouped(net), lr=0.001),
+        optimizer_of("paddle", "AdamW", {"learning_rate": 0.001}),
+    ),
+    "no decay of biases": (
+        lambda net: torch.optim.AdamW(grouped(net, weight_decay=0.0), lr=0.001, weight_decay=0.1),
+        lambda net: paddle.optimizer.AdamW(
+            0.001, parameters=net.parameters(), weight_decay=0.1, apply_decay_param_fun=no_decay(net)
+        ),
+    ),
+    "groups in both": (
+        lambda net: torch.optim.AdamW(grouped(net, weight_decay=0.0, betas=(0.8, 0.99)), lr=0.001, weight_decay=0.1),
+        lambda net: paddle.optimizer.AdamW(
+            0.001, parameters=grouped(net, weight_decay=0.0, beta1=0.8, beta2=0.99), weight_decay=0.1
+        ),
+    ),
+    "the coupled decay of groups": (
+        lambda net: torch.optim.SGD(grouped(net, weight_decay=0.0), lr=0.01, momentum=0.9, weight_decay=0.1),
+        lambda net: paddle.optimizer.Momentum(0.01, parameters=grouped(net, weight_decay=0.0), weight_decay=0.1),
+    ),
+    "a rate of biases": (
+        lambda net: torch.optim.SGD(grouped(net, lr=0.001), lr=0.01),
+        lambda net: paddle.optimizer.SGD(0.01, parameters=grouped(net, learning_rate=0.1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["torch-paddle", "paddle-torch"])
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_set_otherwise_and_computes_the_same_is_no_difference(name, swapped):
+    runs = [trained(framework, make) for framework, make in zip(("torch", "paddle"), ALIKE[name])]
+    report = padiff.compare_runs(*(runs[::-1] if swapped else runs))
+    assert report.passed, report.first_diff
+    # The frameworks add epsilon in different places of two rules: said, and no diff.
+    assert {one.name for one in report.settings_differ} <= {"place of epsilon"}
+    assert bool(report.settings_differ) == (name in ("RMSProp", "Adamax"))
+
+
+def test_another_rule_is_told_by_its_name():
+    runs = [trained("torch", optimizer_of("torch", "Adam", {"lr": 0.001}))]
+    runs.append(trained("paddle", optimizer_of("paddle", "SGD", {"learning_rate": 0.001})))
+    first = padiff.compare_runs(*runs).first_diff
+    assert first.cause.sentence == "the optimizers are set differently: rule Adam against SGD"
+    assert first.cause.fix.startswith("paddle.optimizer.Adam(")
+    assert padiff.compare_runs(*runs[::-1]).first_diff.cause.fix == "torch.optim.SGD(...)"
+
+
+def test_the_form_of_decay_is_told_with_its_value():
+    runs = [trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001, "weight_decay": 1e-4}))]
+    runs.append(trained("paddle", optimizer_of("paddle", "Adam", {"learning_rate": 0.001, "weight_decay": 1e-4})))
+    first = padiff.compare_runs(*runs).first_diff
+    said = "weight_decay 0.0001 (decoupled) against 0.0001 (coupled, as L2 of the gradient)"
+    assert said in first.message and first.cause.fix == "paddle.optimizer.AdamW(..., weight_decay=0.0001)"
+    assert padiff.compare_runs(*runs[::-1]).first_diff.cause.fix == "torch.optim.Adam(..., weight_decay=0.0001)"
+
+
+def test_l1_decay_and_the_decay_of_a_parameter_itself_are_seen():
+    plain = trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01, "weight_decay": 1e-6}))
+    lasso = {"learning_rate": 0.01, "weight_decay": paddle.regularizer.L1Decay(1e-6)}
+    report = padiff.compare_runs(plain, trained("paddle", optimizer_of("paddle", "SGD", lasso)))
+    assert "weight_decay 1e-06 (coupled, as L2 of the gradient) against 1e-06 (L1)" in report.first_diff.message
+    attr = paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(2e-6))
+    own = trained(
+        "paddle",
+        optimizer_of("paddle", "SGD", {"learning_rate": 0.01, "weight_decay": 1e-6}),
+        net=paddle_net(attr=attr),
+    )
+    report = padiff.compare_runs(plain, own)
+    (found,) = report.settings_differ
+    assert (found.name, *found.values) == ("weight_decay", 1e-6, 2e-6)
+    assert found.parameters.candidate == ("0/bias",) == report.first_diff.parameters.candidate
+    assert (report.first_diff.reference, report.first_diff.slot) == ("0", "weight_decay")
+    assert found.fix == 'paddle.optimizer.SGD([{"params": [0.bias], "weight_decay": 1e-06}, ...])'
+
+
+def test_the_rate_that_a_parameter_carries_itself_is_compared():
+    attr = paddle.ParamAttr(learning_rate=0.1)
+    slow = trained("paddle", optimizer_of("paddle", "SGD", {"learning_rate": 0.01}), net=paddle_net(attr=attr))
+    fast = trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01}))
+    report = padiff.compare_runs(fast, slow)
+    (found,) = report.settings_differ
+    assert (found.name, found.kind, found.values.reference) == ("lr", "learning_rate", 0.01)
+    assert found.values.candidate == pytest.approx(0.001) and found.parameters.reference == ("0/bias",)
+    assert (report.first_diff.slot, report.first_diff.cause.kind) == ("bias", "learning_rate")
+
+    def make(net):
+        rest = [p for p in net.parameters() if p is not net[0].bias]
+        return torch.optim.SGD([{"params": rest}, {"params": [net[0].bias], "lr": 0.001}], lr=0.01)
+
+    assert padiff.compare_runs(trained("torch", make), slow).passed
+
+
+@pytest.mark.parametrize("schedule", ["StepDecay", "CosineAnnealingDecay"])
+def test_the_rates_of_schedules_are_no_settings_that_change(schedule):
+    options = {"StepDecay": (0.01, 1), "CosineAnnealingDecay": (0.01, 4)}[schedule]
+    rates = {"StepDecay": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.1)}
+    rates["CosineAnnealingDecay"] = lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4)
+    made = []
+
+    def torch_make(net):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        made.append(rates[schedule](optimizer))
+        return optimizer
+
+    def paddle_make(net):
+        made.append(getattr(paddle.optimizer.lr, schedule)(*options))
+        return paddle.optimizer.SGD(made[-1], parameters=net.parameters())
+
+    runs = [
+        trained(framework, make, each=lambda step, *_: made[-1].step() if step else None)
+        for framework, make in (("torch", torch_make), ("paddle", paddle_make))
+    ]
+    assert padiff.compare_runs(*runs).passed
+    assert runs[1].info.settings["optimizer.0.schedule"] == schedule
+    for run in runs:
+        assert all(not run.steps(number)[0].settings for number in run.numbers())
