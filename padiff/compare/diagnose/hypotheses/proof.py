@@ -115,7 +115,8 @@ def evidence(weight: Weight, hypothesis: Hypothesis) -> str:
 
 
 def _square(values: np.ndarray) -> float:
-    return float(np.sum(np.square(values)))
+    with np.errstate(over="ignore"):
+        return float(np.sum(np.square(values)))
 
 
 def _norm(values: np.ndarray) -> float:
