@@ -152,9 +152,9 @@ def test_limits_of_clipping_are_compared_before_they_act():
     assert (first.step, first.stage, first.slot, first.cause.kind) == (0, "grad", "clip limit", "clipping")
     assert first.cause.fix == "paddle.optimizer.SGD(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(1000.0))"
     first = padiff.compare_runs(wide, clipped(paddle.nn.ClipGradByValue(1000.0))).first_diff
-    assert "clip by global norm 1000 against by value 1000" in first.message
+    assert "clip by global norm 1000.0 against by value 1000.0" in first.message
     first = padiff.compare_runs(wide, clipped(paddle.nn.ClipGradByNorm(1000.0))).first_diff
-    assert "clip by global norm 1000 against by tensor norm 1000" in first.message
+    assert "clip by global norm 1000.0 against by tensor norm 1000.0" in first.message
 
 
 def test_where_one_side_clips_and_the_other_is_not_known_nothing_is_said():

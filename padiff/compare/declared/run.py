@@ -10,7 +10,7 @@ from padiff.align import Alignment
 from padiff.compare.declared.fixes import clip_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.model import equivalents
-from padiff.records import Both, Difference, RunInfo, Step
+from padiff.records import Both, Difference, RunInfo, Step, setting_text
 
 _NO_CLIP = {"kind": "none"}
 # What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
@@ -63,7 +63,9 @@ def _clip_text(clip: Mapping[str, Any]) -> str:
     if clip["kind"] == "none":
         return "none"
     limit = clip.get("limit")
-    return f"by {str(clip['kind']).replace('_', ' ')}" + (f" {limit:.7g}" if isinstance(limit, (int, float)) else "")
+    return f"by {str(clip['kind']).replace('_', ' ')}" + (
+        f" {setting_text(limit)}" if isinstance(limit, (int, float)) else ""
+    )
 
 
 def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, Any] | None:
