@@ -311,7 +311,7 @@ def test_an_exception_in_a_function_leaves_nothing_behind(kit):
         return net.last(net.first(x)).reshape([7, 7])
 
     before = heard(kit)
-    with pytest.raises(Exception, match="reshape|shape|size"):
+    with pytest.raises(Exception, match=r"reshape|shape|size"):
         recorded(kit, net_of(kit, failing))
     assert heard(kit) == before
 
