@@ -224,6 +224,7 @@ def line_of(report: Report) -> dict[str, Any]:
         "passed": report.passed,
         "outcome": report.outcome,
         "first_diff": whole["first_diff"],
+        **({"settings_differ": whole["settings_differ"]} if whole["settings_differ"] else {}),
         "coverage": whole["coverage"]["share"],
         "diffs": [diff for step in whole["steps"] for diff in step["diffs"]],
     }

@@ -13,19 +13,18 @@ RECORDED = {"every3": tuple(range(0, STEPS, 3))}
 
 #: A verdict that names several of these in one breath is a list of suspects, and names none.
 _SUSPECTS = (
-    r"weight decay", r"\bbetas?\d?\b", r"epsilon|\beps\b", r"momentum", r"bias correction", r"\bstate\b", r"learning rate",
-    r"clipping", r"\baxes\b", r"dropout", r"activation", r"running statistics", r"scal(e|ing)\b", r"mask", r"reduction",
-    r"smoothing", r"ignored", r"class weights?", r"accumulation", r"shared parameter", r"rounding",
+    r"weight decay", r"\bbetas?\d?\b", r"epsilon|\beps\b", r"momentum", r"bias correction", r"\bstate\b",
+    r"learning rate", r"clipping", r"\baxes\b", r"dropout", r"activation", r"running (statistics|ones)", r"mask",
+    r"\bscal(e|ing|ed)\b", r"weighting", r"reduction", r"smoothing", r"ignored", r"class weights?",
+    r"accumulat(ion|ed)", r"shared parameter", r"rounding", r"frozen", r"detached", r"unused", r"not in its optimizer",
+    r"augmentation", r"normalisation", r"order of the data",
 )  # fmt: skip
 _MOST_SUSPECTS = 2
 #: What says only where, not why.
 _GENERIC = (
-    r"^the computation",
-    r"computes? (something )?else",
-    r"^unknown",
-    r"at this very place",
-    r"cannot (tell|be told)",
-)
+    r"^the computation", r"computes? (something )?else", r"^unknown", r"at this very place", r"cannot (tell|be told)",
+    r"^forward agrees here", r"^(the (output|gradient|update) is|all gradients are) \S+ times the reference's$",
+)  # fmt: skip
 
 NAMED, SUSPECTS, GENERIC, WRONG, NO_CAUSE = "named", "suspects", "generic", "wrong", "none"
 
@@ -59,13 +58,14 @@ def _steps(first: Any, fault: Fault, condition: str) -> tuple[bool, bool]:
     """Whether the step is right, and whether it had to move because the fault's own was not recorded."""
     recorded = RECORDED.get(condition, tuple(range(STEPS)))
     due = [step for step in recorded if step >= fault.step] or [recorded[-1]]
-    later = [step for step in recorded if fault.step <= step <= fault.step + fault.late]
-    right = {due[0], *later}
+    last = next((step for step in recorded if step >= fault.step + fault.late), due[0])
+    right = {step for step in due if step <= last}
+    moved = due[0] != fault.step or (first.step > fault.step and fault.step + fault.late not in recorded)
     if fault.declared:
         # What the runs declare is known before anything shows.
         undeclared = first.diff is not None and first.step < fault.step
-        return not undeclared and (first.step in right or first.step <= fault.step), due[0] != fault.step
-    return first.step in right, due[0] != fault.step
+        return not undeclared and (first.step in right or first.step <= fault.step), moved
+    return first.step in right, moved
 
 
 def places(first: Any) -> list[str]:
@@ -101,7 +101,7 @@ def cause_of(sentence: str, kind: str, fault: Fault) -> str:
     suspects = sum(bool(re.search(pattern, sentence)) for pattern in _SUSPECTS)
     right = any(re.search(word, sentence, re.IGNORECASE) for word in fault.words)
     of_kind = bool(kind and re.search(fault.kind, kind, re.IGNORECASE))
-    if suspects > _MOST_SUSPECTS and not of_kind:
+    if suspects > _MOST_SUSPECTS + 2 * of_kind:
         return SUSPECTS
     if right or of_kind:
         return NAMED

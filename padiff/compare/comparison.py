@@ -30,6 +30,7 @@ from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import (
+    LOOP,
     PARAMETER_STAGES,
     STAGES,
     Both,
@@ -39,6 +40,7 @@ from padiff.records import (
     FirstDiff,
     Pair,
     Report,
+    Rule,
     Run,
     RunInfo,
     Step,
@@ -98,6 +100,7 @@ class RunComparison:
         self._layers = None if layers is None else _matching(layers, self._infos)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
+        self._first_diff: FirstDiff | None = None
         self._before = Before()
         #: How far off each tensor was in the steps before the latest one, and up to it.
         self._agreed: dict[Site, Agreed] = {}
@@ -147,9 +150,18 @@ class RunComparison:
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
+            self._declared.hold_against([diff for rank in diffs for diff in rank])
+            if any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank):
+                diffs = self._with_rates(diffs, first)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
+
+    def _with_rates(self, diffs: list[list[Diff]], steps: Both[Step]) -> list[list[Diff]]:
+        """Learning rates pass where each parameter's own agree: then only the groups stand in another order."""
+        if not self._policy.settings_count or not self._declared.rates_agree(steps):
+            return diffs
+        return [[_of_groups(diff) if _is_rate(diff) else diff for diff in rank] for rank in diffs]
 
     def _first(
         self, steps: Both[list[Step]], numbers: Both[int] | None
@@ -264,10 +276,19 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
+        failed = next((diff for diff in diffs if not diff.passed), None)
+        if failed is None:
+            return None
+        if self._first_diff is not None and self._first_diff.diff is failed:
+            return self._first_diff
+        # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
+        later = self._first_diff is not None and failed.pair.step > self._first_diff.step
         evidence = Evidence(
             self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
         )
-        return first_diff(diffs, evidence)
+        found = first_diff(diffs, evidence, compute=not later)
+        self._first_diff = found if self._first_diff is None else self._first_diff
+        return found
 
     def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
         """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
@@ -328,6 +349,15 @@ class RunComparison:
             if one.stage in self.stages
             if asked is None or not any(one.layers) or any(set(a) & b for a, b in zip(one.layers, asked))
         ]
+
+
+def _is_rate(diff: Diff) -> bool:
+    return diff.pair.anchor.layer == LOOP and diff.pair.stage == "update"
+
+
+def _of_groups(diff: Diff) -> Diff:
+    judged = diff.judgement
+    return diff if judged is None else diff.judged(True, judged.figure, judged.value, judged.limit, Rule.GROUPS)
 
 
 def _key(pair: Pair) -> Hashable:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -220,9 +220,11 @@ class RecordBuffer:
     """The records of a step so far, each with whether the model was in training mode.
 
     Attributes:
-        copying: whether a tensor is being copied just now: what that calls is not the model's.
+        copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
         left_out: what could not be copied.
     """
+
+    copying: ClassVar[bool] = False
 
     def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
         self._tensors = framework.tensors
@@ -230,7 +232,6 @@ class RecordBuffer:
         self._samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self._entries: list[_Entry] = []
         self._later: list[Awaited] = []
-        self.copying = False
         self.left_out = LeftOut()
 
     def __len__(self) -> int:
@@ -243,16 +244,16 @@ class RecordBuffer:
 
     def copy(self, tensor: Any) -> np.ndarray:
         """The tensor's values as they are now."""
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             return self._tensors.copy(tensor, self._empty)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
 
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
         tensors, samples = self._tensors, self._samples
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             dtype = tensors.dtype(tensor)
             if level == FULL:
@@ -268,13 +269,13 @@ class RecordBuffer:
             # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
             return Left.because(error)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
 
     def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
         """The tensor's values as they are now, all of them; from another device they come when the step is over."""
         if self._tensors.device(tensor) == "cpu":
             return self.take(tensor, FULL)
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             shape = self._tensors.shape(tensor)
             with self._tensors.without_grad():
@@ -284,7 +285,7 @@ class RecordBuffer:
         except Exception as error:
             return Left.because(error)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
 
     def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, transposed: bool) -> Sampled:
         """A sample from where a tensor's memory is."""

@@ -10,7 +10,8 @@ class Cause:
     """Why the runs part at their first diff.
 
     Attributes:
-        kind: a machine-readable name that stays as it is from version to version, e.g. ``learning_rate``.
+        kind: a machine-readable name that stays as it is from version to version, e.g. ``learning_rate``; ``unknown``
+            where nothing explains it.
         sentence: the cause in words, without a full stop; `str` gives it.
         proven: whether computing with it explains what was recorded, and computing without it does not. Else it is
             likely.
@@ -32,7 +33,7 @@ class Cause:
     @property
     def text(self) -> str:
         """All of it, as the sentences that follow a message."""
-        known = "Cause, proven" if self.proven else "Likely cause"
+        known = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"
         found = f"{known}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
         found += f" To mend it: {self.fix}" if self.fix else ""
         return f"{found} Tried and excluded: {', '.join(self.excluded)}." if self.excluded else found

@@ -34,7 +34,7 @@ def inner_path(path: str, above: str) -> str:
 
 def is_below(path: str, above: str) -> bool:
     """Whether a layer is inside of the layer ``above``."""
-    return path != above and (above == ROOT or path.startswith(f"{above}."))
+    return bool(path) and path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,3 +272,29 @@ def test_the_rates_of_schedules_are_no_settings_that_change(schedule):
     assert runs[1].info.settings["optimizer.0.schedule"] == schedule
     for run in runs:
         assert all(not run.steps(number)[0].settings for number in run.numbers())
+
+
+def ordered(framework, slow_first):
+    def make(net):
+        rate = "lr" if framework == "torch" else "learning_rate"
+        factor = 0.001 if framework == "torch" else 0.1  # a rate, and a share of one
+        groups = grouped(net, **{rate: factor})
+        groups = groups[::-1] if slow_first else groups
+        return torch.optim.SGD(groups, lr=0.01) if framework == "torch" else paddle.optimizer.SGD(0.01, groups)
+
+    return make
+
+
+def test_groups_in_another_order_with_rates_of_their_own_are_no_difference():
+    reference = trained("torch", ordered("torch", False))
+    for framework in ("torch", "paddle"):
+        report = padiff.compare_runs(reference, trained(framework, ordered(framework, True)))
+        assert report.passed, report.first_diff
+    # The rates in each other's places are one.
+    wrong = trained("torch", lambda net: torch.optim.SGD(grouped(net, lr=0.01), lr=0.001))
+    report = padiff.compare_runs(reference, wrong)
+    assert {(one.name, one.parameters.reference) for one in report.settings_differ} == {
+        ("lr", ("0/weight", "2/weight")),
+        ("lr", ("0/bias", "2/bias")),
+    }
+    assert report.first_diff.cause.kind == "learning_rate"

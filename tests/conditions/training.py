@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from kit.frameworks import Kit
+from kit.nets import mlp
 
 import padiff
 from padiff.records import is_of_loss
@@ -44,14 +45,18 @@ class Training:
         self.optimizers = self.optimize()
 
     def build(self) -> Any:
-        raise NotImplementedError
+        return mlp(self.kit)
 
     def optimize(self) -> list[Any]:
         return [self.kit.sgd(trainable(self.model), 0.1)]
 
     def step(self, number: int, log: Any) -> float:
         """One optimizer step; ``log`` takes the loss of each micro-batch."""
-        raise NotImplementedError
+        loss = self.loss(number)
+        loss.backward()
+        log(loss)
+        self.update()
+        return float(loss.detach())
 
     def batch(self, number: int, shape: tuple[int, ...] = (6, 4), classes: int = 3) -> tuple[Any, Any]:
         data = np.random.default_rng(number)

@@ -233,7 +233,7 @@ PROGRAM = Program(
         Fault("causal_shifted", "forward", _ATTENTION, "mask|causal", (r"mask", r"causal")),
         Fault("causal_missing", "forward", _ATTENTION, "mask|causal", (r"mask", r"causal")),
         Fault("mlp_without_norm", "forward", r"h\.1(\.gate|\.up|\.n2)?", "norm|missing", (r"norm",)),
-        Fault("gate_and_up", "forward", r"h\.1(\.down)?", "gate|order", (r"gate", r"\bup\b", r"order|swapp")),
+        Fault("gate_and_up", "forward", r"h\.1(\.down)?", "gate|order", (r"gate", r"order|swapp")),
         Fault("gelu_gate", "forward", r"h\.1(\.down)?", "activation", (r"gelu", r"silu|swish", r"activation")),
         Fault("padding_idx", "forward", r"wte", "padding_idx|padding|setting", (r"padding_idx", r"row 0", r"zeros?"), declared=True),
         Fault("ignored_counted", "loss", "", "ignored|ratio|reduction", (r"ignore", r"counted", r"all (rows|labels)")),

@@ -15,7 +15,7 @@ from typing import Any
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import optimizer_fix
 from padiff.frameworks.spelled import SPELLINGS
-from padiff.records import LOOP, Both, Difference, RunInfo, Step
+from padiff.records import LOOP, Both, Difference, RunInfo, Step, unzipped
 
 _NAME = re.compile(r"optimizer\.(\d{1,6})\.(?:group\.(\d{1,6})\.)?(.+)", re.DOTALL)
 # What a value is where it is not said: the framework has nothing of the kind, or it is off.
@@ -176,6 +176,17 @@ def rate_differences(
             names = ("lr",) if lasting else ()
             found.append((pair, [_Found("lr", own, names, pair.candidate.rule, kind="learning_rate")]))
     yield from _together(found, frameworks.candidate, len(pairs))
+
+
+def rates_agree(pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Both[Step]) -> bool:
+    """Whether it is known of all that both runs train that it is stepped with the same rate."""
+    groups = unzipped(pairs).map(lambda side: {id(group) for group in side})
+    paired = all(len(of_pairs) == len(side.groups) for of_pairs, side in zip(groups, optimizers))
+    if not paired or not pairs or max(optimizers.map(lambda side: side.count)) != 1:
+        return False
+    rates = steps.map(_rates)
+    found = [pair.zip(rates).map(lambda side: _rate(*side)) for pair in pairs]
+    return all(None not in (*both,) and math.isclose(*both, rel_tol=_SAME_RATE) for both in found)
 
 
 def _rates(step: Step) -> dict[int, float]:

@@ -115,17 +115,16 @@ def trained_differences(
 ) -> Iterator[Difference]:
     """Parameters that one run trains and the other does not; where the step shows gradients of the one only."""
     frozen = infos.map(_frozen)
-    doubtful = [
-        pair
-        for pair in sites
-        if len({_is_trained(site, *side) for site, side in zip(pair, frozen.zip(optimizers))}) == 2
-    ]
+    # Of several processes each may have some of the parameters.
+    known = optimizers.zip(infos).map(lambda side: side[0] if side[1].world_size == 1 else Optimizers())
+    sides = frozen.zip(known)
+    doubtful = [pair for pair in sites if len({_is_trained(site, *side) for site, side in zip(pair, sides)}) == 2]
     if not doubtful:
         return
     moved = steps.map(_moved)
     groups: dict[bool, Both[list[str]]] = {}
     for pair in doubtful:
-        trained = pair.zip(frozen.zip(optimizers)).map(lambda side: _is_trained(side[0], *side[1]))
+        trained = pair.zip(sides).map(lambda side: _is_trained(side[0], *side[1]))
         shown = moved.zip(pair).map(lambda side: side[1] in side[0])
         if shown == trained:
             some = groups.setdefault(trained.reference, Both([], []))

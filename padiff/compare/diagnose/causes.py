@@ -26,15 +26,15 @@ def recorded_cause(
         place: where in the code it comes from.
     """
     pair = diff.pair
-    by_settings = cause_in_settings(pair, declared) if not place.between else None
+    by_settings = cause_in_settings(pair, declared) if place.inside is not False else None
     if not pair.complete:
         return by_settings or _missing(diff, step)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
-    if shapes and not place.between:
+    if shapes and place.inside is not False:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
-    if diff.problem and not place.between:
+    if diff.problem and place.inside is not False:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
     return Cause("surplus_layers", surplus) if surplus else cause_in_place(place)

@@ -11,7 +11,7 @@ from padiff.compare.diagnose.environments import environment_cause
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import extent_of
 from padiff.compare.diagnose.hypotheses import held
-from padiff.compare.diagnose.hypotheses.engine import explain
+from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
@@ -20,8 +20,12 @@ from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
 
 
-def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
-    """The first diff that did not pass; `None` if all passed."""
+def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
+    """The first diff that did not pass; `None` if all passed.
+
+    Args:
+        compute: whether hypotheses on its cause are computed, which takes a second or so.
+    """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
@@ -36,7 +40,7 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
         candidate,
         place.diff.pair.anchor.slot,
         place.diff,
-        _cause(diff, step, place, evidence),
+        _cause(diff, step, place, evidence, compute),
         extent=extent_of(diff, step, evidence.agreed),
         last_agreeing=place.last_agreeing,
         inside=place.inside,
@@ -44,7 +48,7 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence) -> FirstDiff | None:
     )
 
 
-def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence) -> Cause | None:
+def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
     """What the records say, else what explains them when it is computed, else where to look."""
     runs, alignment = evidence.runs, evidence.alignment
     scene = _scene(diff, step, alignment, runs)
@@ -57,7 +61,7 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence) -
     )
     if found is not None:
         return found
-    computed = explain(scene)
+    computed = explain(scene) if compute else Finding()
     return computed.cause or guess(diff, step, alignment, computed.excluded)
 
 

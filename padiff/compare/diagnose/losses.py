@@ -297,8 +297,9 @@ def _loss(scene: Scene, calls: Both[_Call] | None) -> Cause | None:
         return Cause("loss_shapes", text, True, "the loss has as many terms as that makes", fix)
     for side, call in (("reference", reference), ("candidate", candidate)):
         own = call.computed()
-        alone = own is not None and call.output is not None and own.size == call.output.size == 1
-        if alone and not _is_near(own, call.output):
+        if own is None or call.output is None or not own.size == call.output.size == 1:
+            continue
+        if not _is_near(own, call.output):
             text = f"the loss function itself: the {side}'s is {_number(call.output)}, in float64 {_number(own)}"
             return Cause("loss_function", f"{text} from what went in")
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")

@@ -69,21 +69,30 @@ def _of_one_layer(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | None) -> str:
+    """What is wrong, given all that counts at one stage, and the first tensor that parts, if one does."""
     one = differences[0]
     if one.kind in _OF_LAYERS:
         here = _of_one_layer(differences)
         others = len({other.layers for other in differences}) - 1
         more = f", and {others} more layer{'s are' if others > 1 else ' is'}" if others else ""
-        text = f"layer {one.about} is set differently: {', '.join(x.text_alone for x in here)}{more}. The models"
+        said = f"layer {one.about} is set differently: {', '.join(x.text_alone for x in here)}{_noted(here)}{more}"
+        compute = "The models do not compute the same"
     else:
         rest = f", and {len(differences) - _SAID} more" if len(differences) > _SAID else ""
-        said = ", ".join(_texts(differences[:_SAID]))
-        text = f"the runs are set differently from step {step} on, stage {one.stage}: {said}{rest}. They"
-    text += " do not compute the same; other inputs, or more steps, will show it."
+        here = list(differences[:_SAID])
+        said = f"the runs are set differently from step {step} on, stage {one.stage}: {', '.join(_texts(here))}"
+        said += f"{_noted(here)}{rest}"
+        compute = "They do not compute the same"
     if first is None:
-        return f"No tensor parts by more than is allowed, but {text}"
-    text = text.replace("; other inputs, or more steps, will show it", "")
-    return f"{text[0].upper()}{text[1:]} The first tensor that parts: {first.place_text}."
+        shown = "other inputs, or more steps, will show it"
+        return f"No tensor parts by more than is allowed, but {said}. {compute}; {shown}."
+    where = f"at step {step}, stage {one.stage}: {said}" if one.kind in _OF_LAYERS else f"as {said}"
+    return f"The runs part {where}. {compute}. The first tensor that parts: {first.place_text}."
+
+
+def _noted(differences: Sequence[Difference]) -> str:
+    notes = "; ".join(dict.fromkeys(one.note for one in differences if one.note))
+    return f" ({notes})" if notes else ""
 
 
 def _texts(differences: Sequence[Difference]) -> list[str]:

@@ -14,12 +14,15 @@ from padiff.compare.judge.limits import (
     MOST,
     ROUNDING,
     SURE,
+    TYPICAL_KINKS,
+    TYPICALLY_OFF,
     UNRELATED,
     UNSEEN_KINKS,
     allowed,
     coarse,
     is_running,
 )
+from padiff.compare.judge.siblings import Key, key_of, offs, typical_error, typical_ratio
 from padiff.compare.measure.arrays import few
 from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff, is_of_loss
 from padiff.sketches.sketch import ELEMENTS
@@ -28,8 +31,6 @@ from padiff.sketches.sketch import ELEMENTS
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
 #: Figures that are relative L2 errors.
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
-#: A parameter: its layer and slot.
-Key = tuple[str, str]
 
 
 class Update(NamedTuple):
@@ -60,6 +61,9 @@ class Drift:
         known: whether all weights that train are recorded: else what a step starts from is not known.
         unseen: relative error of all weights together that may be where no sample of them looks.
         unseen_each: by how much a step may have added to it.
+        typical: median relative L2 error of the outputs, and of the updates, that passed.
+        ratio: the largest ratio, less 1, that gradients or updates of a step had in common so far.
+        began: norms of the reference's weights in the first step that was compared.
     """
 
     step: int = -1
@@ -70,6 +74,9 @@ class Drift:
     known: bool = True
     unseen: float = 0.0
     unseen_each: float = 0.0
+    typical: Mapping[str, float] = field(default_factory=dict)
+    ratio: float = 0.0
+    began: Mapping[Key, float] = field(default_factory=dict)
 
     def weight_error(self, key: Key, step: int, size: float, elements: int) -> tuple[float, bool]:
         """How far off (L2) a weight may be in a later step, given how far off it and its update were in this one.
@@ -112,6 +119,16 @@ class Drift:
             error += max(weight.l2 - self.weights[key], 0.0)
         return error
 
+    def typical_gap(self, step: int) -> float:
+        """How far off most weights may be in a later step, in updates, beyond what this step and its updates explain."""
+        share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), ROUNDING["float32"])
+        total = 0.0
+        for k in range(1, min(step - self.step, _LONG)):
+            growth = GROWTH**k
+            kinks = TYPICAL_KINKS * math.sqrt(min(growth * outputs, 1.0))
+            total += min(growth * share + TYPICALLY_OFF + kinks, UNRELATED)
+        return total + max(step - self.step - _LONG, 0) * UNRELATED
+
     def unseen_in(self, step: int) -> float:
         """`unseen`, in a later step."""
         return self.unseen + self.unseen_each * max(step - self.step, 0)
@@ -130,6 +147,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     stages: dict[str, float] = {}
     weights: dict[Key, float] = {}
     updates: dict[Key, Update] = {}
+    began = dict(before.began)
     scale = unseen = outputs = 0.0
     rounding = 0.0
     for diff in diffs:
@@ -149,6 +167,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
             weights[key] = max(weights.get(key, 0.0), figures.l2)
             if ordinary:
                 scale += figures.reference_l2**2
+                began.setdefault(key, figures.reference_l2)
         elif stage == "update" and key[0] != LOOP:
             size = max(figures.reference_l2, figures.candidate_l2)
             before_it = updates.get(key, Update())
@@ -164,7 +183,10 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
-    return Drift(step, stages, weights, updates, gain, known, unseen, each)
+    found = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
+    typical = {stage: typical_error(found[stage]) for stage in ("forward", "update")}
+    ratio = max(before.ratio, *(abs(typical_ratio(found[stage])) for stage in ("grad", "update")))
+    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, ratio, began)
 
 
 def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
@@ -209,8 +231,3 @@ def is_sampled(diff: Diff) -> bool:
     """Whether only some of the tensor's elements were looked at."""
     figures = diff.figures
     return figures is not None and figures.basis != "tensors" and figures.size > ELEMENTS
-
-
-def key_of(diff: Diff) -> Key:
-    """The parameter that a diff is of."""
-    return diff.pair.anchor.layer, diff.pair.anchor.slot

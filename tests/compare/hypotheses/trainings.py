@@ -15,19 +15,18 @@ from padiff.records import FirstDiff, Run
 BATCH, INPUTS, WIDTH, CLASSES = 16, 12, 24, 6
 
 
+def _layers(nn: Any) -> list[Any]:
+    inside = nn.Linear(INPUTS, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh()
+    return [*inside, nn.Linear(WIDTH, CLASSES)]
+
+
 def torch_net(seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    nn = torch.nn
-    return nn.Sequential(
-        nn.Linear(INPUTS, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
-    )  # fmt: skip
+    return torch.nn.Sequential(*_layers(torch.nn))
 
 
 def paddle_net(seed: int = 0) -> Any:
-    nn = paddle.nn
-    net = nn.Sequential(
-        nn.Linear(INPUTS, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
-    )  # fmt: skip
+    net = paddle.nn.Sequential(*_layers(paddle.nn))
     padiff.assign_weight(torch_net(seed), net)
     return net
 
@@ -35,9 +34,7 @@ def paddle_net(seed: int = 0) -> Any:
 def batches(steps: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed + 50)
     # Gradients of a usual size: a loss of order one.
-    return [
-        (rng.normal(size=(BATCH, INPUTS)).astype("float32"), rng.integers(0, CLASSES, BATCH)) for _ in range(steps)
-    ]
+    return [(rng.normal(size=(BATCH, INPUTS)).astype("float32"), rng.integers(0, CLASSES, BATCH)) for _ in range(steps)]
 
 
 Hook = Callable[..., Any]

@@ -241,7 +241,10 @@ def _by_value(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
         if other is None:
             text = f"the {clipped} clips gradients by value, to {limit:.6g}" + _otherwise(clipped, factor)
         else:
-            text = f"the candidate clips gradients by value to {limits.candidate:.6g}, the reference to {limits.reference:.6g}"
+            text = (
+                f"the candidate clips gradients by value to {limits.candidate:.6g}, the reference to "
+                f"{limits.reference:.6g}"
+            )
         yield Hypothesis(
             "clip_value" if other is None else "clip_limit",
             "clipping by value",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from padiff.compare.diagnose.hypotheses import clipping, gradients, optimizers
+from padiff.compare.diagnose.hypotheses import clipping, data, gradients, optimizers, outputs, start, written
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import (
     NEAR,
@@ -24,7 +24,9 @@ Group = Callable[[Scene], Iterable["Hypothesis | Cause"]]
 
 #: The groups that apply to a first diff, by its stage.
 GROUPS: Mapping[str, tuple[Group, ...]] = {
-    "weight": (optimizers.hypotheses,),
+    "input": (data.hypotheses,),
+    "weight": (start.hypotheses, written.hypotheses, optimizers.hypotheses, written.unrecorded),
+    "forward": (outputs.hypotheses,),
     "loss": (gradients.backward_hypotheses,),
     "backward": (gradients.backward_hypotheses,),
     "grad": (clipping.hypotheses, gradients.hypotheses),
@@ -74,7 +76,7 @@ def explain(scene: Scene) -> Finding:
     for group in GROUPS.get(scene.stage, ()):
         for one in group(scene):
             if isinstance(one, Cause):
-                return Finding(one)
+                return _finding(tried, one)
             # What assumes more is not looked at once something simpler explains it.
             if any(known.proven and known.cost[0] < one.changes for known in tried):
                 break
@@ -82,12 +84,15 @@ def explain(scene: Scene) -> Finding:
     return _finding(tried)
 
 
-def _finding(tried: Sequence[Tried]) -> Finding:
-    best = _best([one for one in tried if one.proven]) or _best([one for one in tried if one.likely])
+def _finding(tried: Sequence[Tried], recorded: Cause | None = None) -> Finding:
+    """What came of what was tried; else what is recorded as such."""
+    best = _best([one for one in tried if one.proven])
+    if not best and recorded is None:
+        best = _best([one for one in tried if one.likely])
     names = [one.hypothesis.name for one in tried if one not in best and one.hypothesis.changes == 1]
     excluded = tuple(dict.fromkeys(name for name in names if name not in {one.hypothesis.name for one in best}))
     if not best:
-        return Finding(None, excluded)
+        return Finding(None if recorded is None else replace(recorded, excluded=excluded), excluded)
     first, *others = best
     # Of two that explain it equally, neither is proven.
     proven = first.proven and not others
@@ -109,8 +114,3 @@ def _best(some: Sequence[Tried]) -> list[Tried]:
     for one in sorted(found, key=lambda one: one.cost):
         kinds.setdefault(one.hypothesis.kind, one)
     return list(kinds.values())[:3]
-
-
-def unknown(cause: Cause, excluded: tuple[str, ...]) -> Cause:
-    """A cause that was looked for in vain, with what was excluded."""
-    return replace(cause, excluded=excluded)

@@ -250,7 +250,8 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
 
     def predict() -> Iterator[Prediction]:
         for pair, whole, sums in known:
-            predicted = scale * sum(one for one, there in zip(sums.candidate, present) if there)
+            parts = [one for one, there in zip(sums.candidate, present) if there]
+            predicted = np.asarray(scale * np.sum(parts, axis=0))
             size = float(np.sqrt(np.mean(np.square(whole.candidate)))) or 1.0
             # Without: all of them, at the reference's scale.
             without = whole.reference.ravel()

@@ -54,8 +54,8 @@ def causes(scene: Scene) -> Iterator[Cause]:
         yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran")
     elif back and kind in _SIMPLE and any(_is_there(record) for record in back):
         text = (
-            f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has one, "
-            "and others are updated"
+            f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has "
+            "one, and others are updated"
         )
         evidence = "gradients of the layer's output are recorded, the parameter requires one"
         yield Cause("not_in_optimizer", text, True, evidence, mending.holding(getattr(scene.frameworks, side)))

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import mending
-from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of
+from padiff.compare.diagnose.hypotheses.changes import Change, Search, kind_of, sentence_of
+from padiff.compare.diagnose.hypotheses.fitting import Fit, fit
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rates import rates_text
-from padiff.compare.diagnose.hypotheses.rules import RULES, History, updates
+from padiff.compare.diagnose.hypotheses.rules import History, updates
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained, in_single, known_fits
 from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
-from padiff.compare.diagnose.hypotheses.wording import KINDS, NAMES, WORDS, number_text, scope_text
+from padiff.compare.diagnose.hypotheses.wording import scope_text
 
 # Steps that a rule shows in, not only what it makes of a first gradient.
 _TELLING = 2
-# An epsilon that shows in no update of a usual size is not worth a word.
-_SMALL = 1e-7
 # Groups of parameters with settings of their own, at most.
 _GROUPS = 5
 
@@ -41,26 +40,6 @@ class Parameter:
     fit: Fit
     group: int
     holds: bool = False
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is other in the candidate.
-
-    Attributes:
-        settings: those of the candidate that are not the reference's, by name.
-        free: how many were solved for.
-        own_rates: whether it goes with the candidate's own learning rates where these are not the reference's.
-        rules: other rules that explain it, each with its settings; the first is meant.
-        shared: settings of both sides that the reference's own updates do not show.
-    """
-
-    settings: Mapping[str, float]
-    free: int = 0
-    tried: int = 1
-    own_rates: bool = True
-    rules: tuple[Fit, ...] = ()
-    shared: Mapping[str, float] = field(default_factory=dict)
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
@@ -146,7 +125,7 @@ def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> I
         return
     first = max(wrong, key=lambda one: one.track.noise.candidate.shape[1])
     alike = [one for one in wrong if one.fit.rule is first.fit.rule and one.track.elements is first.track.elements]
-    search = _Candidate(tracks, first.fit, [one for one in alike if _same(one, first)])
+    search = Search(tracks, first.fit, [one.track for one in alike if _same(one, first)], first.group)
     for change in search.single():
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
     for change in search.several():
@@ -155,91 +134,6 @@ def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> I
 
 def _same(one: Parameter, other: Parameter) -> bool:
     return one.fit.settings == other.fit.settings and one.group == other.group
-
-
-class _Candidate:
-    """Looks for what has to be other in the reference's rule to make the candidate's updates."""
-
-    def __init__(self, tracks: Tracks, rule: Fit, wrong: Sequence[Parameter]) -> None:
-        self._rule = rule
-        some = [one.track for one in wrong]
-        self._sample = Sample.of(some, "candidate", tracks.rates.candidate)
-        self._theirs = Sample.of(some, "reference", tracks.rates.reference).at(wrong[0].group)
-        group = min(wrong[0].group, tracks.rates.candidate.shape[1] - 1)
-        self._at, self._coarse = self._sample.at(group), self._sample.at(group, coarse=True)
-
-    def single(self) -> Iterator[Change]:
-        """Each setting by itself."""
-        rule, settings = self._rule.rule, self._rule.settings
-        for name in rule.forms:
-            if name != "single":
-                yield Change({name: 1.0 - settings[name]})
-                yield from self._with_unseen(name)
-        for step in range(1, self._at[0].steps):
-            yield Change({"lost": float(step)}, tried=self._at[0].steps)
-        for name in (*rule.numbers, "rate"):
-            found = self._solved({}, (name,))
-            if found is not None:
-                yield found
-
-    def _with_unseen(self, form: str) -> Iterator[Change]:
-        """A form, with a number that the reference's updates do not show: of a first step alone, its momentum."""
-        for name in {"momentum"} & self._rule.rule.numbers.keys():
-            if not self._unseen(name, 0.5):
-                continue
-            found = self._solved({form: 1.0 - self._rule.settings[form]}, (name,))
-            if found is not None and name in found.settings and self._unseen(name, found.settings[name]):
-                yield replace(found, settings={form: found.settings[form]}, shared={name: found.settings[name]})
-
-    def _unseen(self, name: str, value: float) -> bool:
-        settings = {**self._rule.settings, name: value}
-        return residual_of(self._rule.rule, settings, *self._theirs) <= NEAR
-
-    def several(self) -> Iterator[Change]:
-        """Several settings, or another rule."""
-        rule, settings = self._rule.rule, self._rule.settings
-        forms: list[dict[str, float]] = [{}, *({name: 1.0 - settings[name]} for name in rule.forms if name != "single")]
-        for turned in forms:
-            for name in rule.numbers if turned else ():
-                found = self._solved(turned, (name,))
-                if found is not None and name in found.settings:
-                    yield found
-        names = [*rule.numbers]
-        for k, one in enumerate(names):
-            for other in names[k + 1 :]:
-                found = self._solved({}, (one, other))
-                if found is not None and len(found.settings) == 2:
-                    yield found
-        others = explained(self._sample, [one for one in RULES if one is not rule])
-        if others:
-            fits = tuple(fitted for fitted, _ in others)
-            yield Change({}, len(fits[0].solved), fits[0].tried, rules=fits)
-        for turned in forms:
-            found = self._solved(turned, tuple(names))
-            if found is not None and len(found.settings) > 2:
-                yield found
-
-    def _solved(self, forms: Mapping[str, float], free: tuple[str, ...]) -> Change | None:
-        """The values that explain most, from usual ones on; `None` where they are the reference's."""
-        rule, settings = self._rule.rule, {**self._rule.settings, **forms}
-        starts = [dict(settings)]
-        for name in free:
-            starts += [{**settings, name: value} for value in rule.numbers.get(name, (0.1, 0.5, 2.0, 10.0))]
-        starts.sort(key=lambda start: residual_of(rule, start, *self._coarse))
-        found: Fit | None = None
-        for start in starts[:2]:
-            solved = fit(rule, start, free, *self._at, len(starts))
-            if found is None or solved.residual < found.residual:
-                found = solved
-            if found.explains:
-                break
-        assert found is not None
-        values = {name: found.settings[name] for name in (*forms, *free)}
-        changed = {name: value for name, value in values.items() if value != self._rule.settings[name]}
-        shared = {}
-        if "decoupled" in changed and not self._rule.settings["weight_decay"]:
-            shared["decoupled"] = changed.pop("decoupled")  # of a decay of nothing there is no form
-        return Change(changed, len(free), len(starts), shared=shared) if changed else None
 
 
 # -- as hypotheses -------------------------------------------------------------------------------------------------
@@ -254,12 +148,12 @@ def _hypothesis(
     changes: int,
 ) -> Hypothesis:
     fitted = wrong[0].fit
-    kind, name = _kind(change, fitted)
+    kind, name = kind_of(change, fitted)
     scope = scope_text([one.track for one in wrong], _rest(tracks, parameters, wrong, change))
     return Hypothesis(
         kind,
         name,
-        _sentence(change, fitted, tracks) + scope,
+        sentence_of(change, fitted, tracks) + scope,
         lambda: _predictions(scene, tracks, wrong, change),
         what="parameters' updates",
         free=change.free,
@@ -299,7 +193,10 @@ def _also(rates: Hypothesis | None, one: Hypothesis) -> Hypothesis:
 
 def _rates_differ(tracks: Tracks, parameters: Iterable[Parameter]) -> bool:
     return any(
-        not np.allclose(*(_column(side, one.group) for side in tracks.rates), rtol=1e-6, atol=0) for one in parameters
+        not np.allclose(
+            _column(tracks.rates.reference, one.group), _column(tracks.rates.candidate, one.group), rtol=1e-6, atol=0
+        )
+        for one in parameters
     )
 
 
@@ -342,46 +239,3 @@ def _rest(
         if not np.sqrt(np.mean(np.square(error))) <= 3 * NEAR:
             found.append(one.track)
     return found or None
-
-
-def _kind(change: Change, fitted: Fit) -> tuple[str, str]:
-    if bool(change.rules):
-        return "optimizer_rule", "another rule"
-    names = list(change.settings)
-    kinds = [KINDS.get(name, name).format(rule=fitted.rule.name.lower()) for name in names]
-    return "+".join(kinds), " and ".join(NAMES.get(name, name) for name in names)
-
-
-def _sentence(change: Change, fitted: Fit, tracks: Tracks) -> str:
-    if change.rules:
-        own = " or ".join(map(described, change.rules))
-        return f"the candidate's updates are those of {own}, the reference's those of {described(fitted)}"
-    parts = []
-    for name, value in change.settings.items():
-        if name == "lost":
-            parts.append(WORDS["lost"][0].format(step=tracks.numbers[int(value)]))
-        elif name in fitted.rule.forms:
-            parts.append(WORDS[name][int(value)])
-        else:
-            parts.append(
-                f"{NAMES[name]} is {number_text(value)} in the candidate for the reference's {number_text(fitted.settings[name])}"
-            )
-    shared = [f"{NAMES[name]} {number_text(change.shared[name])}" for name in change.shared if name == "momentum"]
-    return f"{' and '.join(parts)} ({', '.join([fitted.rule.name, *shared])})"
-
-
-def described(fitted: Fit) -> str:
-    """A rule with its settings, in words."""
-    rule, settings = fitted.rule, fitted.settings
-    shown = [
-        f"{NAMES.get(name, name)} {number_text(settings[name])}"
-        for name, usual in rule.numbers.items()
-        if settings[name] != 0.0 and not (name == "eps" and settings[name] < _SMALL) and name != "momentum_decay"
-    ]
-    shown += [
-        NAMES[name] for name, default in rule.forms.items() if settings[name] and name not in ("single", "corrected")
-    ]
-    return f"{rule.name} ({', '.join(shown)})" if shown else rule.name
-
-
-Hypotheses = Callable[[Scene], Iterator[Hypothesis]]

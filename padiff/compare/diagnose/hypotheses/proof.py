@@ -49,7 +49,7 @@ class Weight:
 
     @property
     def gain(self) -> float:
-        """How many times nearer than the reference it comes, or than nothing would; below the noise nothing is nearer."""
+        """How many times nearer than the reference, or than zeros, it comes; below the noise nothing is nearer."""
         return min(self.without, self.size) / max(self.residual, 0.5)
 
 
@@ -115,7 +115,8 @@ def evidence(weight: Weight, hypothesis: Hypothesis) -> str:
 
 
 def _square(values: np.ndarray) -> float:
-    return float(np.sum(np.square(values)))
+    with np.errstate(over="ignore"):
+        return float(np.sum(np.square(values)))
 
 
 def _norm(values: np.ndarray) -> float:

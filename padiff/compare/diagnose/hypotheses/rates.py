@@ -19,7 +19,8 @@ def rates_text(scene: Scene, tracks: Tracks) -> str:
     at = tracks.at
     sides = tracks.rates.map(lambda rates: list(rates[at]))
     if _equal(sides):
-        at = next((k for k in range(len(tracks.numbers)) if not _equal(tracks.rates.map(lambda r: list(r[k])))), at)
+        rows = zip(*tracks.rates)
+        at = next((k for k, row in enumerate(rows) if not _equal(Both(*map(list, row)))), at)
         sides = tracks.rates.map(lambda rates: list(rates[at]))
     step = "" if at == tracks.at else f" in step {tracks.numbers[at]}"
     return f"the learning rates differ{step}: {rates_list(sides)}{_schedule(scene)}"
@@ -32,7 +33,9 @@ def rates_list(sides: Both[list[float]]) -> str:
 
 
 def _equal(sides: Both[list[float]]) -> bool:
-    return len(sides.reference) == len(sides.candidate) and np.allclose(*sides, rtol=1e-6, atol=0)
+    return len(sides.reference) == len(sides.candidate) and np.allclose(
+        sides.reference, sides.candidate, rtol=1e-6, atol=0
+    )
 
 
 def _schedule(scene: Scene) -> str:

@@ -1,4 +1,4 @@
-"""Constant ratios, and which number of the run they are: 4 for accumulated batches, 2 for processes, 65536 for a scale."""
+"""Constant ratios, and which number of the run they are: 4 for accumulated batches, 2 for processes."""
 
 from __future__ import annotations
 

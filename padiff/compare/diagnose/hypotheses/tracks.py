@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,8 +18,8 @@ LATER = 3
 MOST_STEPS = 24
 #: Numbers that are read in all, at most, for both sides together; what of the tensors is looked at goes with it.
 _MOST = 12_000_000
-#: What the arithmetic of an update rounds, in units of a number's rounding: of the update itself, and of what updates of
-#: the tensor are at large, where its moments cancel.
+#: What the arithmetic of an update rounds, in units of a number's rounding: of the update itself, and of what updates
+#: of the tensor are at large, where its moments cancel.
 _OPERATIONS, _CANCELLED = 4.0, 4.0
 
 
@@ -114,7 +115,7 @@ def joined(tracks: Sequence[Track], side: str, most: int | None = None) -> tuple
         edges.append(edges[-1] + noise[-1].shape[1])
     gradients, weights, updates = (np.concatenate(arrays, axis=1) for arrays in zip(*parts))
     whole = all(track.whole for track in tracks) and each is None
-    tensors = tuple(slice(a, b) for a, b in zip(edges, edges[1:]))
+    tensors = tuple(slice(a, b) for a, b in pairwise(edges))
     ones = np.ones(len(gradients))
     return History(gradients, weights, updates, ones, tensors, whole), np.concatenate(noise, axis=1)
 
@@ -180,7 +181,7 @@ def _noise(history: History, rounding: float, elements: bool) -> np.ndarray:
 
 
 def _root(values: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.mean(np.square(values), axis=1, keepdims=True))
+    return np.asarray(np.sqrt(np.mean(np.square(values), axis=1, keepdims=True)))
 
 
 def _rates(scene: Scene, numbers: Sequence[int]) -> Both[np.ndarray] | None:
