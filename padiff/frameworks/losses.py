@@ -56,6 +56,7 @@ _SETTINGS = {
 }  # fmt: skip
 
 
+_BACKWARD = "backward"
 # Names that a parameter may be given by, too (paddle takes torch's).
 _ALIASES = {"label": "target", "labels": "target"}
 
@@ -108,6 +109,9 @@ class LossObserver(Protocol):
     def clip(self, call: ClipCall, others: Sequence[LossObserver]) -> None:
         """Gradients were clipped."""
 
+    def backward(self, tensor: Any) -> None:
+        """A backward began at a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -129,13 +133,14 @@ class Function:
 
 
 class LossCalls:
-    """Listens to loss functions and clipping from when it is made until `remove`.
+    """Listens to loss functions, clipping and backward from when it is made until `remove`.
 
     Of calls inside of one another only the outermost counts.
 
     Args:
         functions: the loss functions.
         clips: the functions that clip, each with what makes a `ClipCall` of its arguments and what it gave.
+        backwards: the functions that run a backward; their first parameter is where it begins.
         observer: who hears.
         is_tensor: whether a value is a tensor of the framework.
         learning: whether a gradient may reach a tensor.
@@ -146,6 +151,7 @@ class LossCalls:
         self,
         functions: Iterable[Function],
         clips: Iterable[tuple[Any, str, Callable[[dict[str, Any], Any], ClipCall | None]]],
+        backwards: Iterable[tuple[Any, str]],
         observer: LossObserver,
         is_tensor: Callable[[Any], bool],
         learning: Callable[[Any], bool],
@@ -168,6 +174,7 @@ class LossCalls:
                 key = f"{number} {attribute}"
                 self._clips[key] = read
                 self._listening.append(Listening(owner, attribute, self, key))
+            self._listening += [Listening(owner, attribute, self, _BACKWARD) for owner, attribute in backwards]
         except BaseException:
             self.remove()
             raise
@@ -193,7 +200,11 @@ class LossCalls:
             return
         others = [each.observer for each in call.listeners if isinstance(each, LossCalls) and each is not self]
         rivals = [each for each in others if each is not None]
-        if name in self._clips:
+        if name == _BACKWARD:
+            where = call.arguments().get(call.names[0]) if call.names else None
+            if self._framework[0](where):
+                observer.backward(where)
+        elif name in self._clips:
             clip = self._clips[name](call.arguments(), output)
             if clip is not None:
                 observer.clip(clip, rivals)

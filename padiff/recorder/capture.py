@@ -324,6 +324,8 @@ class Capture:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         self.parameters.stepped(optimizer)
+        if self.losses is not None and self._hooks.hears_losses:
+            self.losses.stepped()
         if self._stepped is not None:
             self._stepped(self.parameters.steps_taken)
 

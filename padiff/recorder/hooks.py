@@ -104,6 +104,11 @@ class Hooks:
         elif not wanted:
             _take_off(self._losses)
 
+    @property
+    def hears_losses(self) -> bool:
+        """Whether the loss functions, and those that clip, are listened to."""
+        return bool(self._losses)
+
     def remove(self) -> None:
         """Take every hook off; may be called twice."""
         self.observer, self._nodes = None, ()
@@ -166,6 +171,11 @@ class _LossHook:
         losses = self.losses
         if losses is not None:
             losses.clip(call, _rivals(others))
+
+    def backward(self, tensor: Any) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.backward(tensor)
 
 
 def _rivals(others: Sequence[LossObserver]) -> list[Losses]:

@@ -14,7 +14,7 @@ import weakref
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ _FEW = 16
 _SMALL = 1 << 16
 # Outputs of the model that are remembered, and operations between them and a loss that are looked at.
 _OUTPUTS, _OPERATIONS = 64, 256
+# A loss times its scale may be rounded to 16 bits.
+_SCALED = 1e-2
 # Says which model was called last, of all that are recorded in this process.
 _turns = itertools.count(1)
 
@@ -49,12 +51,14 @@ class _Seen:
     Attributes:
         place: where among the records its loss would be.
         taken: its output.
-        gradients: what reached it in backward.
+        alive: the output, as long as the training has it.
+        backwards: how many began there.
     """
 
     place: int
     taken: Taken | OnItsWay | Left
-    gradients: list[Any] = field(default_factory=list)
+    alive: weakref.ref[Any]
+    backwards: int = 0
 
 
 class Losses:
@@ -86,8 +90,11 @@ class Losses:
         self._turn = self._thread = 0
         self._own: dict[str, bool] = {}
         self._seen: list[_Seen] = []
+        #: Where backward began besides.
+        self._elsewhere: list[Any] = []
         self._set: dict[tuple[tuple[str, Any], ...], None] = {}
         self._clips: dict[tuple[tuple[str, Any], ...], None] = {}
+        self._stepped = False
 
     def follow(self, nodes: Sequence[Node], chosen: frozenset[str]) -> None:
         """Go on with other layers."""
@@ -171,6 +178,10 @@ class Losses:
             taken = self._records.take_later(call.total_norm)
             self._records.loop("grad", "clip_grad_norm().0", taken, number)
 
+    def stepped(self) -> None:
+        """An optimizer has stepped: whatever clips has done so."""
+        self._stepped = True
+
     # -- records -------------------------------------------------------------------------------------------
 
     def _record(self, call: LossCall) -> None:
@@ -192,9 +203,7 @@ class Losses:
             taken = self._records.take_later(tensor)
             self._records.loop("loss", slot, taken, number, training)
             if training:
-                seen = _Seen(len(self._records), taken)
-                self._seen.append(seen)
-                self._framework.hooks.on_gradient(tensor, seen.gradients.append)
+                self._seen.append(_Seen(len(self._records), taken, weakref.ref(tensor)))
 
     def _take(self, role: str, tensor: Any, level: str) -> Taken | OnItsWay | Left | None:
         tensors = self._framework.tensors
@@ -220,29 +229,43 @@ class Losses:
     @property
     def settings(self) -> dict[str, Any]:
         """What the step's losses and its clipping were set to, under names that frameworks share."""
-        return {**_numbered("loss", list(self._set)), **_numbered("clip", list(self._clips))}
+        clips = list(self._clips) or ([(("kind", "none"),)] if self._stepped else [])
+        return {**_numbered("loss", list(self._set)), **_numbered("clip", clips)}
 
     # -- the step's loss -----------------------------------------------------------------------------------
 
+    def backward(self, tensor: Any) -> None:
+        """A backward began at a tensor."""
+        seen = next((each for each in self._seen if each.alive() is tensor), None)
+        if seen is not None:
+            seen.backwards += 1
+        elif math.prod(self._framework.tensors.shape(tensor)) == 1:
+            self._elsewhere.append(tensor.detach())
+
     def finish(self, micro_batches: int, loss_scale: float) -> None:
         """Record the loss of each micro-batch where nobody else has, and it is known: each has one, a scalar, that
-        backward began at.
+        backward began at, but for the loss scale.
         """
-        seen, self._seen = self._seen, []
-        if len(seen) != micro_batches or not all(self._is_the_loss(each, loss_scale) for each in seen):
+        seen = [each for each in self._seen if not isinstance(each.taken, Left) and math.prod(each.taken.shape) == 1]
+        if len(seen) != micro_batches or len(seen) != len(self._seen):
+            return
+        if any(each.backwards != 1 for each in seen) and not self._is_scaled(seen, loss_scale):
             return
         for number, each in reversed(list(enumerate(seen))):
-            assert not isinstance(each.taken, Left)
             self._records.loop("loss", "loss", each.taken, number, place=each.place)
 
-    def _is_the_loss(self, seen: _Seen, loss_scale: float) -> bool:
-        if isinstance(seen.taken, Left) or math.prod(seen.taken.shape) != 1 or len(seen.gradients) != 1:
+    def _is_scaled(self, seen: Sequence[_Seen], scale: float) -> bool:
+        """Whether backward began at these losses times the scale."""
+        if scale == 1 or len(self._elsewhere) != len(seen) or any(each.backwards for each in seen):
             return False
-        return float(self._records.copy(seen.gradients[0]).reshape(())) in (1.0, loss_scale)
+        began = [float(self._records.copy(tensor).reshape(())) for tensor in self._elsewhere]
+        values = [float(each.taken.source.read().reshape(())) for each in seen if not isinstance(each.taken, Left)]
+        return all(math.isclose(one, scale * value, rel_tol=_SCALED) for one, value in zip(began, values))
 
     def close(self) -> None:
         """The step is over: nothing is kept of it."""
         self._seen.clear()
+        self._elsewhere.clear()
         self._outputs.clear()
 
 

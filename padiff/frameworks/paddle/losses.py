@@ -15,7 +15,8 @@ from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossO
 
 
 def on_losses(observer: LossObserver) -> LossCalls:
-    return LossCalls(_functions(), _clips(), observer, _is_tensor, _learning, _silent)
+    backwards = ((paddle.Tensor, "backward"), (paddle.autograd, "backward"))
+    return LossCalls(_functions(), _clips(), backwards, observer, _is_tensor, _learning, _silent)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -16,7 +16,8 @@ from padiff.frameworks.torch.memory import transforming
 
 
 def on_losses(observer: LossObserver) -> LossCalls:
-    return LossCalls(_functions(), _clips(), observer, _is_tensor, _learning, _silent)
+    backwards = ((torch.Tensor, "backward"), (torch.autograd, "backward"))
+    return LossCalls(_functions(), _clips(), backwards, observer, _is_tensor, _learning, _silent)
 
 
 def _is_tensor(value: Any) -> bool:
