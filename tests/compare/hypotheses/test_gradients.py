@@ -12,12 +12,12 @@ import torch
 import padiff
 from compare.hypotheses.trainings import first_of, paddle_run, torch_net, torch_run
 
-O, P = torch.optim, paddle.optimizer
+OPTIM, PADDLE_OPTIM = torch.optim, paddle.optimizer
 CLIP = torch.nn.utils
 
 
 def sgd(model):
-    return O.SGD(model.parameters(), 0.1, momentum=0.9)
+    return OPTIM.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
 def by_norm(limit):
@@ -37,7 +37,7 @@ def each(change):
 
 
 def clipped(clip):
-    return lambda model: P.Momentum(0.1, 0.9, parameters=model.parameters(), grad_clip=clip)
+    return lambda model: PADDLE_OPTIM.Momentum(0.1, 0.9, parameters=model.parameters(), grad_clip=clip)
 
 
 @lru_cache(maxsize=8)
@@ -183,7 +183,7 @@ def test_why_a_parameter_has_no_gradient():
     assert (cause.kind, cause.proven) == ("frozen", True) and "3/weight is frozen on the candidate" in cause.sentence
 
     def without(model):
-        return O.SGD([p for p in model.parameters() if p is not model[3].bias], 0.1, momentum=0.9)
+        return OPTIM.SGD([p for p in model.parameters() if p is not model[3].bias], 0.1, momentum=0.9)
 
     cause = first_of(torch_run(sgd), torch_run(without)).cause
     assert (cause.kind, cause.proven) == ("not_in_optimizer", True) and "does not hold 3/bias" in cause.sentence

@@ -12,52 +12,52 @@ from kit.records import sketched_run
 
 from compare.hypotheses.trainings import first_of, paddle_run, torch_run
 
-O, P = torch.optim, paddle.optimizer
+OPTIM, PADDLE = torch.optim, paddle.optimizer
 STEPS = 4
 
 
 def sgd(model, **more):
-    return O.SGD(model.parameters(), 0.1, **{"momentum": 0.9, "weight_decay": 1e-2, **more})
+    return OPTIM.SGD(model.parameters(), 0.1, **{"momentum": 0.9, "weight_decay": 1e-2, **more})
 
 
 def adamw(model, **more):
-    return O.AdamW(model.parameters(), 1e-2, **{"weight_decay": 0.1, **more})
+    return OPTIM.AdamW(model.parameters(), 1e-2, **{"weight_decay": 0.1, **more})
 
 
 def adam(model, **more):
-    return O.Adam(model.parameters(), 1e-2, **more)
+    return OPTIM.Adam(model.parameters(), 1e-2, **more)
 
 
 def rmsprop(model):
-    return O.RMSprop(model.parameters(), 1e-3)
+    return OPTIM.RMSprop(model.parameters(), 1e-3)
 
 
 def momentum(model, rate=0.1, **more):
     more = {"weight_decay": 1e-2, **more}
-    return P.Momentum(rate, more.pop("momentum", 0.9), parameters=model.parameters(), **more)
+    return PADDLE.Momentum(rate, more.pop("momentum", 0.9), parameters=model.parameters(), **more)
 
 
 def paddle_adamw(model, **more):
-    return P.AdamW(1e-2, parameters=model.parameters(), **{"weight_decay": 0.1, **more})
+    return PADDLE.AdamW(1e-2, parameters=model.parameters(), **{"weight_decay": 0.1, **more})
 
 
 def by_kind(model, matrices, others):
     """Groups with a decay of their own for norms and biases."""
     parts = [p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() < 2]
-    return O.AdamW([dict(params=part, weight_decay=wd) for part, wd in zip(parts, (matrices, others))], 1e-2)
+    return OPTIM.AdamW([{"params": part, "weight_decay": wd} for part, wd in zip(parts, (matrices, others))], 1e-2)
 
 
 def with_head(model, factor):
     head = {id(p) for p in model[5].parameters()}
     parts = [p for p in model.parameters() if id(p) not in head], [p for p in model.parameters() if id(p) in head]
-    return O.Adam([dict(params=parts[0], lr=1e-2), dict(params=parts[1], lr=1e-2 * factor)], 1e-2)
+    return OPTIM.Adam([{"params": parts[0], "lr": 1e-2}, {"params": parts[1], "lr": 1e-2 * factor}], 1e-2)
 
 
-class Uncorrected(O.Optimizer):
+class Uncorrected(OPTIM.Optimizer):
     """Adam by hand, without bias correction."""
 
     def __init__(self, params):
-        super().__init__(params, dict(lr=1e-2))
+        super().__init__(params, {"lr": 1e-2})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -81,39 +81,49 @@ def cosine(step):
     return 0.5 * (1 + math.cos(math.pi * step / 12))
 
 
-PADDLE = [
+FROM_PADDLE = [
     (sgd, lambda m: momentum(m, 0.12), "learning_rate", "0.1 against 0.12; the candidate's is 1.2 times"),
     (sgd, lambda m: momentum(m, momentum=0.8), "momentum", "momentum is 0.8 in the candidate for the reference's 0.9"),
     (sgd, lambda m: momentum(m, momentum=0.83), "momentum", "momentum is 0.83 in the candidate"),
     (sgd, lambda m: momentum(m, use_nesterov=True), "nesterov", "the candidate has Nesterov momentum"),
     (sgd, lambda m: momentum(m, weight_decay=None), "weight_decay", "weight decay is 0 in the candidate for the"),
     (sgd, lambda m: momentum(m, weight_decay=0.1), "weight_decay", "weight decay is 0.1 in the candidate for the"),
-    (sgd, lambda m: P.Adam(0.1, parameters=m.parameters()), "optimizer_rule", "are those of Adam (beta1 0.9, beta2"),
+    (
+        sgd,
+        lambda m: PADDLE.Adam(0.1, parameters=m.parameters()),
+        "optimizer_rule",
+        "are those of Adam (beta1 0.9, beta2",
+    ),
     (adamw, lambda m: paddle_adamw(m, beta2=0.95), "adam_beta2", "beta2 is 0.95 in the candidate for the reference's"),
     (adamw, lambda m: paddle_adamw(m, beta1=0.8), "adam_beta1", "beta1 is 0.8 in the candidate for the reference's"),
     (adamw, lambda m: paddle_adamw(m, epsilon=1e-3), "adam_eps", "epsilon is 0.001 in the candidate for the"),
     (adamw, lambda m: paddle_adamw(m, weight_decay=1.0), "weight_decay", "weight decay is 1 in the candidate for the"),
     (
         adamw,
-        lambda m: P.Adam(1e-2, parameters=m.parameters(), weight_decay=0.1),
+        lambda m: PADDLE.Adam(1e-2, parameters=m.parameters(), weight_decay=0.1),
         "weight_decay_form",
         "weight decay is part of the gradient in the candidate (coupled)",
     ),
-    (adam, lambda m: P.Adamax(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of Adamax"),
-    (adam, lambda m: P.NAdam(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of NAdam"),
-    (adam, lambda m: P.Lamb(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of Lamb"),
-    (adam, lambda m: P.SGD(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of SGD"),
+    (adam, lambda m: PADDLE.Adamax(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of Adamax"),
+    (adam, lambda m: PADDLE.NAdam(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of NAdam"),
+    (adam, lambda m: PADDLE.Lamb(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of Lamb"),
+    (adam, lambda m: PADDLE.SGD(1e-2, parameters=m.parameters()), "optimizer_rule", "are those of SGD"),
     (
         rmsprop,
-        lambda m: P.RMSProp(1e-3, 0.99, 1e-8, parameters=m.parameters()),
+        lambda m: PADDLE.RMSProp(1e-3, 0.99, 1e-8, parameters=m.parameters()),
         "rmsprop_eps_inside",
         "epsilon is added inside of the square root in the candidate",
     ),
-    (rmsprop, lambda m: P.RMSProp(1e-3, parameters=m.parameters()), "rmsprop_eps_inside+rmsprop_alpha+rmsprop_eps", ""),
+    (
+        rmsprop,
+        lambda m: PADDLE.RMSProp(1e-3, parameters=m.parameters()),
+        "rmsprop_eps_inside+rmsprop_alpha+rmsprop_eps",
+        "",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "kind", "words"), PADDLE)
+@pytest.mark.parametrize(("ours", "theirs", "kind", "words"), FROM_PADDLE)
 def test_a_setting_of_a_paddle_optimizer_is_proven(ours, theirs, kind, words):
     cause = first_of(reference(ours), paddle_run(theirs, STEPS)).cause
     assert (cause.kind, cause.proven) == (kind, True), cause.text
@@ -130,7 +140,7 @@ TORCH = [
     (sgd, lambda m: sgd(m, dampening=0.1), {}, "dampening", "dampening is 0.1 in the candidate for the reference's 0"),
     (adamw, lambda m: adamw(m, eps=1e-5), {}, "adam_eps", "epsilon is 1e-05 in the candidate"),
     (adamw, lambda m: adamw(m, betas=(0.8, 0.95)), {}, "adam_beta1+adam_beta2", "beta1 is 0.8 in the candidate"),
-    (adam, lambda m: O.Adagrad(m.parameters(), 1e-2), {}, "optimizer_rule", "are those of Adagrad"),
+    (adam, lambda m: OPTIM.Adagrad(m.parameters(), 1e-2), {}, "optimizer_rule", "are those of Adagrad"),
 ]  # fmt: skip
 
 
@@ -170,7 +180,9 @@ def test_of_a_first_step_alone_nothing_is_proven_that_it_does_not_show():
     ours = torch_run(sgd, 1)
     nesterov = first_of(ours, paddle_run(lambda m: momentum(m, use_nesterov=True), 1)).cause
     assert nesterov.kind == "nesterov"  # the momentum that goes with it is said to be both sides'
-    other = first_of(torch_run(rmsprop, 1), paddle_run(lambda m: P.RMSProp(1e-3, parameters=m.parameters()), 1)).cause
+    other = first_of(
+        torch_run(rmsprop, 1), paddle_run(lambda m: PADDLE.RMSProp(1e-3, parameters=m.parameters()), 1)
+    ).cause
     assert not other.proven
 
 
@@ -182,11 +194,11 @@ def test_a_training_that_was_recorded_from_its_middle_on_is_not_guessed():
     assert not cause.proven
 
 
-class Odd(O.Optimizer):
+class Odd(OPTIM.Optimizer):
     """A rule that nobody has."""
 
     def __init__(self, params, how):
-        super().__init__(params, dict(lr=1e-2))
+        super().__init__(params, {"lr": 1e-2})
         self.how = how
 
     @torch.no_grad()
@@ -196,7 +208,7 @@ class Odd(O.Optimizer):
 
 
 def plain(model):
-    return O.SGD(model.parameters(), 1e-2)
+    return OPTIM.SGD(model.parameters(), 1e-2)
 
 
 ODD = [

@@ -11,7 +11,7 @@ from padiff.compare.diagnose.hypotheses import rules
 from padiff.compare.diagnose.hypotheses.rules import History, updates
 
 STEPS, SIZE, RATE = 5, 40, 0.01
-O, P = torch.optim, paddle.optimizer
+OPTIM, PADDLE_OPTIM = torch.optim, paddle.optimizer
 
 
 def gradients() -> np.ndarray:
@@ -51,63 +51,63 @@ def history(rows) -> History:
 @pytest.mark.parametrize(
     ("rule", "settings", "made"),
     [
-        (rules.SGD, {}, lambda: by_torch(lambda p: O.SGD(p, RATE))),
+        (rules.SGD, {}, lambda: by_torch(lambda p: OPTIM.SGD(p, RATE))),
         (
             rules.SGD,
             {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.2},
-            lambda: by_torch(lambda p: O.SGD(p, RATE, 0.9, 0.2, 0.1)),
+            lambda: by_torch(lambda p: OPTIM.SGD(p, RATE, 0.9, 0.2, 0.1)),
         ),
         (
             rules.SGD,
             {"momentum": 0.9, "nesterov": 1.0},
-            lambda: by_torch(lambda p: O.SGD(p, RATE, 0.9, nesterov=True)),
+            lambda: by_torch(lambda p: OPTIM.SGD(p, RATE, 0.9, nesterov=True)),
         ),
         (
             rules.SGD,
             {"momentum": 0.9, "nesterov": 1.0, "weight_decay": 0.1},
-            lambda: by_paddle(lambda p: P.Momentum(RATE, 0.9, p, use_nesterov=True, weight_decay=0.1)),
+            lambda: by_paddle(lambda p: PADDLE_OPTIM.Momentum(RATE, 0.9, p, use_nesterov=True, weight_decay=0.1)),
         ),
-        (rules.ADAM, {"weight_decay": 0.1}, lambda: by_torch(lambda p: O.Adam(p, RATE, weight_decay=0.1))),
+        (rules.ADAM, {"weight_decay": 0.1}, lambda: by_torch(lambda p: OPTIM.Adam(p, RATE, weight_decay=0.1))),
         (
             rules.ADAM,
             {"weight_decay": 0.1, "decoupled": 1.0, "amsgrad": 1.0, "beta2": 0.9},
-            lambda: by_torch(lambda p: O.AdamW(p, RATE, (0.9, 0.9), weight_decay=0.1, amsgrad=True)),
+            lambda: by_torch(lambda p: OPTIM.AdamW(p, RATE, (0.9, 0.9), weight_decay=0.1, amsgrad=True)),
         ),
         (
             rules.ADAM,
             {"weight_decay": 0.1, "decoupled": 1.0, "eps": 1e-3},
-            lambda: by_paddle(lambda p: P.AdamW(RATE, epsilon=1e-3, parameters=p, weight_decay=0.1)),
+            lambda: by_paddle(lambda p: PADDLE_OPTIM.AdamW(RATE, epsilon=1e-3, parameters=p, weight_decay=0.1)),
         ),
-        (rules.ADAMAX, {}, lambda: by_torch(lambda p: O.Adamax(p, RATE))),
+        (rules.ADAMAX, {}, lambda: by_torch(lambda p: OPTIM.Adamax(p, RATE))),
         (
             rules.ADAMAX,
             {"eps": 1e-3, "inside": 1.0},
-            lambda: by_paddle(lambda p: P.Adamax(RATE, epsilon=1e-3, parameters=p)),
+            lambda: by_paddle(lambda p: PADDLE_OPTIM.Adamax(RATE, epsilon=1e-3, parameters=p)),
         ),
-        (rules.NADAM, {}, lambda: by_torch(lambda p: O.NAdam(p, RATE))),
-        (rules.NADAM, {}, lambda: by_paddle(lambda p: P.NAdam(RATE, parameters=p))),
-        (rules.ADAGRAD, {"eps": 1e-10}, lambda: by_torch(lambda p: O.Adagrad(p, RATE))),
-        (rules.ADAGRAD, {"eps": 1e-6}, lambda: by_paddle(lambda p: P.Adagrad(RATE, parameters=p))),
+        (rules.NADAM, {}, lambda: by_torch(lambda p: OPTIM.NAdam(p, RATE))),
+        (rules.NADAM, {}, lambda: by_paddle(lambda p: PADDLE_OPTIM.NAdam(RATE, parameters=p))),
+        (rules.ADAGRAD, {"eps": 1e-10}, lambda: by_torch(lambda p: OPTIM.Adagrad(p, RATE))),
+        (rules.ADAGRAD, {"eps": 1e-6}, lambda: by_paddle(lambda p: PADDLE_OPTIM.Adagrad(RATE, parameters=p))),
         (
             rules.RMSPROP,
             {"momentum": 0.5, "centered": 1.0},
-            lambda: by_torch(lambda p: O.RMSprop(p, RATE, momentum=0.5, centered=True)),
+            lambda: by_torch(lambda p: OPTIM.RMSprop(p, RATE, momentum=0.5, centered=True)),
         ),
         (
             rules.RMSPROP,
             {"alpha": 0.95, "eps": 1e-6, "inside": 1.0, "momentum": 0.5},
-            lambda: by_paddle(lambda p: P.RMSProp(RATE, momentum=0.5, parameters=p)),
+            lambda: by_paddle(lambda p: PADDLE_OPTIM.RMSProp(RATE, momentum=0.5, parameters=p)),
         ),
-        (rules.ADADELTA, {}, lambda: by_torch(lambda p: O.Adadelta(p, RATE))),
+        (rules.ADADELTA, {}, lambda: by_torch(lambda p: OPTIM.Adadelta(p, RATE))),
         (
             rules.ADADELTA,
             {"alpha": 0.95, "eps": 1e-6},
-            lambda: by_paddle(lambda p: P.Adadelta(RATE, parameters=p)),
+            lambda: by_paddle(lambda p: PADDLE_OPTIM.Adadelta(RATE, parameters=p)),
         ),
         (
             rules.LAMB,
             {"weight_decay": 0.01, "eps": 1e-6},
-            lambda: by_paddle(lambda p: P.Lamb(RATE, 0.01, parameters=p)),
+            lambda: by_paddle(lambda p: PADDLE_OPTIM.Lamb(RATE, 0.01, parameters=p)),
         ),
     ],
 )  # fmt: skip
@@ -118,7 +118,8 @@ def test_a_rule_makes_the_updates_of_the_frameworks_optimizer(rule, settings, ma
     # paddle keeps what it raises beta to in float32, whatever the parameter's type.
     assert np.linalg.norm(ours - expected) <= 4e-5 * np.linalg.norm(expected)
     # A fault in the rule itself would show.
-    assert np.linalg.norm(updates(rule, found, {**rule.defaults, **settings, "rate": 1.01}) - expected) > 5e-3 * np.linalg.norm(expected)  # fmt: skip
+    wrong = updates(rule, found, {**rule.defaults, **settings, "rate": 1.01})
+    assert np.linalg.norm(wrong - expected) > 5e-3 * np.linalg.norm(expected)
 
 
 def test_lion_by_hand():
