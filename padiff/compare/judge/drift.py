@@ -122,7 +122,7 @@ class Drift:
         return error
 
     def typical_gap(self, step: int) -> float:
-        """How far off most weights may be in a later step, in updates, beyond what this step and its updates explain."""
+        """How far off most weights may be in a later step, in updates, beyond what this step explains."""
         share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), ROUNDING["float32"])
         total = 0.0
         for k in range(1, min(step - self.step, _LONG)):

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.compare.judge import drift, limits
-from padiff.compare.judge.drift import Drift, inherited, key_of
+from padiff.compare.judge.drift import Drift, inherited
 from padiff.compare.judge.kinks import may_have_kinks
 from padiff.compare.judge.policy import judged_together
+from padiff.compare.judge.siblings import Key, key_of
 from padiff.compare.judge.step_figures import (
     coarsest_dtypes,
     deviations_of,
@@ -107,7 +108,7 @@ class _Context:
         self._grad_scale = self._scales.layers
         self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
         #: The weights that passed, as they are judged.
-        self._explained: dict[drift.Key, Diff] = {}
+        self._explained: dict[Key, Diff] = {}
         self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
         self._samples = samples_of(diffs)
         self._deviations = deviations_of(diffs)
@@ -209,7 +210,7 @@ class _Context:
         gain = max(limits.GAIN[stage], self._gain) if stage in limits.APART else 0.0
         kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
         more = gain * inherited + kinks
-        # Weights that are a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
+        # Weights a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
         seen = max(self._gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self._gain
         further = max(1.0, limits.MOST * seen / limits.AT_MOST["forward"])
         if stage not in ("forward", "loss"):

@@ -72,7 +72,7 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(diffs: Sequence[Diff]) -> Outputs | None:
-    """Those of a step, from its measured diffs; `None` where they, or the gradients of all of them, were not recorded."""
+    """Those of a step, from its measured diffs; `None` where they, or gradients of all of them, were not recorded."""
     forward = [d for d in diffs if d.pair.stage == "forward" and d.pair.anchor.layer != LOOP]
     if not forward or any(d.figures is None or not d.compared for d in forward[-1:]):
         return None

@@ -1,4 +1,4 @@
-"""What rounding never is: one ratio through many tensors, weights that all shrink alike, a stage that is off as a whole.
+"""What rounding never is: one ratio through many tensors, weights that all shrink alike, a whole stage that is off.
 
 Each tensor by itself is within its limit, or may be; together they are no chance. Nothing is read for it: that the
 candidate is ``1 + a`` times the reference and something else shows in the three norms that were measured,
