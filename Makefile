@@ -4,6 +4,9 @@ VENV ?= .venv
 DEMO_DIR ?= .demo
 BIN := $(VENV)/bin
 
+# A test starts many processes, none of which is to compile what another one has compiled before.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test quick lint clean
 
 demo: $(VENV)/installed

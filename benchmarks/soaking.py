@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def main() -> int:
             folder, start = Path(tempfile.mkdtemp(dir=args.dir)), time.perf_counter()
             command = [sys.executable, "-W", "ignore", "-m", "tests.hard.soaking", framework, str(folder / "run")]
             command += [str(args.steps), "--every", str(every), "--options", json.dumps({"detail": detail})]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            paths = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+            done = subprocess.run(command, cwd=ROOT, env=paths, capture_output=True, text=True)
             shutil.rmtree(folder, ignore_errors=True)
             lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
             for line in [x for x in lines if x["step"] in (0, every, args.steps)]:

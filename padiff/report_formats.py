@@ -8,7 +8,17 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from padiff.records import CANNOT_TELL, Diff, Difference, Report, coverage_lines, figures_text, stage_table, verdict
+from padiff.records import (
+    CANNOT_TELL,
+    Diff,
+    Difference,
+    Report,
+    coverage_lines,
+    figures_text,
+    limit_lines,
+    stage_table,
+    verdict,
+)
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
@@ -40,8 +50,12 @@ def to_json(report: Report) -> dict[str, Any]:
             "slot": first.slot,
             "max_abs": number(first.max_abs),
             "max_rel": number(first.max_rel),
+            "last_agreeing": first.last_agreeing or None,
+            "inside": first.inside,
+            "call": first.call or None,
             "message": first.message,
             "cause": "" if first.cause is None else first.cause.sentence,
+            "extent": "" if first.extent is None else first.extent.text,
             "why": None if first.cause is None else asdict(first.cause),
         },
         "coverage": {
@@ -155,12 +169,14 @@ def to_markdown(report: Report) -> str:
         "| stage | compared | differ | worst relative L2 | limit | where |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in stage_table(report):
+    table = stage_table(report)
+    for row in table:
         lines.append(
             f"| {row['stage']} | {row['compared']} | {row['differ']} | {_short(row['worst'])} | {_short(row['limit'])} "
             f"| {row['where'].replace('|', '/')} |"
         )
     lines += ["", f"Tolerance: {report.tolerance}.", ""]
+    lines += [f"- {line}" for line in limit_lines(table)]
     lines += [f"- {line}" for line in coverage_lines(report)]
     return "\n".join(lines) + "\n"
 

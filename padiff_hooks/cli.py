@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | map | doctor``.
+"""The command line: ``padiff demo | show | compare | watch | map | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 it can't be told
 (parameters that train have no record).
@@ -122,6 +122,22 @@ def _parser() -> argparse.ArgumentParser:
     layer_map.add_argument("candidate", metavar="CANDIDATE")
     layer_map.add_argument("--layer-map", metavar="MAP.yaml", help="pairs to start from; the rest is found around them")
     layer_map.set_defaults(run=_map)
+
+    atlas = commands.add_parser(
+        "atlas",
+        help="what the installed torch and paddle do differently when they are called alike, and how to call them",
+        description="Run some hundred operations in the installed torch and paddle, called alike; print what differs, "
+        "by how much, and the call that agrees. Exit code: 0 all such calls agree, 1 one does not, 2 misuse, or a "
+        "framework is missing.",
+    )
+    atlas.add_argument(
+        "--json", metavar="OUT", help="write the table, with what is the same, as JSON; - for standard output"
+    )
+    atlas.add_argument("--markdown", metavar="OUT", help="write it as a page; - likewise")
+    atlas.add_argument(
+        "--only", metavar="GROUP", action="append", default=[], help="only these probes, e.g. losses; may be repeated"
+    )
+    atlas.set_defaults(run=_atlas)
     return parser
 
 
@@ -188,6 +204,17 @@ def _map(args: argparse.Namespace, console: Console) -> int:
         comparison.diffs(number)
     sys.stdout.write(map_to_yaml(comparison.alignment, reference.name, candidate.name))
     return MATCH
+
+
+def _atlas(args: argparse.Namespace, console: Console) -> int:
+    outputs = [args.json, args.markdown]
+    for out in outputs:
+        check_out(out)
+    if outputs.count("-") > 1:
+        raise UsageError("only one of --json and --markdown can go to standard output")
+    atlas = importlib.import_module("padiff_atlas")
+    code: int = atlas.run(console, args.only, args.json, args.markdown)
+    return code
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from padiff.records import (
     coverage_lines,
     declared_lines,
     failed_lines,
+    limit_lines,
     model_text,
     owned_text,
     settings_text,
@@ -51,7 +52,8 @@ def print_report(report: Report, console: Console, everything: bool = False, top
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("closest to its limit", overflow="fold")
-    for row in stage_table(report):
+    rows = stage_table(report)
+    for row in rows:
         style = "bold red" if row["differ"] else ""
         worst = "" if row["worst"] is None else f"{row['worst']:.2g}"
         limit = "" if row["limit"] is None else f"{row['limit']:.2g}"
@@ -59,6 +61,8 @@ def print_report(report: Report, console: Console, everything: bool = False, top
             row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, Text(row["where"]), style=style
         )
     console.print(table)
+    for line in limit_lines(rows):
+        console.print(line, markup=False, emoji=False)
     if report.failed:
         console.print()
     for line in _listed(report, everything, top):

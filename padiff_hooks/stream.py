@@ -21,7 +21,20 @@ import numpy as np
 
 from padiff.dump.local import local_folder
 from padiff.errors import UsageError
-from padiff.records import CANNOT_TELL, DIFFER, LOOP, MATCH, SIDES, Both, Record, Report, Step, count_text
+from padiff.records import (
+    CANNOT_TELL,
+    DIFFER,
+    LOOP,
+    MATCH,
+    SIDES,
+    Both,
+    Record,
+    Report,
+    Step,
+    count_text,
+    is_loss,
+    is_of_loss,
+)
 from padiff.report_formats import to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 
@@ -227,14 +240,14 @@ def scalars_of(report: Report) -> dict[str, Scalars]:
     worst: dict[str, float] = {}
     for diff in report.diffs:
         figures, anchor = diff.figures, diff.pair.anchor
-        if figures is None:
+        if figures is None or is_of_loss(anchor):
             continue
         norms = Both(figures.reference_l2, figures.candidate_l2)
         for scalars, (record, (value, norm)) in own.zip(diff.pair.sides.zip(figures.values.zip(norms))):
             if record is not None:
                 scalars.add(anchor, value, norm**2)
         if diff.compared:
-            layer = "loss" if anchor.layer == LOOP and anchor.stage == "loss" else anchor.layer
+            layer = "loss" if is_loss(anchor) else anchor.layer
             for metric, value in (("rel_l2", figures.rel_l2), ("max_abs", figures.max_abs)):
                 for tag in (f"{anchor.stage}_{metric}/{layer}", f"worst/{anchor.stage}_{metric}"):
                     worst[tag] = max(worst.get(tag, 0.0), value)
@@ -245,12 +258,15 @@ def own_scalars_of(step: Step) -> Scalars:
     """One run's own loss, learning rates and per-layer norms, where there is no other run to compare with."""
     scalars = _OwnScalars()
     for record in step.records:
+        if is_of_loss(record):
+            continue
         if record.sketch is not None:
             scalars.add(record, 0.0, record.sketch.l2**2)
             continue
         value = record.value
         wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
-        scalars.add(record, float(value) if record.layer == LOOP else 0.0, float(np.square(np.abs(wide)).sum()))
+        number = float(value.reshape(())) if record.layer == LOOP else 0.0
+        scalars.add(record, number, float(np.square(np.abs(wide)).sum()))
     return scalars.all()
 
 

@@ -9,15 +9,13 @@ from typing import Any
 from padiff.align.alignment import Alignment, LayerPair
 from padiff.align.layer_pairs import held, owner_pairs, splits
 from padiff.align.map_entries import Entry, entries, regions
+from padiff.align.matching.left_over import left_of
 from padiff.align.matching.mapped_layers import differing_inside
 from padiff.align.matching.matches import Match
-from padiff.align.matching.parameter_units import tie_targets
 from padiff.align.matching.parameterless import Matched, Tree, pair_containers, pair_leaves
 from padiff.align.matching.parameters import StoredParameters
 from padiff.align.seen import NOTHING_SEEN, Seen
-from padiff.align.slices import Slice
 from padiff.align.unit_matches import UnitMatches
-from padiff.model.equivalents import ONE_SIDED, stands_for_none
 from padiff.model.given_map import GivenMap
 from padiff.records import Both, Layer, RunInfo, unzipped
 
@@ -62,7 +60,8 @@ def align(
     paired = zip(unzipped(pairs), unzipped(split).map(chain.from_iterable))
     done = [{layer.path for layer in chain(*layers)} for layers in paired]
     only = Both(*(tuple(layer for layer in info.layers if layer.path not in paths) for info, paths in zip(infos, done)))
-    left = Both(*map(_left, infos, unzipped(parameters)))
+    owned = Both(*map(left_of, infos, unzipped(parameters)))
+    left = owned.map(lambda side: tuple(f"{layer.path}/{p.slot}" for layer, p in side))
     return Alignment(
         pairs=pairs,
         reference_only=only.reference,
@@ -111,19 +110,3 @@ def _pair(layer: Layer, partner: Layer, reason: str, owners: Mapping[Both[str], 
         reason = "path"
     alternatives = tuple(dict.fromkeys(unit.path for unit in match.rivals if unit.path != partner.path))
     return LayerPair(layer, partner, reason, match.confidence, match.evidence, alternatives)
-
-
-def _left(info: RunInfo, parts: Sequence[Sequence[Slice]]) -> tuple[str, ...]:
-    """Parameters that answer to none."""
-    targets = tie_targets(info.layers)
-    covered = {
-        targets.get((part.layer, part.slot), (part.layer, part.slot)) for part in chain(*parts) if part.size[:1] != (0,)
-    }
-    return tuple(
-        f"{layer.path}/{p.slot}"
-        for layer in info.layers
-        for p in layer.parameters
-        if p.role == "parameter" and not p.tied_to and p.slot not in ONE_SIDED
-        if not stands_for_none(layer, p)
-        if (layer.path, p.slot) not in covered
-    )

@@ -20,7 +20,8 @@ def leave_dumps(settings: Settings, compared: Both[dict[str, Step]]) -> list[str
     for side, folder, stages, paths in zip(settings.sides, folders, compared, maps):
         steps = list(stages.values())
         records = [replace(record, order=0) for step in steps for record in step.records]
-        whole = replace(steps[-1], records=tuple(replace(r, order=order) for order, r in enumerate(records)))
+        numbered = tuple(replace(record, order=order) for order, record in enumerate(records))
+        whole = replace(steps[-1], records=numbered, trace=steps[0].trace)
         side.model.padiff_dump(folder, whole, paths)
     return [str(folder) for folder in folders]
 

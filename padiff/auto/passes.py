@@ -41,7 +41,9 @@ def run_pass(
         UsageError: the model's forward, or the loss, failed on these inputs; the cause is attached.
     """
     framework, live = side.framework, side.live
-    capture = Capture(number, FixedLayers(framework, live.nodes, side.chosen, side.owning), stacks=True)
+    # Weights are equal in the first pass only: there it shows what the code does.
+    layers = FixedLayers(framework, live.nodes, side.chosen, side.owning)
+    capture = Capture(number, layers, stacks=True, functions=number == 0)
     framework.layers.clear_gradients(live.model)
     with around():
         capture.attach()

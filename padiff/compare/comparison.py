@@ -13,6 +13,8 @@ from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import first_diff
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
@@ -98,8 +100,14 @@ class RunComparison:
         self._layers = None if layers is None else _matching(layers, self._infos)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
+        self._first_diff: FirstDiff | None = None
         self._before = Before()
+        #: How far off each tensor was in the steps before the latest one, and up to it.
+        self._agreed: dict[Site, Agreed] = {}
+        self._agreed_now: dict[Site, Agreed] = {}
         self._declared = Declared()
+        #: The step that was compared last, if it has diffs.
+        self._parted: tuple[int, Both[list[Step]]] | None = None
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -136,12 +144,17 @@ class RunComparison:
             plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
             diffs, before = compare_step(steps, plan, self._before)
         self._before = before
+        self._agreed = self._agreed_now
+        self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
         if all(steps):
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
+            self._declared.hold_against([diff for rank in diffs for diff in rank])
             if any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank):
                 diffs = self._with_rates(diffs, first)
+        if any(not diff.passed for rank in diffs for diff in rank):
+            self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
 
     def _with_rates(self, diffs: list[list[Diff]], steps: Both[Step]) -> list[list[Diff]]:
@@ -263,7 +276,29 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        return first_diff(diffs, self.alignment, self.runs, self._declared.at)
+        failed = next((diff for diff in diffs if not diff.passed), None)
+        if failed is None:
+            return None
+        if self._first_diff is not None and self._first_diff.diff is failed:
+            return self._first_diff
+        # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
+        later = self._first_diff is not None and failed.pair.step > self._first_diff.step
+        evidence = Evidence(
+            self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
+        )
+        found = first_diff(diffs, evidence, compute=not later)
+        self._first_diff = found if self._first_diff is None else self._first_diff
+        return found
+
+    def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
+        """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
+        diff = next((diff for diff in diffs if not diff.passed), None)
+        if diff is None or self._parted is None or self._parted[0] != diff.pair.step:
+            return None
+        ranks = zip(*self._parted[1])
+        found = [Both(*sides) for sides in ranks]
+        own = (sides for sides in found if any(record is diff.pair.reference for record in sides.reference.records))
+        return next(own, None)
 
     def _reported(
         self,

@@ -31,6 +31,8 @@ FINISHED_FILE = "finished.json"
 STEPS = "steps"
 REPORT_FILE = "report.json"
 PARAMS_FILE = "params.json"
+#: Sketches of what a trace has besides records, beside the tensors.
+SKETCHES_FILE = "sketches.npy"
 
 #: Which stages' records lie in which file, and their tensors in which folder.
 FOLDERS = {

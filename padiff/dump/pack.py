@@ -21,6 +21,7 @@ from padiff.dump.deduplication import SHARED, Deduplication
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
+from padiff.dump.traces import NOWHERE, trace_from_json
 from padiff.dump.untrusted import check_inside, plain, shape_of
 from padiff.errors import RunFolderError, TensorFileError
 from padiff.records import STAGES, Record, Sketched, Step, TensorSource, settings_from_json
@@ -50,33 +51,35 @@ class PackWriter:
         tensors: dict[str, np.ndarray] = {}
         known: dict[Hashable, tuple[str, str]] = {}
         rows: list[np.ndarray] = []
-        places: list[tuple[str, Any]] = []
         kept: dict[Hashable, int] = {}
-        for record in step.records:
-            if isinstance(record.source, Sketched):
-                row = kept.setdefault(record.source.identity, len(rows))
+
+        def put(source: TensorSource, record: Record | None) -> tuple[str, Any]:
+            """Where the values of a record go, or of a tensor of the trace."""
+            if isinstance(source, Sketched):
+                row = kept.setdefault(source.identity, len(rows))
                 if row == len(rows):
-                    rows.append(record.source.row)
-                places.append(("turned" if record.source.transposed else "sketch", row))
-                continue
+                    rows.append(source.row)
+                return "turned" if source.transposed else "sketch", row
             # Records that share an array (a layer's output that is its parent's too) share a tensor.
-            place = known.get(record.source.identity)
+            place = known.get(source.identity)
             if place is None:
-                array = record.value
-                shared = self._deduplication.share(record, array, self._run)
+                array = source.read()
+                shared = self._deduplication.share(record, array, self._run) if record is not None else ""
                 if shared:
-                    places.append(("shared", shared))
-                    continue
+                    return "shared", shared
                 array = _plain(array)
                 place = (str(len(tensors)), NAMES[array.dtype.name])
                 tensors[place[0]] = array
-                known[record.source.identity] = place
-            places.append(("tensor", place))
+                known[source.identity] = place
+            return "tensor", place
+
+        places = [put(record.source, record) for record in step.records]
+        traced = [NOWHERE if t.source is None else put(t.source, None) for t in step.trace.tensors]
         if self._compression:
             tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
         if rows:
             tensors[_SKETCHES] = np.concatenate(rows).reshape(len(rows), -1)
-        structure, own = self._structures.of(step, places)
+        structure, own = self._structures.of(step, places, traced)
         if own is not None:
             tensors[OWN] = own
         about = {
@@ -174,11 +177,9 @@ class PackReader:
         file = Mapped(path, self._recent)
         about, places = file.header()
         try:
-            compression, entries = self._structures.read(about["structure"], file, places)
-            rows = _rows(file, places)
-            records = tuple(
-                _record(file, places, order, entry, rows, compression, self._run) for order, entry in enumerate(entries)
-            )
+            compression, entries, trace = self._structures.read(about["structure"], file, places)
+            stored = _Stored(file, places, _rows(file, places), compression, self._run)
+            records = tuple(_record(stored, order, entry) for order, entry in enumerate(entries))
             return Step(
                 number=int(about["step"]),
                 records=records,
@@ -187,6 +188,7 @@ class PackReader:
                 micro_batches=int(about.get("micro_batches", 1)),
                 notes=tuple(str(note) for note in json.loads(about.get("notes", "[]"))),
                 settings=settings_from_json(plain(json.loads(about.get("settings", "{}")))),
+                trace=trace_from_json(trace, stored.source, path),
             )
         except RunFolderError:
             raise
@@ -206,35 +208,53 @@ def _rows(file: Mapped, places: Mapping[str, Place]) -> np.ndarray:
     return np.array(file.array(place))
 
 
-def _record(
-    file: Mapped,
-    places: Mapping[str, Place],
-    order: int,
-    entry: Any,
-    rows: np.ndarray,
-    compression: str,
-    run: Path,
-) -> Record:
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a step's file holds, and where.
+
+    Attributes:
+        file: the file.
+        places: of its tensors.
+        rows: the sketches.
+        compression: how tensors are compressed; empty: they are not.
+        run: the run folder.
+    """
+
+    file: Mapped
+    places: Mapping[str, Place]
+    rows: np.ndarray
+    compression: str
+    run: Path
+
+    def source(self, kept_as: str, where: Any, dtype: str, shape: tuple[int, ...], site: str = "") -> TensorSource:
+        """The source of a tensor that is kept somewhere.
+
+        Raises:
+            ValueError, KeyError, TypeError, IndexError: there is none.
+        """
+        size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
+        if kept_as == "tensor":
+            name, stored = where
+            place = self.places[name]
+            source = PackedTensor(self.file, place, dtype, shape, DTYPES[stored], self.compression)
+            if not self.compression and (place.dtype != source.stored or place.shape != source.stored_shape):
+                raise ValueError(f"tensor {name!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
+            return source
+        if kept_as == "shared":
+            return TensorFile(self.run, f"{SHARED}/{where}", dtype, shape, site)
+        if kept_as in ("sketch", "turned"):
+            if where < 0:
+                raise ValueError(f"no sketch {where}")
+            return Sketched(self.rows[where], size, kept_as == "turned")
+        raise ValueError(f"kept as {kept_as!r}")
+
+
+def _record(stored: _Stored, order: int, entry: Any) -> Record:
     layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where = entry
     if stage not in STAGES:
         raise ValueError(f"unknown stage {stage!r}")
     shape = shape_of(shape)
-    size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-    source: TensorSource
-    if kept_as == "tensor":
-        name, stored = where
-        place = places[name]
-        source = PackedTensor(file, place, dtype, shape, DTYPES[stored], compression)
-        if not compression and (place.dtype != source.stored or place.shape != source.stored_shape):
-            raise ValueError(f"tensor {name!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
-    elif kept_as == "shared":
-        source = TensorFile(run, f"{SHARED}/{where}", dtype, shape, f"{layer}/{stage}/{slot}")
-    elif kept_as in ("sketch", "turned"):
-        if where < 0:
-            raise ValueError(f"no sketch {where}")
-        source = Sketched(rows[where], size, kept_as == "turned")
-    else:
-        raise ValueError(f"kept as {kept_as!r}")
+    source = stored.source(kept_as, where, dtype, shape, f"{layer}/{stage}/{slot}")
     return Record(
         str(layer), stage, str(slot), source, str(dtype), shape, int(call), order, str(layer_type), bool(recomputed)
     )

@@ -14,6 +14,8 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+import numpy as np
+
 from padiff.dump.format import (
     FINISHED_FILE,
     PARAMS_FILE,
@@ -28,10 +30,26 @@ from padiff.dump.format import (
 from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.tensor_file import TensorFile
+from padiff.dump.traces import trace_from_json
 from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
 from padiff.errors import RunFolderError
-from padiff.records import LOOP, STAGES, Layer, Record, RunInfo, Step, run_line, run_text, settings_from_json
+from padiff.records import (
+    LOOP,
+    NO_TRACE,
+    STAGES,
+    Layer,
+    Record,
+    RunInfo,
+    Sketched,
+    Step,
+    TensorSource,
+    Trace,
+    run_line,
+    run_text,
+    settings_from_json,
+)
 from padiff.records.environment import environment_from_json
+from padiff.sketches.sketch import BUCKETS, FIGURES
 
 _STEP_NAME = re.compile(r"\d{8,}")
 # Run folders that are named where another one was looked for.
@@ -291,8 +309,30 @@ def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Pat
             micro_batches=whole(content.get("micro_batches", 1)),
             notes=tuple(str(note) for note in content.get("notes", ())),
             settings=settings_from_json(plain(content.get("settings", {}))),
+            trace=next((_trace(folder, *each) for each in contents if each[1].get("trace")), NO_TRACE),
         )
     return step, contents
+
+
+def _trace(folder: Path, path: Path, content: Mapping[str, Any]) -> Trace:
+    trace = content["trace"]
+    table: list[np.ndarray] = []
+
+    def source(kept_as: str, place: Any, dtype: str, shape: tuple[int, ...]) -> TensorSource:
+        if kept_as == "file":
+            return TensorFile(folder, str(place), dtype, shape, "trace")
+        if kept_as not in ("sketch", "turned") or place < 0:
+            raise ValueError(f"kept as {kept_as!r} at {place!r}")
+        if not table:
+            kept = trace["sketches"]
+            rows = (whole(kept["rows"]), len(FIGURES) + BUCKETS)
+            table.append(
+                np.array(TensorFile(folder, str(kept["file"]), "float64", rows, "sketches").read(), np.float64)
+            )
+        size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
+        return Sketched(table[0][place], size, kept_as == "turned")
+
+    return trace_from_json(trace, source, path)
 
 
 def _scale(value: Any) -> float:

@@ -13,15 +13,16 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from padiff.dump.files import write_text
 from padiff.dump.safetensors import Mapped, Place
+from padiff.dump.traces import trace_key, trace_to_json
 from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text
 from padiff.errors import RunFolderError
-from padiff.records import Step
+from padiff.records import Step, Trace
 
 STRUCTURES = "structures"
 SCHEMA_VERSION = 1
@@ -45,30 +46,36 @@ class StructureWriter:
         self._run, self._compression = run, compression
         self._known: dict[Any, tuple[str, np.ndarray | None]] = {}
 
-    def of(self, step: Step, places: list[tuple[str, Any]]) -> tuple[str, np.ndarray | None]:
+    def of(
+        self, step: Step, places: list[tuple[str, Any]], traced: list[tuple[str, Any]]
+    ) -> tuple[str, np.ndarray | None]:
         """The name of the file that says it, written where there is none yet; or no name, and what the step is to hold.
 
         Args:
             places: of each record, how it is kept and where.
+            traced: likewise of each tensor of the trace.
         """
         entries = [
             (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place)
             for r, place in zip(step.records, places)
         ]
-        key = tuple(entries)
+        key = (tuple(entries), *trace_key(step.trace, traced))
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= 64:  # sequences of ever other lengths
                 self._known.clear()
-            found = self._known[key] = self._described(entries)
+            found = self._known[key] = self._described(entries, step.trace, traced)
         return found
 
-    def _described(self, entries: list[Any]) -> tuple[str, np.ndarray | None]:
+    def _described(
+        self, entries: list[Any], trace: Trace, traced: list[tuple[str, Any]]
+    ) -> tuple[str, np.ndarray | None]:
         content = {
             "schema_version": SCHEMA_VERSION,
             "compression": self._compression,
             "fields": ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"],
             "records": entries,
+            **({"trace": trace_to_json(trace, traced)} if trace.calls else {}),
         }
         text = json.dumps(content)
         name = _name_of(text.encode())
@@ -82,6 +89,20 @@ class StructureWriter:
         return name, None
 
 
+class _Structure(NamedTuple):
+    """What the records of a step are called.
+
+    Attributes:
+        compression: how its tensors are compressed.
+        records: an entry for each.
+        trace: its trace as JSON; `None` where it has none.
+    """
+
+    compression: str
+    records: list[Any]
+    trace: Any
+
+
 class StructureReader:
     """Reads what the records of one run's steps are called.
 
@@ -91,10 +112,10 @@ class StructureReader:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._known: dict[str, tuple[str, list[Any]]] = {}
+        self._known: dict[str, _Structure] = {}
 
-    def read(self, name: str, file: Mapped, places: Mapping[str, Place]) -> tuple[str, list[Any]]:
-        """How a step's tensors are compressed, and its records, given the name and the step's file.
+    def read(self, name: str, file: Mapped, places: Mapping[str, Place]) -> _Structure:
+        """What a step's records are called, given the name and the step's file.
 
         Raises:
             RunFolderError: the structure's file is missing or damaged.
@@ -116,7 +137,7 @@ def _name_of(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _read(path: Path) -> tuple[str, list[Any]]:
+def _read(path: Path) -> _Structure:
     try:
         text = read_text(path)
         if _name_of(text) != path.stem:
@@ -130,11 +151,11 @@ def _read(path: Path) -> tuple[str, list[Any]]:
         raise RunFolderError(f"{path} is damaged ({error}): copy the run again") from error
 
 
-def _parsed(text: bytes) -> tuple[str, list[Any]]:
+def _parsed(text: bytes) -> _Structure:
     content = parse_json(text)
     if content["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION}")
-    return str(content["compression"]), list(content["records"])
+    return _Structure(str(content["compression"]), list(content["records"]), content.get("trace"))
 
 
 def _unpacked(data: np.ndarray) -> bytes:

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from padiff.dump import exit_flush
 from padiff.dump.budget import Budget, size_of
 from padiff.dump.deduplication import Deduplication
@@ -27,6 +29,7 @@ from padiff.dump.format import (
     FOLDERS,
     RUN_FILE,
     SCHEMA_VERSION,
+    SKETCHES_FILE,
     STEPS,
     loop_layer,
     record_to_json,
@@ -36,9 +39,20 @@ from padiff.dump.format import (
 from padiff.dump.pack import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
 from padiff.dump.storage import Storage
+from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.dump.trouble import explain
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
-from padiff.records import LOOP, Record, RunInfo, Step, make_sketches, settings_at, settings_delta
+from padiff.records import (
+    LOOP,
+    Record,
+    RunInfo,
+    Sketched,
+    Step,
+    TensorSource,
+    make_sketches,
+    settings_at,
+    settings_delta,
+)
 
 #: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays limited: to what is
 #: recorded, what waits and what is written.
@@ -242,7 +256,7 @@ class RunWriter:
                         write_json(self.path / RUN_FILE, run_to_json(info))
                     self._deduplication.follow(info)
                     self._described = info
-                make_sketches(record.source for record in step.records)
+                make_sketches(step.sources)
                 self._write(step)
                 self._failed = ""
                 if self._on_written is not None:
@@ -349,8 +363,19 @@ def write_dump(
         if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
             write_npy(folder / name, array)
 
+    def write_traced(source: TensorSource, name: str) -> None:
+        write_npy(folder / name, source.read())
+
+    trace: dict[str, Any] = {}
     with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
         under_way: list[Future[None]] = []
+
+        def start(job: Callable[..., None], *args: Any) -> None:
+            try:
+                under_way.append(pool.submit(job, *args))
+            except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                job(*args)
+
         for record in step.records:
             place = places.get("loss" if record.layer == LOOP else record.stage)
             if place is None:
@@ -360,12 +385,33 @@ def write_dump(
             name = files.get(record.source.identity)
             if name is None or not name.startswith(f"{sub}/"):
                 name = f"{sub}/{_file_name(record)}"
-                try:
-                    under_way.append(pool.submit(write, record, name))
-                except RuntimeError:  # the interpreter is ending, and starts no threads any more
-                    write(record, name)
+                start(write, record, name)
                 files[record.source.identity] = name
             entries[json_file][record.layer].append(record_to_json(record, name))
+        if "forward" in places and step.trace.calls:
+            sub = places["forward"][1]
+            traced: list[Place] = []
+            rows: dict[Hashable, int] = {}
+            sketches: list[np.ndarray] = []
+            for number, tensor in enumerate(step.trace.tensors):
+                source = tensor.source
+                if source is None:
+                    traced.append(NOWHERE)
+                elif isinstance(source, Sketched):
+                    row = rows.setdefault(source.identity, len(rows))
+                    if row == len(sketches):
+                        sketches.append(source.row)
+                    traced.append(("turned" if source.transposed else "sketch", row))
+                else:
+                    name = files.get(source.identity)
+                    if name is None or not name.startswith(f"{sub}/"):
+                        name = files[source.identity] = f"{sub}/trace-{number:06d}.npy"
+                        start(write_traced, source, name)
+                    traced.append(("file", name))
+            trace = trace_to_json(step.trace, traced)
+            if sketches:
+                trace["sketches"] = {"file": f"{sub}/{SKETCHES_FILE}", "rows": len(sketches)}
+                write_npy(folder / sub / SKETCHES_FILE, np.stack(sketches))
         for writing in under_way:
             writing.result()
     for json_file, by_layer in entries.items():
@@ -383,6 +429,7 @@ def write_dump(
                 "name": info.name,
                 "layer_map": list(info.layer_map),
                 "loop": {**loop_layer(), "records": by_layer.get(LOOP, [])},
+                **({"trace": trace} if trace and json_file == places["forward"][0] else {}),
                 "tree": tree_to_json(info.layers, by_layer),
             },
         )

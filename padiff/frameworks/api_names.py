@@ -69,3 +69,135 @@ def common_name(name: str) -> str | None:
     bare = bare.removeprefix("linalg_").removeprefix("special_")  # torch's own names of torch.linalg.norm and others
     bare = _COMMON.get(bare, bare)
     return _TRANSPOSED.get(bare, bare) if bare in COMPUTING else None
+
+
+# -- what a trace has ----------------------------------------------------------------------------------------------
+
+#: Besides those that compute: calls that only look at the same values in another way, or hand them on.
+LOOKING = frozenset((
+    "reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as",
+    "broadcast_to", "transpose", "permute", "movedim", "contiguous", "cast", "to", "clone", "detach", "getitem",
+    "split", "chunk", "unbind", "narrow", "select", "tile", "repeat", "repeat_interleave", "slice", "index_select",
+    "gather", "view_as_real", "view_as_complex", "assign",
+))  # fmt: skip
+_MAKING = (
+    "zeros", "ones", "full", "arange", "linspace", "eye", "zeros_like", "ones_like", "full_like", "tensor", "triu",
+    "tril", "outer", "one_hot",
+)  # fmt: skip
+_DECIDING = (
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and",
+    "bitwise_or", "isnan", "isinf", "sign", "topk", "sort", "argmax", "argmin", "argsort",
+)  # fmt: skip
+_FURTHER = (
+    "addmm", "baddbmm", "square", "pow", "erf", "stack", "roll", "flip", "tan", "atan", "sinh", "cosh", "expm1",
+    "log1p", "floor", "round", "ceil", "remainder", "reciprocal", "logsigmoid", "hardshrink", "softshrink", "softsign",
+    "tanhshrink", "masked_select", "scatter", "setitem", "copy", "multi_head_attention_forward", "polar", "dot",
+    "cumprod", "median", "dist", "cdist", "cosine_similarity", "unfold", "meshgrid", "adaptive_max_pool1d",
+    "adaptive_max_pool3d", "rrelu", "threshold", "bucketize", "scale", "lerp", "addcmul", "addcdiv", "masked_scatter",
+)  # fmt: skip
+_HEARD = COMPUTING.union(LOOKING, _MAKING, _DECIDING, _FURTHER)
+
+# What a framework calls it -> the common name, besides those above.
+_ALSO = {
+    "__rmatmul__": "rmatmul",
+    "__imul__": "mul",
+    "__isub__": "sub",
+    "__itruediv__": "div",
+    "__idiv__": "div",
+    "__rpow__": "rpow",
+    "__mod__": "remainder",
+    "mod": "remainder",
+    "__eq__": "eq",
+    "__ne__": "ne",
+    "__lt__": "lt",
+    "__le__": "le",
+    "__gt__": "gt",
+    "__ge__": "ge",
+    "__invert__": "logical_not",
+    "__and__": "logical_and",
+    "__or__": "logical_or",
+    "__getitem__": "getitem",
+    "__setitem__": "setitem",
+    "__abs__": "abs",
+    "equal_all": "eq",
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_than": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_than": "gt",
+    "greater_equal": "ge",
+    "bitwise_not": "logical_not",
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "t": "transpose",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "moveaxis": "movedim",
+    "type_as": "cast",
+    "astype": "cast",
+    "type": "cast",
+    "float": "cast",
+    "half": "cast",
+    "bfloat16": "cast",
+    "double": "cast",
+    "long": "cast",
+    "int": "cast",
+    "bool": "cast",
+    "absolute": "abs",
+    "vsplit": "split",
+    "hsplit": "split",
+    "tensor_split": "split",
+    "split_with_sizes": "split",
+    "hstack": "cat",
+    "vstack": "cat",
+    "ravel": "flatten",
+    "new_zeros": "zeros",
+    "new_ones": "ones",
+    "new_full": "full",
+    "to_tensor": "tensor",
+    "as_tensor": "tensor",
+    "multiply": "mul",
+    "mv": "matmul",
+    "inner": "matmul",
+}
+
+# What those of torch's functions that are written in C call their parameters.
+_PARAMETERS = {
+    **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod", "glu"), ("input", "dim")),
+    **dict.fromkeys(("mean", "sum", "prod", "var", "std", "logsumexp", "max", "min", "argmax", "argmin", "squeeze",
+                     "unsqueeze", "unbind", "norm"), ("input", "dim", "keepdim")),
+    **dict.fromkeys(("add", "sub", "mul", "div", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge", "maximum",
+                     "minimum", "rsub", "rdiv", "rmatmul", "rpow", "remainder"), ("input", "other")),
+    "transpose": ("input", "dim0", "dim1"),
+    "cat": ("tensors", "dim"),
+    "stack": ("tensors", "dim"),
+    "masked_fill": ("input", "mask", "value"),
+    "where": ("condition", "input", "other"),
+    "clamp": ("input", "min", "max"),
+    "flatten": ("input", "start_dim", "end_dim"),
+    "split": ("input", "split_size", "dim"),
+    "chunk": ("input", "chunks", "dim"),
+    "narrow": ("input", "dim", "start", "length"),
+    "select": ("input", "dim", "index"),
+    "triu": ("input", "diagonal"),
+    "tril": ("input", "diagonal"),
+    "gelu": ("input",),
+    "linear": ("input", "weight", "bias"),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+    "einsum": ("equation", "operands"),
+}  # fmt: skip
+
+
+def heard_name(name: str) -> str | None:
+    """The common name of a function or operator that a trace has; `None` for one that it has not."""
+    bare = name if name.startswith("__") else name.rstrip("_")
+    bare = bare.removeprefix("linalg_").removeprefix("special_")
+    bare = _COMMON.get(bare) or _ALSO.get(bare) or _TRANSPOSED.get(bare, bare)
+    return bare if bare in _HEARD or bare in ("rmatmul", "rpow") else None
+
+
+def parameters_of(name: str) -> tuple[str, ...]:
+    """What a function calls its parameters that may be given by position, by its common name; empty: not known."""
+    return _PARAMETERS.get(name, ())

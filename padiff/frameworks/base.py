@@ -6,6 +6,7 @@ Those folders are the only places that import torch or paddle. Which framework s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.frameworks.losses import LossObserver
 from padiff.sketches.samples import Empty
 
 #: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
@@ -41,6 +43,33 @@ Replaced = Callable[[tuple[Any, ...], Any], Any]
 OnGradient = Callable[[Any], Any]
 #: ``consumed(pairs)``: called with ``(parameter, gradient)`` pairs as the optimizer consumes them.
 OnConsumed = Callable[[Iterable[tuple[Any, Any]]], None]
+
+
+class FunctionListener(Protocol):
+    """Hears of the functions and operators that a model's code calls."""
+
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call begins.
+
+        Args:
+            name: the function's common name.
+            parameters: what it calls its parameters that may be given by position, as far as that is known.
+
+        Returns:
+            What `function_ended` is to be called with; `None` not to hear of its end.
+        """
+
+    def function_ended(self, begun: Any, output: Any) -> None:
+        """It has ended, and given this. Of one that ends in an exception nothing more is heard."""
+
+
+class Hearing(Handle, Protocol):
+    """What hears functions for a listener, until it is removed."""
+
+    def listen(self, on: bool) -> None:
+        """Hear those that are called from now on, or none. Hears none before it is asked to."""
 
 
 class Hook:
@@ -96,6 +125,18 @@ def evaluating_in(layers: Iterable[Any], context: AbstractContextManager[Any]) -
             layer.training = mode
 
 
+def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int) -> Iterator[tuple[Any, int]]:
+    """What comes before something, the nearest first, each with how far it is; at most so many."""
+    waiting, seen = deque([(first, 0)] if first is not None else []), [first]
+    while waiting:
+        node, distance = waiting.popleft()
+        yield node, distance
+        for each in before(node):
+            if each is not None and len(seen) < most and all(each is not other for other in seen):
+                seen.append(each)
+                waiting.append((each, distance + 1))
+
+
 class Tensors(Protocol):
     """Values, and what tensors are. What both frameworks call alike (``grad``, ``element_size()``) is asked of them."""
 
@@ -135,6 +176,9 @@ class Tensors(Protocol):
     def memory(self, tensor: Any) -> Any:
         """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
 
+    def same_values(self, tensor: Any, other: Any) -> bool:
+        """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""
+
     def version_of(self, tensor: Any) -> int:
         """A number that changes when the tensor is written in place; -1 where there is none."""
 
@@ -165,10 +209,16 @@ class Layers(Protocol):
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
 
+    def is_builtin(self, layer: Any) -> bool:
+        """Whether what the layer computes is the framework's own code, or compiled: none of the user's."""
+
     def sharded(self, layer: Any) -> bool:
         """Whether the layer's parameters are spread over processes (FSDP): this one holds a part of each, and while the
         layer is called, whole ones take their places.
         """
+
+    def compiled(self, layer: Any) -> bool:
+        """Whether what a call of the layer computes was compiled, as far as the layer shows it."""
 
     def kind(self, layer: Any) -> str:
         """The framework's own class that the layer is or derives from, lower case."""
@@ -201,6 +251,21 @@ class Hooking(Protocol):
         """Call back after each functional call and tensor method that computes something, made from the user's side.
 
         ``third_party`` are dotted names of custom operators (paddle only).
+        """
+
+    def on_losses(self, observer: LossObserver) -> Handle:
+        """Call back after each call of a loss function, and of one that clips gradients."""
+
+    def behind(self, tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
+        """The operations that a tensor was computed by, the last one first, each with how many lie after it.
+
+        Two are the same operation where they are the same object, as long as both are kept. At most so many.
+        """
+
+    def hear_functions(self, listener: FunctionListener) -> Hearing:
+        """Have a listener hear of the functions and operators that are called on this thread, while it listens.
+
+        What is compiled, or is being compiled, is not heard, and is the same as without.
         """
 
     def on_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:

@@ -12,13 +12,17 @@ class Known:
     Attributes:
         layer: what it calls a layer.
         layout: how the matrix ``weight`` of a linear layer lies.
+        counts_ignored: whether the mean of a cross-entropy is over all rows, those with a label that is ignored, too,
+            where that label is negative and classes have no weights. Soft labels are then weighed as a row, not class
+            by class.
     """
 
     layer: str
     layout: str
+    counts_ignored: bool = False
 
 
-FRAMEWORKS = {"torch": Known("module", "out_in"), "paddle": Known("layer", "in_out")}
+FRAMEWORKS = {"torch": Known("module", "out_in"), "paddle": Known("layer", "in_out", counts_ignored=True)}
 
 
 def usual_layout(framework: str, slot: str) -> str:

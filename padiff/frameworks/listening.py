@@ -12,8 +12,11 @@ bound it before calls what it was, and is not heard.
 
 from __future__ import annotations
 
+import inspect
 import sys
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType, FunctionType
@@ -23,13 +26,44 @@ from typing import Any, Protocol
 _PLACE = "what is called instead"
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A call that is heard.
+
+    Attributes:
+        function: what was called, as it is when nobody listens.
+        args, kwargs: what it was called with.
+        caller: the frame that called it.
+        listeners: all who listen to the function.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    caller: FrameType | None
+    listeners: tuple[Listener, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters that may be given by position."""
+        return _parameters(self.function)[0]
+
+    def arguments(self) -> dict[str, Any]:
+        """What each parameter was given, by its name, and the default of those that were given nothing.
+
+        What has no name is left out.
+        """
+        names, defaults = _parameters(self.function)
+        return {**defaults, **dict(zip(names, self.args)), **self.kwargs}
+
+
 class Listener(Protocol):
     """Hears of a function's calls."""
 
-    def enter(self, caller: FrameType | None) -> bool:
-        """A call begins, made by this frame. Returns whether to hear of its end."""
+    def enter(self, call: Heard) -> bool:
+        """A call begins. Returns whether to hear of its end."""
 
-    def leave(self, name: str, output: Any, failed: bool) -> None:
+    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
         """It ended; ``name`` is what the listener called the function. An exception that it ended in goes on."""
 
 
@@ -47,8 +81,10 @@ class _Calls:
         self.listeners: tuple[tuple[Listener, str], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_back  # above this frame is the function's own
-        hearing = [each for each in self.listeners if each[0].enter(caller)]
+        listeners = self.listeners
+        # Above this frame is the function's own.
+        call = Heard(self.original, args, kwargs, sys._getframe(1).f_back, tuple(each for each, _ in listeners))
+        hearing = [each for each in listeners if each[0].enter(call)]
         if not hearing:
             return self.original(*args, **kwargs)
         output, failed = None, True
@@ -57,7 +93,7 @@ class _Calls:
             failed = False
         finally:
             for listener, name in hearing:
-                listener.leave(name, output, failed)
+                listener.leave(call, name, output, failed)
         return output
 
 
@@ -94,20 +130,47 @@ def _calls_of(function: Any) -> _Calls | None:
     return next((const for const in getattr(code, "co_consts", ()) if isinstance(const, _Calls)), None)
 
 
+#: The code that a function was given when it was last listened to, and its own then. It is given the same again: what
+#: torch compiles is compiled for one code object, and would be compiled anew for each that it meets.
+_given: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType, _Calls]] = weakref.WeakKeyDictionary()
+
+
 def _in_code(function: FunctionType) -> _Calls:
-    old = function.__code__
+    old, new, calls = _given.get(function, (None, None, None))
+    if old is not function.__code__ or new is None or calls is None:
+        old = function.__code__
+        new, calls = _listened_to(function, old)
+        _given[function] = old, new, calls
+    function.__code__ = new
+    return calls
+
+
+def _listened_to(function: FunctionType, old: CodeType) -> tuple[CodeType, _Calls]:
     # Nothing but its code is ever another: so this one, with the old code, does what the function does.
     copy = FunctionType(old, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    copy.__dict__.update(function.__dict__)
+    alive = weakref.ref(function)
 
     def restore() -> None:
-        if function.__code__ is new:  # somebody may have set another one meanwhile: that one stays
+        function = alive()
+        if function is not None and function.__code__ is new:  # somebody may have set another one meanwhile: it stays
             function.__code__ = old
 
     calls = _Calls(copy, restore)
     new = _code_like(old, calls)
-    function.__code__ = new
-    return calls
+    return new, calls
+
+
+@lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of the parameters that may be given by position, and the defaults of all."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return (), {}
+    names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return names, {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _in_place(owner: Any, attribute: str, function: Callable[..., Any]) -> _Calls:

@@ -22,6 +22,8 @@ class Spelling:
         arguments: the common name of a layer's setting -> the argument, where it is called otherwise.
         converted: likewise -> what the argument is for the common value, which is torch's. Momentum is a
             normalisation's.
+        losses: common name of a loss function -> what it is called, and arguments that make it that.
+        loss_arguments: the common name of a loss's setting -> the argument, where it is called otherwise.
     """
 
     optimizers: str
@@ -34,6 +36,8 @@ class Spelling:
     epsilon: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    losses: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    loss_arguments: Mapping[str, str] = field(default_factory=dict)
 
 
 def _alone(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -99,6 +103,13 @@ _PADDLE = Spelling(
         "approximate": lambda value: value == "tanh",
         "count_include_pad": lambda value: not value,
     },
+    losses={
+        "huber_loss": ("smooth_l1_loss", ""),
+        "smooth_l1_loss": ("smooth_l1_loss", "is_huber=False"),
+        "multilabel_margin_loss": ("multi_label_margin_loss", ""),
+        "multilabel_soft_margin_loss": ("multi_label_soft_margin_loss", ""),
+    },
+    loss_arguments={"beta": "delta", "eps": "epsilon"},
 )
 SPELLINGS = {"torch": _TORCH, "paddle": _PADDLE}
 

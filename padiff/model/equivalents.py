@@ -51,6 +51,12 @@ _ACTIVATIONS = (
 _POOLS = tuple(f"{how}pool{n}d" for how in ("max", "avg", "adaptiveavg", "adaptivemax", "lp") for n in (1, 2, 3))
 _FAMILIES = (frozenset(_ACTIVATIONS), frozenset(_POOLS))
 
+#: Names of layers and functions whose derivative jumps somewhere.
+_KINKED = frozenset(
+    {"relu", "relu6", "leakyrelu", "prelu", "rrelu", "hardswish", "hardsigmoid", "hardtanh", "hardshrink", "softshrink",
+     "thresholdedrelu", "threshold", "maxout", "clip", "clamp", "abs", "max", "amax", "maximum", "minimum"}
+)  # fmt: skip
+
 #: Bookkeeping that only one framework keeps: never missed on the other side.
 ONE_SIDED = frozenset({"num_batches_tracked"})
 
@@ -69,6 +75,12 @@ def common_kind(name: str) -> str:
 def is_activation(name: str) -> bool:
     """Whether a kind is a function of each element."""
     return common_kind(name) in _FAMILIES[0]
+
+
+def has_kinks(name: str) -> bool:
+    """Whether a layer, or a function, of this kind has a derivative that jumps: ReLU and its kind, maxima."""
+    plain = common_kind(name).replace("_", "")
+    return plain in _KINKED or "maxpool" in plain
 
 
 def same_family(one: str, other: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -85,12 +86,36 @@ def flatten_inputs(
         yield from _items(value, f"input.{name}", is_tensor, 0)
 
 
+def flatten_named(given: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield ``(slot, tensor)`` for every tensor of named values, in order: ``x``, ``tensors.0``."""
+    for name, value in given.items():
+        yield from _items(value, name, is_tensor, 0)
+
+
 def _named(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):  # a builtin without a signature
-        parameters = []
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = _positional(forward) if args else ()
     for index, value in enumerate(args):
         yield (positional[index] if index < len(positional) else str(index)), value
     yield from kwargs.items()
+
+
+#: What functions call their parameters that may be given by position: asked for in every call of every layer.
+_known: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def _positional(forward: Callable[..., Any]) -> tuple[str, ...]:
+    function = getattr(forward, "__func__", None)
+    if function is None:  # set on the object itself, or no function at all
+        return _positional_of(forward)
+    found = _known.get(function)
+    if found is None:
+        found = _known[function] = _positional_of(forward)
+    return found
+
+
+def _positional_of(forward: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return ()
+    return tuple([p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])

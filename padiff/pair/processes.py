@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from padiff.records import LOOP, PARAMETER_STAGES, Both, InMemory, Kind, Problem, Record, RunInfo, Step
+from padiff.records import PARAMETER_STAGES, Both, InMemory, Kind, Problem, Record, RunInfo, Step, is_loss
 
 #: Why the rest is not compared.
 OWN_SAMPLES = Problem(Kind.OWN_SAMPLES, "each process saw samples of its own")
@@ -40,11 +40,11 @@ def common_part(steps: Sequence[Step], info: RunInfo) -> Step:
     losses: dict[tuple[str, int], list[float]] = defaultdict(list)
     for step in steps:
         for record in step.records:
-            if record.layer == LOOP and record.stage == "loss":
+            if is_loss(record):
                 losses[record.slot, record.call].append(float(record.value))
     kept: list[Record] = []
     for record in steps[0].records:
-        if record.layer == LOOP and record.stage == "loss":
+        if is_loss(record):
             mean = np.asarray(np.mean(losses[record.slot, record.call]))
             kept.append(replace(record, source=InMemory(mean)))
         elif record.stage in PARAMETER_STAGES and (record.layer, record.slot) not in buffers:
@@ -60,5 +60,5 @@ def rest(steps: Sequence[Step], common: Step) -> list[Record]:
         for step in steps
         for record in step.records
         if step is not steps[0] or record.site not in known
-        if not (record.layer == LOOP and record.stage == "loss" and record.site in known)
+        if not (is_loss(record) and record.site in known)
     ]

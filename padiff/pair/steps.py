@@ -11,6 +11,7 @@ from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import inside
 from padiff.model import equivalents
 from padiff.pair.layouts import layout_between, square_layout
+from padiff.pair.losses import pair_losses
 from padiff.pair.parameters import Index, RecordPair, alone, pair_parameters, pair_split_outputs
 from padiff.records import (
     BROADCAST,
@@ -25,6 +26,7 @@ from padiff.records import (
     Record,
     Step,
     is_functional,
+    is_of_loss,
 )
 
 
@@ -51,7 +53,11 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         paths = layers.reference.path, layers.candidate.path
         pairs += _pair_layer(layers, indexes, paths not in alignment.cut_elsewhere)
     for stage in STAGES:
-        pairs += _match(_taken_out(indexes, Both(LOOP, LOOP), stage))
+        of_loop = _taken_out(indexes, Both(LOOP, LOOP), stage)
+        if stage == "loss":
+            pairs += pair_losses(of_loop.map(lambda side: [record for record in side if is_of_loss(record)]))
+            of_loop = of_loop.map(lambda side: [record for record in side if not is_of_loss(record)])
+        pairs += _match(of_loop)
     pairs += _pair_inputs(indexes)
     pairs += alone(indexes.map(lambda index: chain.from_iterable(index.values())))
     buffers, made = _buffers(alignment), []

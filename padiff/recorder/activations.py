@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from padiff.recorder.detail import NOTHING
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
+from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
+from padiff.records import Operand
 
 
 @dataclass(slots=True)
@@ -26,17 +28,8 @@ class Call:
     recomputed: bool
     #: Whether it is made inside of a function transform: then nothing of it is recorded.
     transformed: bool = False
-
-
-@dataclass(slots=True)
-class _Tensor:
-    """A tensor seen in forward: its copy, and every site at which it was seen unchanged."""
-
-    alive: weakref.ref[Any]
-    version: int
-    #: Its values as they were copied, by level; empty where it came from a recomputation.
-    sources: dict[str, Taken | Left] = field(default_factory=dict)
-    sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
+    #: What went in; `None` where that is not looked at.
+    inputs: tuple[Operand, ...] | None = None
 
 
 class Activations:
@@ -46,16 +39,34 @@ class Activations:
         records: where records go.
         levels: how much is kept of each.
         interrupts: keeps Ctrl-C in backward.
+        tensors: those that were seen so far.
     """
 
-    def __init__(self, records: RecordBuffer, framework: Framework, levels: LevelOf, interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        records: RecordBuffer,
+        framework: Framework,
+        levels: LevelOf,
+        interrupts: Interrupts,
+        tensors: SeenTensors,
+    ) -> None:
         self._records = records
-        self._version_of, self._on_gradient = framework.tensors.version_of, framework.hooks.on_gradient
-        self._levels, self._interrupts = levels, interrupts
-        self._seen: dict[int, _Tensor] = {}
+        self._on_gradient = framework.hooks.on_gradient
+        self._levels, self._interrupts, self._tensors = levels, interrupts, tensors
         self._times: Counter[tuple[str, str, int, bool]] = Counter()
         self._leaf_handles: list[Handle] = []
         self._closed = False
+
+    def see_input(self, call: Call, slot: str, tensor: Any) -> None:
+        """Record a tensor that the model is called with."""
+        level = self._levels(call.node.path, "input")
+        if level == NOTHING:
+            return
+        taken = self._records.take(tensor, level)
+        self._records.write(call.node, "input", slot, taken, call.number, call.training)
+        if not isinstance(taken, Left):
+            with suppress(Exception):  # what is not known again is copied again
+                self._tensors.of(tensor).traced = taken
 
     def see(self, call: Call, slot: str, tensor: Any) -> None:
         """Record a tensor that a call gave, and from now on its gradient."""
@@ -65,17 +76,15 @@ class Activations:
         if level == NOTHING and not backward:
             return
         try:
-            version = self._version_of(tensor)
-            seen = self._seen.get(id(tensor))
-            if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
-                seen = _Tensor(weakref.ref(tensor), version)
+            seen = self._tensors.of(tensor)
+            if not seen.followed:
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
                 # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
                 # parameter or an input that a layer hands on, which lives on.
                 handle = self._on_gradient(tensor, partial(self._gradient, seen))
                 if handle is not None and tensor.is_leaf:
                     self._leaf_handles.append(handle)
-                self._seen[id(tensor)] = seen
+                seen.followed = True
         except Exception as error:
             self._records.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
             return
@@ -88,13 +97,13 @@ class Activations:
             taken = seen.sources[level] = self._records.take(tensor, level)
         self._records.write(call.node, "forward", slot, taken, call.number, call.training)
 
-    def _gradient(self, seen: _Tensor, gradient: Any) -> None:
+    def _gradient(self, seen: SeenTensor, gradient: Any) -> None:
         try:
             self._see_gradient(seen, gradient)
         except KeyboardInterrupt:
             self._interrupts.keep()
 
-    def _see_gradient(self, seen: _Tensor, gradient: Any) -> None:
+    def _see_gradient(self, seen: SeenTensor, gradient: Any) -> None:
         if self._closed or gradient is None:
             return
         copies: dict[str, Taken | Left] = {}
@@ -118,4 +127,3 @@ class Activations:
         """The step is over: from now on nothing is recorded."""
         self.detach()
         self._closed = True
-        self._seen.clear()

@@ -81,7 +81,7 @@ class ArrayPool:
 
     def recycle(self, step: Step) -> None:
         """Take back the buffers of a step that is written and that nobody looks at any more."""
-        found = {id(b): b for record in step.records for a in record.source.arrays for b in _below(a)}
+        found = {id(b): b for source in step.sources for a in source.arrays for b in _below(a)}
         with self._lock:
             returned = [*found.values(), *self._returned]
             self._returned = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.base import TRANSFORMED, Framework
+from padiff.frameworks.base import TRANSFORMED, Framework, Hearing
 from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations, Call
@@ -22,8 +22,11 @@ from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
+from padiff.recorder.losses import Losses
 from padiff.recorder.parameters import Parameters, View
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
+from padiff.recorder.seen_tensors import SeenTensors
+from padiff.recorder.tracer import Begun, Tracer
 from padiff.records import LOOP, Step
 from padiff.system.switches import Switches
 
@@ -50,6 +53,11 @@ class Capture:
         stepped: called when an optimizer has stepped, with how often it did within this step.
         stacks: whether to keep each call's Python stack, as `stacks`.
         consuming: called with an optimizer that is about to step.
+        functions: whether the step's trace is to have the functions and operators that layers' code calls.
+        losses: whether to record what loss functions are called with.
+
+    Attributes:
+        losses: what hears of loss functions; `None` where nothing does.
     """
 
     def __init__(
@@ -63,6 +71,8 @@ class Capture:
         stepped: Callable[[int], None] | None = None,
         stacks: bool = False,
         consuming: Callable[[Any], None] | None = None,
+        functions: bool = False,
+        losses: bool = False,
     ) -> None:
         self.number = number
         #: What the step showed of how the training is set (`padiff.records.settings`).
@@ -83,7 +93,10 @@ class Capture:
         #: What the layers own.
         self.parameters = Parameters(self._records, layers, optimizers, levels, views)
         self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
-        self._activations = Activations(self._records, framework, levels, self._interrupts)
+        self._tensors = SeenTensors(framework)
+        self._activations = Activations(self._records, framework, levels, self._interrupts, self._tensors)
+        self._tracer = Tracer(self._records, framework, levels, self._tensors, functions)
+        self._hearing: Hearing | None = None
         self._hooks = Hooks(framework)
         self._begun = False
         self._running: list[Call] = []
@@ -94,11 +107,24 @@ class Capture:
         #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
-        self._losses = 0
+        self._logged = 0
         self._stepped = stepped
+        self.losses = self._losses() if losses else None
+
+    def _losses(self) -> Losses:
+        return Losses(
+            self._records,
+            self._framework,
+            self._levels,
+            self._nodes,
+            self._chosen,
+            self._tensors,
+            self._running,
+        )
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
+        self._computing = self._layers.computing
         self._known = {id(node.layer): node for node in self._nodes}
         if self._switches.skip_wrappers:
             self._chosen -= _wrappers(self._nodes, self._framework)
@@ -110,6 +136,8 @@ class Capture:
         self._hooks.observer = self
         self._hooks.on_layers(self._nodes)
         self._hooks.on_others(self._optimizers, self._switches)
+        if self._tracer.functions and self._hearing is None:
+            self._hearing = self._framework.hooks.hear_functions(self)
         if self._begun:
             self._hook_parameters()
 
@@ -121,8 +149,14 @@ class Capture:
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
         self._hooks.remove()
+        self._stop_hearing()
         self._activations.detach()
         self._running.clear()
+
+    def _stop_hearing(self) -> None:
+        hearing, self._hearing = self._hearing, None
+        if hearing is not None:
+            hearing.remove()
 
     def _begin(self) -> None:
         """The step's first call: what the model is now holds for the step. Since the step before it may have changed,
@@ -131,8 +165,12 @@ class Capture:
         self._begun = True
         if self._layers.look():
             self._take_layers()
+            if self.losses is not None:
+                self.losses.follow(self._nodes, self._chosen)
             self._hooks.on_layers(self._nodes)
             self.parameters.follow(self._layers)
+        if self._tracer.functions:
+            self._tracer.know_parameters(self._nodes)
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -142,6 +180,34 @@ class Capture:
     # -- forward and backward -----------------------------------------------------------------------------
 
     def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._hearing is None:
+            self._before_call(key, layer, args, kwargs)
+            return
+        self._hearing.listen(False)  # what is called here is not the model's
+        try:
+            self._before_call(key, layer, args, kwargs)
+        finally:
+            self._listen()
+
+    def after_call(self, key: int, output: Any, failed: bool) -> None:
+        if self._hearing is None:
+            self._after_call(key, output, failed)
+            return
+        self._hearing.listen(False)
+        try:
+            self._after_call(key, output, failed)
+        finally:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear functions while a layer's own code runs."""
+        if self._hearing is not None and self._running:
+            inside = self._running[-1]
+            heard = inside.node.path in self._chosen and not inside.recomputed and not inside.transformed
+            if heard and not self._tracer.full and not self._framework.layers.is_builtin(inside.node.layer):
+                self._hearing.listen(True)
+
+    def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         transforming = self._transforming()
         if not self._begun and not transforming:
             self._begin()
@@ -162,21 +228,28 @@ class Capture:
         number = counter[node.path, training]
         counter[node.path, training] += 1
         outermost = not self._running
-        self._running.append(Call(node, number, training, recomputed))
+        call = Call(node, number, training, recomputed)
+        self._running.append(call)
         if self._keep_stacks and not recomputed:
             self.stacks[node.path, number] = traceback.extract_stack()
         if self._switches.path_log:
             print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
         if outermost and (training or not self.autocast):
             self.autocast = self._framework.environment.autocast()
-        if not outermost or recomputed:
+        if recomputed:
             return
-        self.parameters.snapshot()
-        self._outermost[node.path, training] += 1
-        self._note_modes(training)
-        if node.path in self._chosen:
-            for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
-                self._records.tensor(node, "input", slot, tensor, self._levels(node.path, "input"), number, training)
+        if outermost:
+            if self.losses is not None:
+                # What is compiled must not meet another function than it was compiled with.
+                self._hooks.on_losses(not self._framework.layers.compiled(layer))
+            self.parameters.snapshot()
+            self._outermost[node.path, training] += 1
+            self._note_modes(training)
+            if node.path in self._chosen:
+                for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
+                    self._activations.see_input(call, slot, tensor)
+        if node.path in self._chosen and (node.path in self._computing or outermost or self._tracer.functions):
+            call.inputs = self._tracer.inputs(node, args, kwargs)
 
     def _note_modes(self, training: bool) -> None:
         """Which layers train, in the step's first call; in its first one in training mode, where there is one."""
@@ -188,7 +261,7 @@ class Capture:
         if others:
             self.settings["training.others"] = others
 
-    def after_call(self, key: int, output: Any, failed: bool) -> None:
+    def _after_call(self, key: int, output: Any, failed: bool) -> None:
         node, call = self._known.get(key), None
         if node is None:
             return
@@ -197,15 +270,19 @@ class Capture:
             call = self._running.pop()
             if call.node is node:
                 break
-        if not self._running and not failed and self._layers.fresh:
-            self._take_lazy()
+        if not self._running and not failed:
+            if self._layers.fresh:
+                self._take_lazy()
+            if self.losses is not None and call is not None:
+                self.losses.called(output)
+                self._hooks.on_losses(True)
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
-        if self._is_tensor(output):
-            self._activations.see(call, "output.0", output)
-            return
-        for slot, tensor in flatten(output, "output", self._is_tensor):
+        outputs = [("output.0", output)] if self._is_tensor(output) else [*flatten(output, "output", self._is_tensor)]
+        for slot, tensor in outputs:
             self._activations.see(call, slot, tensor)
+        if call.inputs is not None:
+            self._tracer.layer_ended(call, outputs)
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""
@@ -227,6 +304,18 @@ class Capture:
         for slot, tensor in flatten(output, f"{name}()", self._is_tensor):
             self._activations.see(call, slot, tensor)
 
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Begun | None:
+        """A layer's own code calls a function; `None` where that is not looked at."""
+        if self._records.copying or not self._running or self._transforming():
+            return None
+        return self._tracer.function_begins(name, parameters, self._running[-1], args, kwargs)
+
+    def function_ended(self, begun: Begun, output: Any) -> None:
+        """The function has given this."""
+        self._tracer.function_ended(begun, output)
+
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         self._interrupts.raise_kept()
         if self._consuming is not None:
@@ -235,6 +324,8 @@ class Capture:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         self.parameters.stepped(optimizer)
+        if self.losses is not None and self._hooks.hears_losses:
+            self.losses.stepped()
         if self._stepped is not None:
             self._stepped(self.parameters.steps_taken)
 
@@ -260,8 +351,8 @@ class Capture:
                 return
         else:
             array = np.asarray(value, dtype=np.float64)
-        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._losses, str(array.dtype))
-        self._losses += 1
+        self._records.scalar("loss", "loss", float(array.astype(np.float64).mean()), self._logged, str(array.dtype))
+        self._logged += 1
 
     @property
     def empty(self) -> bool:
@@ -281,13 +372,21 @@ class Capture:
             detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
         """
         self.parameters.finish(updates)
+        if self.losses is not None:
+            if not self._logged:
+                self.losses.finish(self._micro_batches, loss_scale)
+            self.settings.update(self.losses.settings)
+            self.losses.close()
         if detach:
             self.detach()
+        self._stop_hearing()
         self._running.clear()
         self._activations.close()
         self._records.fetch()
         step = self.peek(rank, loss_scale)
         self._records.clear()
+        self._tracer.clear()
+        self._tensors.clear()
         return step
 
     def parameters_now(self) -> Step:
@@ -306,12 +405,21 @@ class Capture:
         """What could not be recorded, in words, but for calls in evaluation mode within the step."""
         return self._records.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
 
+    @property
+    def _evaluations(self) -> int:
+        """How many calls in evaluation mode are left out."""
+        modes = {training for _, training in self._outermost}
+        return sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
+
+    @property
+    def _micro_batches(self) -> int:
+        left_out = self._evaluations
+        return max((n for (_, training), n in self._outermost.items() if training or not left_out), default=1)
+
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
-        modes = {training for _, training in self._outermost}
-        left_out = sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
-        counts = [count for (_, training), count in self._outermost.items() if training or not left_out]
+        left_out = self._evaluations
         recomputed = frozenset(path for path, _ in self._recalls)
         evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return Step(
@@ -319,6 +427,7 @@ class Capture:
             records=self._records.records(bool(left_out), recomputed),
             rank=rank,
             loss_scale=loss_scale,
-            micro_batches=max(counts, default=1),
+            micro_batches=self._micro_batches,
             notes=(*((evaluated,) if left_out else ()), *self.left_out),
+            trace=self._tracer.trace(bool(left_out)),
         )

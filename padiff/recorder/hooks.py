@@ -8,12 +8,21 @@ from functools import partial
 from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
 from padiff.model.selection import Node
+from padiff.recorder.losses import Losses
 from padiff.system.switches import Switches
 
 
 class Observer(Protocol):
-    """What hooks call. Keys are the identities of layers and parameters."""
+    """What hooks call. Keys are the identities of layers and parameters.
+
+    Attributes:
+        losses: what hears of loss functions; `None` where nothing does.
+    """
+
+    @property
+    def losses(self) -> Losses | None: ...
 
     def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
@@ -36,7 +45,7 @@ class Hooks:
             is collected.
     """
 
-    __slots__ = ("_framework", "_gradients", "_layers", "_nodes", "_others", "observer")
+    __slots__ = ("__weakref__", "_framework", "_gradients", "_layers", "_losses", "_nodes", "_others", "observer")
 
     def __init__(self, framework: Framework) -> None:
         self.observer: Observer | None = None
@@ -46,6 +55,7 @@ class Hooks:
         self._layers: dict[int, list[Handle]] = {}
         self._gradients: dict[int, tuple[weakref.ref[Any], Handle]] = {}
         self._others: list[Handle] = []
+        self._losses: list[Handle] = []
 
     def on_layers(self, nodes: Sequence[Node]) -> None:
         """Have hooks on these layers and on no others."""
@@ -84,6 +94,21 @@ class Hooks:
                 optimizer, partial(self._consume, optimizer), partial(self._stepped, optimizer)
             )
 
+    def on_losses(self, wanted: bool) -> None:
+        """Have the loss functions listened to, or not."""
+        if wanted and not self._losses:
+            listening = self._framework.hooks.on_losses(_LossHook(self))
+            # The functions know who listens: they must not keep a recording, and its model, that nobody else keeps.
+            weakref.finalize(self, listening.remove)
+            self._losses.append(listening)
+        elif not wanted:
+            _take_off(self._losses)
+
+    @property
+    def hears_losses(self) -> bool:
+        """Whether the loss functions, and those that clip, are listened to."""
+        return bool(self._losses)
+
     def remove(self) -> None:
         """Take every hook off; may be called twice."""
         self.observer, self._nodes = None, ()
@@ -92,6 +117,7 @@ class Hooks:
         while self._gradients:
             self._gradients.popitem()[1][1].remove()
         _take_off(self._others)
+        _take_off(self._losses)
 
     # -- what the hooks call -------------------------------------------------------------------------------
 
@@ -118,6 +144,43 @@ class Hooks:
     def _stepped(self, optimizer: Any) -> None:
         if self.observer is not None:
             self.observer.optimizer_stepped(optimizer)
+
+
+class _LossHook:
+    """Hands what loss functions are called with on to the observer of the step under way."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = weakref.ref(hooks)
+
+    @property
+    def losses(self) -> Losses | None:
+        """Who hears of it now."""
+        hooks = self._hooks()
+        return hooks.observer.losses if hooks is not None and hooks.observer is not None else None
+
+    def wants(self) -> bool:
+        losses = self.losses
+        return losses is not None and losses.wants()
+
+    def loss(self, call: LossCall, others: Sequence[LossObserver]) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.loss(call, _rivals(others))
+
+    def clip(self, call: ClipCall, others: Sequence[LossObserver]) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.clip(call, _rivals(others))
+
+    def backward(self, tensor: Any) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.backward(tensor)
+
+
+def _rivals(others: Sequence[LossObserver]) -> list[Losses]:
+    hooks = [other for other in others if isinstance(other, _LossHook)]
+    return [losses for losses in (hook.losses for hook in hooks) if losses is not None]
 
 
 def _take_off(handles: list[Handle]) -> None:

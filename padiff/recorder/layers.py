@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from padiff.errors import SelectionError
@@ -31,6 +32,7 @@ class Layers:
         nodes: the layers, the model itself first.
         chosen: paths of those whose tensors are recorded.
         owning: paths of those whose parameters are.
+        computing: paths of those that own parameters, or hold no other layer.
         mapped: paths of the layer map's layers.
         changes: what came, went and was replaced, in words; empty where nothing did.
 
@@ -92,6 +94,7 @@ class Layers:
         self.owning = owning(self.nodes, self.framework, self.chosen, mapped)
         self.mapped = tuple(path for item in mapped for path in find_paths(self.nodes, item, "layer_map"))
         self._held, self._owned = _held(self.nodes, self.framework), _owned(self.nodes, self.framework)
+        self.computing = _computing(self.nodes, self.framework)
         self._fresh = self._outdated = True
 
     def _look_at_parameters(self) -> None:
@@ -120,8 +123,23 @@ class FixedLayers:
 
     fresh: ClassVar[bool] = False
 
+    @cached_property
+    def computing(self) -> frozenset[str]:
+        return _computing(self.nodes, self.framework)
+
     def look(self) -> bool:
         return False
+
+
+def _computing(nodes: Sequence[Node], framework: Framework) -> frozenset[str]:
+    """Paths of the layers that own parameters, or hold no other layer."""
+    layers = framework.layers
+    return frozenset(
+        node.path
+        for node in nodes
+        if any(role == "parameter" for _, _, role in layers.parameters(node.layer))
+        or not any(True for _ in layers.children(node.layer))
+    )
 
 
 def _by_path(nodes: Sequence[Node], items: Iterable[Any] | None) -> list[tuple[Any, str]]:

@@ -31,23 +31,38 @@ class Levels:
 
 
 class LevelsOfSteps:
-    """The levels of each due step: sometimes full tensors are due instead of sketches, or asked for."""
+    """The levels of each due step: sometimes full tensors are due instead of sketches, or asked for.
 
-    def __init__(self, detail: Detail) -> None:
+    Args:
+        detail: what is kept.
+        functions: whether functions are to be looked at in some steps: the first one that is recorded, and those that
+            are asked for.
+
+    Attributes:
+        functions: whether they are in the step that was last asked about.
+    """
+
+    def __init__(self, detail: Detail, functions: bool = False) -> None:
         self._detail = detail
         every = detail.full_every_n_steps
         self._full = None if every is None else Schedule.of(every)
         self._requests: Requests | None = None
         self._usual = Levels(detail)
+        self._wanted = self._first = self.functions = functions
 
     def listen(self, run: Path | None) -> None:
         """From now on, look in the run folder for requests for full tensors."""
-        if run is not None and self._detail.sketches:
+        if run is not None and (self._detail.sketches or self._wanted):
             self._requests = Requests(run)
 
     def of(self, step: int) -> Levels:
         """The levels of a due step."""
+        zoomed = self._requests.due(step) if self._requests is not None else None
+        self.functions = self._first or (self._wanted and bool(zoomed))
         if self._full is not None and self._full.due(step):
             return Levels(self._detail, full=True)
-        zoomed = self._requests.due(step) if self._requests is not None else None
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
+
+    def recorded(self) -> None:
+        """A step was recorded: the first one is over."""
+        self._first = False

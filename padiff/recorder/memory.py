@@ -55,7 +55,7 @@ class MemoryRun:
     # The same calls as the folder's writer has.
 
     def put(self, step: Step) -> None:
-        make_sketches(record.source for record in step.records)
+        make_sketches(step.sources)
         self._steps[step.number] = step
         self._sizes[step.number] = _size(step)
         for number in self.numbers()[1:-1]:
@@ -76,6 +76,5 @@ class MemoryRun:
 
 def _size(step: Step) -> int:
     """Bytes of a step's values; what several records share is there once."""
-    sources = [record.source for record in step.records]
-    arrays = [a for s in sources for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
+    arrays = [a for s in step.sources for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
     return sum({id(array): array.nbytes for array in arrays}.values())

@@ -29,6 +29,10 @@ class RunOptions(TypedDict, total=False):
     """Record these layers only; see `padiff.model.selection.select`. A white list makes a black list void."""
     black_list: Iterable[Any] | None
     """Record all layers but these; see `padiff.model.selection.select`."""
+    functions: bool
+    """Whether the first recorded step, and steps that are asked for, also hold which functions and operators the code
+    of the layers calls, what goes into them and what comes out: where in the code between two layers a diff comes from.
+    Such a step takes up to three times as long as another one that is recorded. Default true."""
     pack: bool | None
     """Whether all of a step goes into one file, in the safetensors format. Default: where sketches or a compression ask
     for it; else a step is JSON and an ``.npy`` file for each tensor."""
@@ -78,8 +82,11 @@ class Scope:
     black_list: Iterable[Any] | None = None
     layer_map: Sequence[Any] | None = None
     start_step: int = 0
+    functions: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.functions, bool):
+            raise UsageError(f"functions is True or False, got {self.functions!r}")
         start = self.start_step
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise UsageError(f"start_step has to be a whole number of at least 0, got {start!r}")

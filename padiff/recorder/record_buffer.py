@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from padiff.frameworks.base import Framework
+from padiff.frameworks.base import Framework, Tensors
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, NOTHING, SKETCH
+from padiff.recorder.detail import FULL, SKETCH
 from padiff.recorder.left_out import Left, LeftOut
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
 from padiff.sketches.samples import Empty, Samples
@@ -135,6 +136,69 @@ class Sampled:
         return Sketched((self.samples, number), size, self.transposed)
 
 
+class Awaited(TensorSource):
+    """A tensor source whose values are still on their way from a device; reading waits for them."""
+
+    __slots__ = ("_array", "_batch", "shape", "tensor")
+
+    def __init__(self, tensor: Any, shape: tuple[int, ...]) -> None:
+        self.tensor, self.shape = tensor, shape
+        self._array: np.ndarray | None = None
+        self._batch: _Batch | None = None
+
+    def arrive_with(self, batch: _Batch) -> None:
+        """Come over together with others."""
+        self._batch, self.tensor = batch, None
+
+    def arrived(self, flat: np.ndarray) -> None:
+        """These are the values."""
+        self._array = flat.reshape(self.shape)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return () if self._array is None else (self._array,)
+
+    def read(self) -> np.ndarray:
+        if self._array is None:
+            assert self._batch is not None, "read before the step was finished"
+            self._batch.settle()
+        assert self._array is not None
+        return self._array
+
+
+class _Batch:
+    """Tensors that come over from their device together."""
+
+    def __init__(self, members: Sequence[Awaited], tensors: Tensors) -> None:
+        self._wait: Callable[[], list[np.ndarray]] | None = tensors.fetch([each.tensor for each in members])
+        self._members: Sequence[Awaited] = members
+        self._lock = threading.Lock()
+        for each in members:
+            each.arrive_with(self)
+
+    def settle(self) -> None:
+        """Wait until they are there."""
+        with self._lock:
+            wait, self._wait = self._wait, None
+            for each, flat in zip(self._members, wait() if wait is not None else ()):
+                each.arrived(flat)
+            self._members = ()
+
+
+@dataclass(slots=True)
+class OnItsWay:
+    """A copy of a tensor that is still on its device.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        source: where a record will find the values.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    source: Awaited
+
+
 #: What was copied of a tensor.
 Taken = Whole | Sampled
 
@@ -156,16 +220,18 @@ class RecordBuffer:
     """The records of a step so far, each with whether the model was in training mode.
 
     Attributes:
-        copying: whether a tensor is being copied just now: what that calls is not the model's.
+        copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
         left_out: what could not be copied.
     """
+
+    copying: ClassVar[bool] = False
 
     def __init__(self, framework: Framework, empty: Empty = np.empty, samples: Samples | None = None) -> None:
         self._tensors = framework.tensors
         self._empty = empty
         self._samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self._entries: list[_Entry] = []
-        self.copying = False
+        self._later: list[Awaited] = []
         self.left_out = LeftOut()
 
     def __len__(self) -> int:
@@ -174,19 +240,20 @@ class RecordBuffer:
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+        self._later.clear()
 
     def copy(self, tensor: Any) -> np.ndarray:
         """The tensor's values as they are now."""
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             return self._tensors.copy(tensor, self._empty)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
 
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
         tensors, samples = self._tensors, self._samples
-        self.copying = True
+        RecordBuffer.copying = True
         try:
             dtype = tensors.dtype(tensor)
             if level == FULL:
@@ -202,16 +269,27 @@ class RecordBuffer:
             # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
             return Left.because(error)
         finally:
-            self.copying = False
+            RecordBuffer.copying = False
+
+    def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
+        """The tensor's values as they are now, all of them; from another device they come when the step is over."""
+        if self._tensors.device(tensor) == "cpu":
+            return self.take(tensor, FULL)
+        RecordBuffer.copying = True
+        try:
+            shape = self._tensors.shape(tensor)
+            with self._tensors.without_grad():
+                source = Awaited(tensor.detach().reshape([-1]).clone(), shape)
+            self._later.append(source)
+            return OnItsWay(self._tensors.dtype(tensor), shape, source)
+        except Exception as error:
+            return Left.because(error)
+        finally:
+            RecordBuffer.copying = False
 
     def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, transposed: bool) -> Sampled:
         """A sample from where a tensor's memory is."""
         return Sampled(dtype, shape, self._samples, self._samples.add(cut), transposed)
-
-    def tensor(self, node: Node, stage: str, slot: str, tensor: Any, level: str, call: int, training: bool) -> None:
-        """Copy a tensor and write it down."""
-        if level != NOTHING:
-            self.write(node, stage, slot, self.take(tensor, level), call, training)
 
     def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
         """Write down what was copied, or that it was not."""
@@ -239,13 +317,35 @@ class RecordBuffer:
         source = InMemory(np.asarray(value, dtype=np.float64))
         self._entries.append(_Entry(None, stage, slot, source, dtype, (), call, True))
 
+    def loop(
+        self,
+        stage: str,
+        slot: str,
+        taken: Taken | OnItsWay | Left,
+        call: int,
+        training: bool = True,
+        place: int | None = None,
+    ) -> None:
+        """Write down a tensor of the step's own, or that it was not copied.
+
+        ``place`` is where among the records it belongs. Default: at the end.
+        """
+        if isinstance(taken, Left):
+            self.left_out.add(LOOP, taken.reason, training)
+            return
+        entry = _Entry(None, stage, slot, taken.source, taken.dtype, tuple(taken.shape), call, training)
+        self._entries.insert(len(self._entries) if place is None else place, entry)
+
     def count(self, path: str, stage: str) -> int:
         """How many records there are of a layer at a stage."""
         return sum(n.stage == stage and (n.node.path if n.node else LOOP) == path for n in self._entries)
 
     def fetch(self) -> None:
-        """Begin to bring over the samples that are still on another device: all of them at once."""
+        """Begin to bring over what is still on another device: all of it at once."""
         self._samples.fetch()
+        if self._later:
+            _Batch(list(self._later), self._tensors)
+            self._later.clear()
 
     def records(self, training_only: bool, recomputed: frozenset[str]) -> tuple[Record, ...]:
         """The records, in the order in which they came.

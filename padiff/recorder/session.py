@@ -63,7 +63,7 @@ class Recorder:
             raise UsageError("the white and black lists leave no layer to record")
         self._description = Description(self._framework, self._layers, self._schedule, detail, identity)
         self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
-        self._levels = LevelsOfSteps(detail)
+        self._levels = LevelsOfSteps(detail, scope.functions)
         self._views: dict[int, View] = {}
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
@@ -186,6 +186,8 @@ class Recorder:
                 self._views,
                 self._stepped,
                 consuming=self._settings.look,
+                functions=self._levels.functions,
+                losses=True,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -247,6 +249,7 @@ class Recorder:
             self.detach()
             self._layers.look()
             return None
+        self._levels.recorded()
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:

@@ -7,6 +7,7 @@ from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.declared import Difference
+from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
@@ -22,7 +23,11 @@ from padiff.records.recorded import (
     RunInfo,
     Step,
     inner_path,
+    is_below,
     is_functional,
+    is_loss,
+    is_of_loss,
+    loss_role,
 )
 from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
 from padiff.records.report_text import (
@@ -30,6 +35,7 @@ from padiff.records.report_text import (
     count_text,
     coverage_lines,
     failed_lines,
+    limit_lines,
     stage_table,
     verdict,
     zeros_text,
@@ -47,9 +53,12 @@ from padiff.records.run_text import (
 )
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
+from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 
 __all__ = [
     "Cause",
+    "Extent",
+    "Within",
     "UNSCALED",
     "Layout",
     "TRANSPOSED",
@@ -75,6 +84,8 @@ __all__ = [
     "LOOP",
     "Layer",
     "MATCH",
+    "NO_TRACE",
+    "Operand",
     "PARAMETER_STAGES",
     "Pair",
     "Parameter",
@@ -88,6 +99,9 @@ __all__ = [
     "Sketched",
     "Step",
     "TensorSource",
+    "Trace",
+    "TracedCall",
+    "TracedTensor",
     "bytes_text",
     "count_text",
     "coverage_lines",
@@ -95,7 +109,11 @@ __all__ = [
     "failed_lines",
     "figures_text",
     "inner_path",
+    "is_below",
     "is_functional",
+    "is_loss",
+    "is_of_loss",
+    "loss_role",
     "make_sketches",
     "model_text",
     "owned_text",
@@ -106,6 +124,7 @@ __all__ = [
     "settings_delta",
     "settings_from_json",
     "settings_text",
+    "limit_lines",
     "stage_table",
     "step_text",
     "steps_text",

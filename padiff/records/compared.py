@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from padiff.records.both import Both
 from padiff.records.cause import Cause
+from padiff.records.extent import Extent
 from padiff.records.judgement import Figure, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
-from padiff.records.recorded import Record
+from padiff.records.recorded import Record, is_below
 
 #: Scales of what is compared as it is.
 UNSCALED = Both(1.0, 1.0)
@@ -191,7 +192,14 @@ class FirstDiff:
         cause: why; `None` where nothing speaks for a cause.
         caveat: why it may be no diff at all, as a sentence; else empty.
         statement: what is wrong where no tensor shows it.
+        extent: how far it reaches; `None` where no tensor shows it.
         parameters: of what the runs declare differently, which parameters it concerns, by ``layer/slot``; empty: all.
+        last_agreeing: of an output, the last layer before it whose output agrees, by the reference's path; empty where
+            that is not known.
+        inside: whether what goes into the layer agrees, so that the diff comes from inside of it; `None` where that is
+            not known. If it does not, it comes from the code between the last layer that agrees and this one, and
+            ``slot`` and ``diff`` are what goes in.
+        call: which call of a function it comes from, in words; empty where that is not known.
     """
 
     step: int
@@ -203,7 +211,11 @@ class FirstDiff:
     cause: Cause | None = None
     caveat: str = ""
     statement: str = ""
+    extent: Extent | None = None
     parameters: Both[tuple[str, ...]] = _NO_PARAMETERS
+    last_agreeing: str = ""
+    inside: bool | None = None
+    call: str = ""
 
     @property
     def max_abs(self) -> float:
@@ -228,7 +240,8 @@ class FirstDiff:
             return f"{self.statement}{mending}"
         because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
-        return f"The runs part at {self.place_text}.{because}{caveat}"
+        reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
+        return f"The runs part at {self.place_text}.{self._place}{reach}{because}{caveat}"
 
     @property
     def place_text(self) -> str:
@@ -238,6 +251,21 @@ class FirstDiff:
         call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
         where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
         return f"{where}: {figures_text(self.diff)}"
+
+    @property
+    def _place(self) -> str:
+        """Where in the code it is, in words, as far as that is known."""
+        last, layer = self.last_agreeing, self.reference
+        call = f": {self.call}" if self.call else ""
+        if last and layer is not None and is_below(last, layer):
+            return f" It is in the code of `{layer}` after `{last}`, the last layer that agrees{call}."
+        if self.inside is None and not call:
+            return ""
+        if self.inside:
+            return f" It is inside of this layer, as what goes in agrees{call}."
+        if last:
+            return f" It is in the code between `{last}`, the last layer that agrees, and `{layer}`{call}."
+        return f" It is in the code before `{layer}`, the first layer that is called{call}."
 
     def _layers(self, pair: Pair) -> str:
         names = [

@@ -19,6 +19,8 @@ class Figure(Enum):
     BULK = "rel_l2 of the bulk"
     #: Without elements whose gradients are rounding noise.
     WITHOUT_NOISE = "rel_l2 where gradients are no noise"
+    #: By how much of itself a tensor is larger, or smaller, than the reference's.
+    RATIO = "share by which it is larger or smaller"
     #: Of a gradient whose true value is zero, which a fixed tolerance lets pass.
     AROUND_ZERO = "rel_l2 of rounding noise around zero"
 
@@ -34,6 +36,7 @@ class Rule(Enum):
     ROUNDING = "rounding noise of the coarsest dtype up to this stage"
     SCALAR = "rounding noise of a scalar"
     INHERITED = "the weights or inputs that the step starts from differ already, by no more than was allowed"
+    OUTPUTS = "the outputs that the loss is made of differ, by no more than was allowed"
     HANDED_ON = "the outputs before it differ, by no more than was allowed"
     ACTIVATION = "what goes into the activation differs, by no more than was allowed"
     HANDED_BACK = "rounding moved values across a kink (ReLU, max pooling), and this gradient is made of theirs"
@@ -47,7 +50,10 @@ class Rule(Enum):
     GROUPS = "each parameter is stepped with the same rate: the groups stand in another order"
     STATISTICS = "running statistics go with outputs, and one framework takes the unbiased variance, one the biased"
     ELEMENTS = "all of it is in elements whose gradients are rounding noise"
+    WRITTEN = "a weight is what it was in the step before, and its update: nothing else writes to it"
+    SYSTEMATIC = "many tensors of the stage are off alike, which rounding never is"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"
+    WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
 
     def __str__(self) -> str:
         return self.value

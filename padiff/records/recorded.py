@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.records.sources import TensorSource
+from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
 
 #: Where in a step, in causal order.
@@ -29,6 +30,11 @@ def inner_path(path: str, above: str) -> str:
     if path == above:
         return ""
     return path if above == ROOT else path[len(above) + 1 :]
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a layer is inside of the layer ``above``."""
+    return bool(path) and path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,21 @@ class Record:
 def is_functional(slot: str) -> bool:
     """Whether a slot is a functional call's inside of a layer (``softmax().0``)."""
     return "()" in slot
+
+
+def is_loss(record: Record) -> bool:
+    """Whether a record is the loss of a micro-batch: one number."""
+    return record.layer == LOOP and record.stage == "loss" and not is_functional(record.slot)
+
+
+def is_of_loss(record: Record) -> bool:
+    """Whether a record is what went into a loss function, or came out of it; or the norm that clipping measured."""
+    return record.layer == LOOP and is_functional(record.slot)
+
+
+def loss_role(slot: str) -> str:
+    """What a tensor is to the loss function whose slot it is: ``labels``; ``0`` for what it gave."""
+    return slot.partition("()")[2].removeprefix(".").removeprefix("input.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +169,7 @@ class Step:
         notes: sentences about what could not be recorded.
         settings: how what the run declares differs in this step from `RunInfo.settings`: names with their values here,
             `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
+        trace: the calls that the step was made of, which tell where a diff comes from.
     """
 
     number: int
@@ -157,6 +179,16 @@ class Step:
     micro_batches: int = 1
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    trace: Trace = NO_TRACE
+
+    @property
+    def sources(self) -> Iterator[TensorSource]:
+        """Where the values of all that the step holds are; some may come more than once."""
+        for record in self.records:
+            yield record.source
+        for tensor in self.trace.tensors:
+            if tensor.source is not None:
+                yield tensor.source
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from padiff.records.compared import Diff
-from padiff.records.judgement import Figure
+from padiff.records.judgement import Figure, Rule
 from padiff.records.recorded import LOOP, STAGES
 from padiff.sketches.sketch import ELEMENTS, SPREAD
 
@@ -20,6 +20,8 @@ AMPLIFIED = 0.1
 
 # Diffs that a printed report lists, names that a line lists, and parameters that the verdict names.
 _LISTED, _NAMED, _FEW = 10, 8, 3
+# Rules that every stage starts from, which need no reason beside the figures.
+_PLAIN = frozenset({Rule.ROUNDING, Rule.SCALAR, Rule.EQUAL, Rule.TOLERANCE})
 # So many diffs of one step and stage with one ratio are one line, and how far their ratios may be apart.
 _ALIKE, _SAME_RATIO = 3, 1e-3
 
@@ -240,7 +242,8 @@ def _folded(key: tuple[Any, ...], some: Sequence[Diff], count: int) -> str:
 def _table(report: Report) -> list[str]:
     """The table of stages as plain text."""
     rows = [["stage", "pairs", "differ", "rel L2", "allowed", "closest to its limit"]]
-    for row in stage_table(report):
+    table = stage_table(report)
+    for row in table:
         figures = ["" if row[name] is None else f"{row[name]:.2g}" for name in ("worst", "limit")]
         rows.append([row["stage"], str(row["compared"]), str(row["differ"]), *figures, row["where"]])
     widths = [max(len(row[k]) for row in rows) for k in range(5)]
@@ -248,7 +251,16 @@ def _table(report: Report) -> list[str]:
     for cells in rows:
         cells = [cells[0].ljust(widths[0]), *(cells[k].rjust(widths[k]) for k in range(1, 5)), cells[5]]
         lines.append("  ".join(cells).rstrip())
-    return lines
+    return lines + limit_lines(table)
+
+
+def limit_lines(table: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why stages are allowed more than rounding, a line for each reason, given the rows of `stage_table`."""
+    stages: dict[Rule, list[str]] = {}
+    for row in table:
+        if row["limit"] is not None and row["rule"] not in _PLAIN:
+            stages.setdefault(row["rule"], []).append(row["stage"])
+    return [f"allowed at {', '.join(some)}: {rule}" for rule, some in stages.items()]
 
 
 def stage_table(report: Report) -> list[dict[str, Any]]:
@@ -260,7 +272,7 @@ def stage_table(report: Report) -> list[dict[str, Any]]:
         row = rows.get(stage)
         if row is None:
             row = rows[stage] = {"stage": stage, "compared": 0, "differ": 0, "alone": 0}
-            row |= {"worst": None, "limit": None, "where": ""}
+            row |= {"worst": None, "limit": None, "where": "", "rule": None}
         row["differ"] += not diff.passed
         row["compared" if diff.counts else "alone"] += 1
         figures, excess = diff.figures, diff.excess
@@ -271,5 +283,6 @@ def stage_table(report: Report) -> list[dict[str, Any]]:
             row["worst"] = figures.rel_l2
             judged = diff.judgement
             row["limit"] = judged.limit if judged is not None and judged.figure is Figure.REL_L2 else None
+            row["rule"] = judged.rule if judged is not None else None
             row["where"] = f"{diff.pair.anchor.site}, step {diff.pair.step}"
     return [rows[stage] for stage in STAGES if stage in rows]

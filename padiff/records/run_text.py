@@ -62,6 +62,9 @@ def step_text(step: Step) -> str:
     text = ", ".join(f"{count} {stage}" for stage, count in counts.items())
     sketched = sum(record.sketch is not None for record in step.records)
     text += f"; {sketched} of them as sketches" if sketched else ""
+    if step.trace.functions:
+        functions = sum(bool(call.function) for call in step.trace.calls)
+        text += f"; {_plural(functions, 'call')} of functions traced"
     lines = [f"step {step.number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)"]
     if step.settings:
         lines.append(f"  set otherwise than at first: {', '.join(_said(step.settings))}")

@@ -63,6 +63,11 @@ def check_run(run: Run, path: Path) -> Health:
             sketches += record.sketch is not None
             if not finite and len(nonfinite) < 1:
                 nonfinite.append(f"NaN or infinity, first in step {number} at {record.site}")
+        for step in steps:
+            try:
+                _read_trace(step)
+            except (PadiffError, OSError, ValueError) as error:
+                found.append(f"step {number}: {error}")
         whole += not found
         damaged += found
     remarks = [*_leftovers(path, numbers, run.info.world_size), *nonfinite]
@@ -86,6 +91,14 @@ def _finite(record: Record) -> bool:
     # A part at a time: a tensor may be larger than the memory. Reading all of it also shows a file that was cut.
     flat = values.reshape(-1)
     return all(bool(np.isfinite(part).all()) for part in _parts(flat))
+
+
+def _read_trace(step: Step) -> None:
+    """Read the calls of a step, and what was kept of their tensors besides records."""
+    list(step.trace.calls)
+    for tensor in step.trace.tensors:
+        if tensor.source is not None and not tensor.source.sketched:
+            tensor.source.read()
 
 
 def _parts(flat: np.ndarray, size: int = 1 << 22) -> Iterator[np.ndarray]:

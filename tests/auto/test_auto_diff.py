@@ -66,9 +66,8 @@ def test_without_auto_init_equal_weights_match(pair):
 def _shifted(kit, amount):
     """A linear layer whose output is off by a known amount."""
 
-    class Shifted(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Shifted(kit.Net):
+        def build(self):
             self.fc = kit.Linear(3, 3)
 
         def forward(self, x):
@@ -91,15 +90,7 @@ def test_an_absolute_tolerance_is_what_it_says(pair, atol, passes, mode):
 def test_a_relative_tolerance_is_of_the_bases_values(pair, rtol, passes):
     class Scaled:
         def make(self, kit, factor):
-            class Net(kit.Layer):
-                def __init__(self):
-                    super().__init__()
-                    self.fc = kit.Linear(3, 3)
-
-                def forward(self, x):
-                    return self.fc(x) * factor
-
-            return Net()
+            return kit.net(lambda net, x: net.fc(x) * factor, fc=kit.Linear(3, 3))
 
     base, raw = Scaled().make(pair[0], 1.0), Scaled().make(pair[1], 1.5)
     report = padiff.auto_diff(base, raw, both(pair, data(4, 3)), atol=1e-6, rtol=rtol, diff_phase="forward")
@@ -107,9 +98,8 @@ def test_a_relative_tolerance_is_of_the_bases_values(pair, rtol, passes):
 
 
 def _permuting(kit, order):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc = kit.Linear(4, 4)
 
         def forward(self, x):
@@ -130,15 +120,9 @@ def test_mean_is_the_mean_of_the_error_so_a_permuted_output_fails(pair):
 
 def test_mean_forgives_one_element_that_strict_does_not(pair):
     def spiked(kit, height):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.fc = kit.Linear(10, 10)
-
-            def forward(self, x):
-                return self.fc(x) + kit.tensor(np.eye(1, 10, dtype="float32") * height)
-
-        return Net()
+        return kit.net(
+            lambda net, x: net.fc(x) + kit.tensor(np.eye(1, 10, dtype="float32") * height), fc=kit.Linear(10, 10)
+        )
 
     x = data(1, 10)
     verdicts = {
@@ -208,15 +192,11 @@ def test_gradients_are_cleared_after_a_failure_too(pair, options):
 
 def test_a_wrong_gradient_is_found_in_backward_though_forward_is_equal(pair):
     def net(kit, factor):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = kit.Linear(4, 4), kit.Linear(4, 2)
-
-            def forward(self, x):
-                return self.last(kit.scaled_gradient(self.first(x), factor))
-
-        return Net()
+        return kit.net(
+            lambda net, x: net.last(kit.scaled_gradient(net.first(x), factor)),
+            first=kit.Linear(4, 4),
+            last=kit.Linear(4, 2),
+        )
 
     report = padiff.auto_diff(net(pair[0], 1.0), net(pair[1], 7.0), both(pair, data(5, 4)), **CLOSE)
     assert not report

@@ -20,9 +20,8 @@ PHASES = [{}, {"single_step": True}, {"single_step": True, "diff_phase": "backwa
 
 
 def recurrent(kit, name):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             if kit is TORCH:
                 self.rnn = getattr(torch.nn, name)(4, 5, num_layers=2, bidirectional=True, batch_first=True)
             else:
@@ -71,9 +70,8 @@ def test_transformers_match_though_one_packs_its_projections(pair, options):
 
 
 def attention(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             if kit is TORCH:
                 self.attn = torch.nn.MultiheadAttention(16, 2, batch_first=True)
             else:
@@ -122,9 +120,8 @@ def test_a_gradient_of_one_projection_that_is_off_is_named(crossed):
 
 
 def recomputed(kit, on=True, reentrant=False):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.a, self.drop, self.b = kit.Linear(4, 4), kit.Dropout(0.5), kit.Linear(4, 4)
 
         def inner(self, x):
@@ -199,9 +196,8 @@ def test_dropout_inside_of_an_attention_is_told(capsys):
 
 def test_layers_of_one_map_may_be_built_differently_inside(capsys, pair):
     def net(kit, apart):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Inner(kit.Net):
+            def build(self):
                 if apart:
                     self.left, self.right = kit.linear(4, 2, bias=False), kit.linear(4, 2, bias=False)
                 else:
@@ -213,15 +209,7 @@ def test_layers_of_one_map_may_be_built_differently_inside(capsys, pair):
                 cat = torch.cat if kit is TORCH else paddle.concat
                 return cat([self.left(x), self.right(x)], -1)
 
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.inner, self.last = Inner(), kit.Linear(4, 2)
-
-            def forward(self, x):
-                return self.last(self.inner(x))
-
-        return Net()
+        return kit.net(lambda net, x: net.last(net.inner(x)), inner=Inner(), last=kit.Linear(4, 2))
 
     base, raw = net(pair[0], False), net(pair[1], True)
     matrix = pair[0].weight(base.inner.both)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -157,11 +158,11 @@ class Hearing:
     def __init__(self):
         self.heard = []
 
-    def enter(self, caller):
-        self.heard.append(caller.f_code.co_name)
+    def enter(self, call):
+        self.heard.append(call.caller.f_code.co_name)
         return True
 
-    def leave(self, name, output, failed):
+    def leave(self, call, name, output, failed):
         self.heard.append((name, output, failed))
 
 
@@ -200,6 +201,58 @@ def test_parameters_of_all_kinds_and_free_variables_arrive_as_they_do_else(funct
     assert [each for each in hearing.heard if each != "results"] == [
         ("name", result, False) for result in expected if not isinstance(result, str)
     ]
+
+
+def test_a_listener_gets_the_arguments_by_name_with_the_defaults():
+    def around(*args, **kwargs):
+        return plain(*args, **kwargs)
+
+    def plain(x, y=2, *, z=3):
+        return x
+
+    found = []
+
+    class Asking(Hearing):
+        def enter(self, call):
+            found.append(call.arguments())
+            return False
+
+    around = functools.wraps(plain)(around)
+    for function in (plain, around, lambda x, y=2, *, z=3: x):
+        listening = Listening(types.SimpleNamespace(function=function), "function", Asking(), "name")
+        function(1)
+        function(1, z=5)
+        function(y=4, x=1)
+        listening.remove()
+        # What is called by what is listened to is heard, too.
+        assert found[-3:] == [{"x": 1, "y": 2, "z": 3}, {"x": 1, "y": 2, "z": 5}, {"x": 1, "y": 4, "z": 3}]
+    assert len(found) == 9
+
+
+def test_a_function_is_given_the_same_code_each_time_it_is_listened_to():
+    """Else whatever is compiled for a code object (torch.compile) would be compiled anew in each recorded step."""
+
+    def function(x):
+        return x
+
+    module, before = types.SimpleNamespace(function=function), function.__code__
+    codes = []
+    for _ in range(3):
+        listenings = [Listening(module, "function", Hearing(), "name") for _ in range(2)]
+        codes.append(function.__code__)
+        for listening in listenings:
+            listening.remove()
+        assert function.__code__ is before
+    assert codes[0] is codes[1] is codes[2] is not before
+
+    def another(x, y=0):
+        return x + 1
+
+    function.__code__ = another.__code__  # what is called later is what it is then
+    listening = Listening(module, "function", Hearing(), "name")
+    assert function(1, 0) == 2
+    listening.remove()
+    assert function.__code__ is another.__code__
 
 
 def test_custom_operators_that_were_bound_before_are_seen(monkeypatch):

@@ -123,9 +123,8 @@ def test_an_unknown_path_and_a_layer_given_twice_are_told(pair):
 def swapped(kit, swap):
     """Two layers of one shape, defined in one order or the other."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             for name in ("left", "right")[:: -1 if swap else 1]:
                 setattr(self, f"{name}_{'b' if swap else 'a'}", kit.Linear(4, 4))
 
@@ -154,9 +153,8 @@ def test_the_lists_of_two_proxies_say_it_too(pair):
 
 
 def extra(kit, surplus):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc0 = kit.Linear(4, 4)
             if surplus:
                 self.spare = kit.Linear(4, 4)

@@ -32,9 +32,8 @@ def joined(kit, *tensors):
 def net(kit, split):
     """``c`` multiplies by one matrix ``w``, or by its halves ``w1`` and ``w2``; both add a ``shift``."""
 
-    class Inner(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Inner(kit.Net):
+        def build(self):
             if split:
                 self.w1, self.w2 = own(kit, 4, 2), own(kit, 4, 2)
             else:
@@ -44,15 +43,7 @@ def net(kit, split):
         def forward(self, x):
             return x @ (joined(kit, self.w1, self.w2) if split else self.w) + self.shift
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.a, self.c, self.b = kit.Linear(4, 4), Inner(), kit.Linear(4, 2)
-
-        def forward(self, x):
-            return self.b(self.c(self.a(x)))
-
-    return Net()
+    return kit.net(lambda net, x: net.b(net.c(net.a(x))), a=kit.Linear(4, 4), c=Inner(), b=kit.Linear(4, 2))
 
 
 def aligned(pair, split=(False, True)):
@@ -127,23 +118,14 @@ def test_a_single_step_leaves_the_layers_inside_of_a_mapped_one_to_run_on_their_
     """A fault in the first of two layers inside shows in what the mapped layer gives, and nowhere else."""
 
     def blocks(kit):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Inner(kit.Net):
+            def build(self):
                 self.one, self.two = kit.Linear(4, 4), kit.Linear(4, 4)
 
             def forward(self, x):
                 return self.two(self.one(x))
 
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.c, self.b = Inner(), kit.Linear(4, 2)
-
-            def forward(self, x):
-                return self.b(self.c(x))
-
-        return Net()
+        return kit.net(lambda net, x: net.b(net.c(x)), c=Inner(), b=kit.Linear(4, 2))
 
     base, raw = (blocks(kit) for kit in pair)
     assert padiff.assign_weight(base, raw)
@@ -272,38 +254,34 @@ def test_what_does_not_fit_outside_of_the_map_still_carries_nothing_over(pair, c
 # -- rules of the user's own -------------------------------------------------------------------------------------------
 
 
-class PO(TORCH.Layer):
-    def __init__(self):
-        super().__init__()
+class PO(TORCH.Net):
+    def build(self):
         self.w = own(TORCH, 16)
 
     def forward(self, x):
         return x @ self.w.view(4, 4)
 
 
-class TO(PADDLE.Layer):
-    def __init__(self):
-        super().__init__()
+class TO(PADDLE.Net):
+    def build(self):
         self.w = own(PADDLE, 2, 4, 2)
 
     def forward(self, x):
         return joined(PADDLE, x @ self.w[0], x @ self.w[1])
 
 
-class Turned(PADDLE.Layer):
+class Turned(PADDLE.Net):
     """A square matrix the other way round, which no shape tells."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.w = own(PADDLE, 4, 4)
 
     def forward(self, x):
         return x @ self.w.T
 
 
-class Square(TORCH.Layer):
-    def __init__(self):
-        super().__init__()
+class Square(TORCH.Net):
+    def build(self):
         self.w = own(TORCH, 4, 4)
 
     def forward(self, x):
@@ -311,15 +289,7 @@ class Square(TORCH.Layer):
 
 
 def within(kit, inner):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.a, self.c, self.b = kit.Linear(4, 4), inner, kit.Linear(4, 2)
-
-        def forward(self, x):
-            return self.b(self.c(self.a(x)))
-
-    return Net()
+    return kit.net(lambda net, x: net.b(net.c(net.a(x))), a=kit.Linear(4, 4), c=inner, b=kit.Linear(4, 2))
 
 
 def halves(base, raw):

@@ -15,6 +15,8 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 from kit.frameworks import PADDLE, TORCH
 from kit.nets import both, data, tanh_mlp
 
@@ -47,9 +49,8 @@ def test_a_surplus_bias_is_a_diff_of_two_dumps_not_a_gap(pair):
 def scaling(kit, dtype):
     """Two layers that multiply: on the CPU, paddle has no bfloat16 sum or matrix product, and nothing of float16."""
 
-    class Scale(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Scale(kit.Net):
+        def build(self):
             if kit.name == "torch":
                 self.weight = torch.nn.Parameter(torch.randn(4).to(getattr(torch, dtype)))
             else:
@@ -109,17 +110,15 @@ class Output:
 
 
 def test_none_and_dataclass_outputs_are_dumped_and_compared(kit):
-    class Inner(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Inner(kit.Net):
+        def build(self):
             self.fc = kit.Linear(4, 4)
 
         def forward(self, x):
             return self.fc(x), None
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.inner = Inner()
 
         def forward(self, x):
@@ -146,7 +145,7 @@ model = padiff.create_model(torch.nn.Linear(2, 2), "Simple")
 model.backward(model(torch.ones(1, 2)).mean())
 model.try_dump()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_child([*python_with_frameworks(), "-c", code])
     assert done.returncode == 0, done.stderr
     written = Path("padiff_dump/Simple/step_0/rank_1/report.json")
     assert json.loads(written.read_text())["rank"] == 1
@@ -213,9 +212,8 @@ def test_the_parameters_of_one_step_are_not_zipped_with_another_order(pair):
     """Layers defined in another order, of unequal shapes, are paired by what they are."""
 
     def net(kit, names):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Net(kit.Net):
+            def build(self):
                 for name in names:
                     setattr(self, name, kit.Linear(4, 3) if name == "wide" else kit.Linear(3, 4))
 
@@ -244,11 +242,6 @@ def test_importing_changes_no_print_options():
 def test_an_optimizer_of_paddle_that_does_nothing_is_seen():
     base, raw = tanh_mlp(TORCH), tanh_mlp(PADDLE)
     report = padiff.auto_diff(
-        base,
-        raw,
-        both((TORCH, PADDLE), data(5, 4)),
-        None,
-        [TORCH.sgd(base.parameters()), lambda: None],
-        **CFG,
+        base, raw, both((TORCH, PADDLE), data(5, 4)), None, [TORCH.sgd(base.parameters()), lambda: None], **CFG
     )
     assert (report.first_diff.stage, report.first_diff.step) == ("weight", 1)

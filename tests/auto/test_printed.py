@@ -75,9 +75,8 @@ def test_full_stacks_show_the_rest_too(pair, capsys):
 
 def test_the_call_of_a_shared_layer_that_differs_is_the_one_whose_stack_is_shown(pair, capsys):
     def net(kit, factor):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Net(kit.Net):
+            def build(self):
                 self.fc = kit.Linear(4, 4)
 
             def forward(self, x):
@@ -98,15 +97,11 @@ def test_the_call_of_a_shared_layer_that_differs_is_the_one_whose_stack_is_shown
 
 def test_a_failed_backward_is_told_with_the_forward_that_passed(pair, capsys):
     def net(kit, factor):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = kit.Linear(4, 4), kit.Linear(4, 2)
-
-            def forward(self, x):
-                return self.last(kit.scaled_gradient(self.first(x), factor))
-
-        return Net()
+        return kit.net(
+            lambda net, x: net.last(kit.scaled_gradient(net.first(x), factor)),
+            first=kit.Linear(4, 4),
+            last=kit.Linear(4, 2),
+        )
 
     padiff.auto_diff(net(pair[0], 1.0), net(pair[1], 7.0), both(pair, data(5, 4)), **CLOSE)
     out = capsys.readouterr().out
@@ -119,9 +114,8 @@ def test_layers_that_were_not_compared_are_named(capsys):
     kit = TORCH
 
     def net(surplus):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Net(kit.Net):
+            def build(self):
                 self.fc = kit.Linear(4, 4)
                 if surplus:
                     self.act = kit.ReLU()

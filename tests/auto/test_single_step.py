@@ -13,9 +13,8 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5, "compare_mode": "strict"}
 def chain(kit, factor=1.0, at=1, forward_factor=1.0):
     """Four linear layers; what layer ``at`` gives is off by a factor, in forward or in backward alone."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             for index in range(4):
                 setattr(self, f"fc{index}", Scaled(index))
 
@@ -24,9 +23,8 @@ def chain(kit, factor=1.0, at=1, forward_factor=1.0):
                 x = getattr(self, f"fc{index}")(x)
             return x
 
-    class Scaled(kit.Layer):
-        def __init__(self, index):
-            super().__init__()
+    class Scaled(kit.Net):
+        def build(self, index):
             self.index = index
             self.fc = kit.Linear(5, 5)
 
@@ -108,17 +106,15 @@ def test_the_forward_phase_does_not_see_a_wrong_gradient(pair):
 def two_headed(kit, swap=1.0):
     """A layer with several outputs of one shape, which are used one by one."""
 
-    class Heads(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Heads(kit.Net):
+        def build(self):
             self.left, self.right = kit.Linear(4, 4), kit.Linear(4, 4)
 
         def forward(self, x):
             return self.left(x), self.right(x) * swap
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.heads, self.last = Heads(), kit.Linear(4, 2)
 
         def forward(self, x):
@@ -144,15 +140,7 @@ def test_a_fault_in_the_second_output_is_found_in_that_slot(pair):
 
 def test_a_shared_layer_is_synchronised_call_by_call(pair):
     def net(kit):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.fc = kit.Linear(4, 4)
-
-            def forward(self, x):
-                return self.fc(kit.nn.functional.relu(self.fc(x)) + self.fc(x * 2))
-
-        return Net()
+        return kit.net(lambda net, x: net.fc(kit.nn.functional.relu(net.fc(x)) + net.fc(x * 2)), fc=kit.Linear(4, 4))
 
     for phase in ("forward", "backward"):
         report = padiff.auto_diff(

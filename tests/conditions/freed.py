@@ -6,6 +6,7 @@ tried in another one first.
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import warnings
 from pathlib import Path
@@ -85,13 +86,6 @@ class Handed(Training):
     def optimize(self):
         return [self.kit.sgd(self.model.parameters(), 0.12 if self.fault else 0.1)]
 
-    def step(self, number, log):
-        loss = self.loss(number)
-        loss.backward()
-        log(loss)
-        self.update()
-        return float(loss.detach())
-
 
 class Flat(Handed):
     """All parameters are views of one flat tensor, which has memory only from the first call of a step to its update,
@@ -145,6 +139,7 @@ KINDS = {**{name: handed(name) for name in MADE}, "flat": Flat}
 
 
 def main(folder: str) -> None:
+    faulthandler.enable()
     warnings.simplefilter("ignore")
     for name, kind in KINDS.items():
         for way, options in OPTIONS.items():

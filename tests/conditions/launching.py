@@ -11,7 +11,7 @@ from subprocess import STDOUT
 from hard.children import started
 
 
-def launch(script, *arguments, seconds=120):
+def launch(script, *arguments, python=(sys.executable,), seconds=120):
     """Start two processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
     with ExitStack() as stack:  # all open at once, so that no port is given out twice
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
@@ -35,7 +35,7 @@ def launch(script, *arguments, seconds=120):
         }
         for rank in range(2)
     ]
-    command = [sys.executable, "-W", "ignore", script, *arguments]
+    command = [*python, "-W", "ignore", script, *arguments]
     with ExitStack() as stack:  # a rank whose partner is gone waits for it
         processes = [stack.enter_context(started(command, env=env, stderr=STDOUT)) for env in environments]
         outputs = [process.communicate(timeout=seconds)[0][-2000:] for process in processes]

@@ -12,10 +12,6 @@ from .training import Training
 class Accumulation(Training):
     """Three micro-batches a step; the fault leaves one out."""
 
-    def build(self):
-        kit = self.kit
-        return kit.Sequential(kit.Linear(4, 8), kit.ReLU(), kit.Linear(8, 3))
-
     def step(self, number, log):
         total, parts = 0.0, 2 if self.fault and number == 2 else 3
         for part in range(parts):
@@ -53,9 +49,8 @@ class Gan(Training):
     def build(self):
         kit = self.kit
 
-        class Both(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Both(kit.Net):
+            def build(self):
                 self.generator = kit.Sequential(kit.Linear(2, 6), kit.ReLU(), kit.Linear(6, 4))
                 self.discriminator = kit.Sequential(kit.Linear(4, 6), kit.ReLU(), kit.Linear(6, 2))
 
@@ -96,12 +91,7 @@ class Frozen(Accumulation):
                 self.kit.freeze(parameter)
         return super().optimize()
 
-    def step(self, number, log):
-        loss = self.loss(number)
-        loss.backward()
-        log(loss)
-        self.update()
-        return float(loss.detach())
+    step = Training.step
 
 
 class Skipping(Frozen):
@@ -157,15 +147,12 @@ class Lengths(Frozen):
         kit = self.kit
         embedding = torch.nn.Embedding if kit.name == "torch" else paddle.nn.Embedding
 
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.words, self.mix, self.head = embedding(10, 4), kit.Linear(4, 6), kit.Linear(6, 3)
-
-            def forward(self, tokens):
-                return self.head(self.mix(self.words(tokens)).tanh().mean(1))
-
-        return Net()
+        return kit.net(
+            lambda net, tokens: net.head(net.mix(net.words(tokens)).tanh().mean(1)),
+            words=embedding(10, 4),
+            mix=kit.Linear(4, 6),
+            head=kit.Linear(6, 3),
+        )
 
     def optimize(self):
         return [self.kit.sgd(self.model.parameters(), 0.1)]

@@ -285,11 +285,10 @@ def test_a_layer_object_in_a_list_is_meant_by_its_path(kit):
 
 
 def test_a_model_that_becomes_another_as_a_whole_is_recorded_from_the_next_step_on(kit):
-    class Host(kit.Layer):
+    class Host(kit.Net):
         """Whose own forward is never called."""
 
-        def __init__(self):
-            super().__init__()
+        def build(self):
             self.net = mlp(kit, (8, 16, 3))
 
     host = Host()

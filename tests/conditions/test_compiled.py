@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 import paddle
 import pytest
 import torch
@@ -15,41 +18,35 @@ from .training import assert_neutral, counts, train
 BACKEND = "aot_eager"  # traces and guards as the default does, and needs no C++ compiler
 
 
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Nothing compiled is left from one test to the next."""
+def forget():
+    """Nothing compiled is left from one training to the next."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    forget()
     yield
-    torch._dynamo.reset()
+    forget()
 
 
-class Net:
-    def __new__(cls, kit):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.first = kit.Linear(4, 8)
-                self.body = Block(kit)
-                self.last = kit.Linear(8, 3)
+def net(kit):
+    class Block(kit.Net):
+        def build(self):
+            self.inner, self.act = kit.Linear(8, 8), kit.ReLU()
 
-            def forward(self, x):
-                return self.last(self.body(self.first(x)))
+        def forward(self, x):
+            return self.act(self.inner(x))
 
-        return Inner()
+    class Net(kit.Net):
+        def build(self):
+            self.first, self.body, self.last = kit.Linear(4, 8), Block(), kit.Linear(8, 3)
 
+        def forward(self, x):
+            return self.last(self.body(self.first(x)))
 
-class Block:
-    def __new__(cls, kit):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.inner, self.act = kit.Linear(8, 8), kit.ReLU()
-
-            def forward(self, x):
-                return self.act(self.inner(x))
-
-        return Inner()
+    return Net()
 
 
 class Compiled(Frozen):
@@ -59,7 +56,7 @@ class Compiled(Frozen):
     whole = False
 
     def build(self):
-        return Net(self.kit)
+        return net(self.kit)
 
     def optimize(self):
         self.call = self.compile()
@@ -165,109 +162,109 @@ def graphs():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@cache
+def plain(kit, way):
+    """What a training leaves that is not recorded, and how many graphs were compiled for it."""
+    forget()
+    return train(way(kit)), graphs()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """What a recorded training leaves, how many graphs were compiled for it, and what was told. Each is done once."""
+
+    @cache
+    def done(kit, way, options, every=1, fault=False):
+        folder = tmp_path_factory.mktemp("compiled")
+        forget()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            result = train(way(kit, fault), folder / "run", dict(options), every_n_steps=every)
+        return result, graphs(), [str(each.message) for each in told if issubclass(each.category, RuntimeWarning)]
+
+    return lambda kit, way, options, *more: done(kit, way, tuple(options.items()), *more)
+
+
 @named((*WHOLE, *PART))
 @pytest.mark.parametrize("every", [1, 2])
-def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, every, options, tmp_path):
-    plain, before = train(way(kit)), graphs()
-    torch._dynamo.utils.counters.clear()
-    with pytest.warns(RuntimeWarning, match=WARNS):
-        assert_neutral(plain, train(way(kit), tmp_path / "run", options, every_n_steps=every))
+def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, every, options, recorded):
+    before, compiled_before = plain(kit, way)
+    after, compiled_after, told = recorded(kit, way, options, every)
+    assert_neutral(before, after)
+    assert any(WARNS in text for text in told)
     if kit is TORCH:
         # Once more at most: with the hooks that keep still inside, and without.
-        assert before <= graphs() <= before + (every > 1)
+        assert 0 < compiled_before <= compiled_after <= compiled_before + (every > 1)
 
 
 @named((*WHOLE, *PART))
-def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, options, tmp_path):
-    with pytest.warns(RuntimeWarning, match=WARNS) as told:
-        run = train(way(kit), tmp_path / "run", options).run
-    assert ("(the model itself)" if way.whole else "(body)") in str(told[0].message)
-    layers = 1 if way.whole else 4
+def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, options, recorded):
+    result, _, told = recorded(kit, way, options)
+    assert ("(the model itself)" if way.whole else "(body)") in next(text for text in told if WARNS in text)
+    layers, run = 1 if way.whole else 4, result.run
     for number in run.numbers():
         found = counts(run, number)
         assert found == {
-            "input": 1,
-            "weight": 6,
-            "forward": layers,
-            "loss": 1,
-            "backward": layers,
-            "grad": 6,
-            "update": 6,
-            "rate": 1,
-        }, number
-    assert [layer.path for layer in run.info.layers] == [
-        "(root)",
-        "first",
-        "body",
-        "body.inner",
-        "body.act",
-        "last",
-    ]
+            "input": 1, "weight": 6, "forward": layers, "loss": 1, "backward": layers, "grad": 6, "update": 6, "rate": 1
+        }, number  # fmt: skip
+    assert [layer.path for layer in run.info.layers] == ["(root)", "first", "body", "body.inner", "body.act", "last"]
 
 
 @named((*WHOLE, *PART))
-def test_a_compiled_run_matches_a_plain_one_but_for_a_mistake(kit, way, options, tmp_path):
-    train(Compiled(TORCH), tmp_path / "plain", options)
-    with pytest.warns(RuntimeWarning, match=WARNS):
-        train(way(kit), tmp_path / "run", options)
-    with pytest.warns(RuntimeWarning, match=WARNS):
-        train(way(kit, fault=True), tmp_path / "wrong", options)
-    report = padiff.compare_runs(tmp_path / "plain", tmp_path / "run")
+def test_a_compiled_run_matches_a_plain_one_but_for_a_mistake(kit, way, options, recorded):
+    uncompiled = recorded(TORCH, Compiled, options)[0].run
+    (right, _, _), (wrong, _, told) = recorded(kit, way, options), recorded(kit, way, options, 1, True)
+    assert any(WARNS in text for text in told)
+    report = padiff.compare_runs(uncompiled, right.run)
     assert report.passed, report.first_diff.message
     assert not report.coverage.candidate_parameters
     # What could not be seen is told by name.
     unseen = {"body.inner", "body.act", *(("first", "last", "body") if way.whole else ())}
     assert {name.removeprefix("candidate: ") for name in report.coverage.uncalled} == unseen
-    first = padiff.compare_runs(tmp_path / "plain", tmp_path / "wrong").first_diff
+    first = padiff.compare_runs(uncompiled, wrong.run).first_diff
     assert (first.step, first.stage) == (0, "update"), first.message
 
 
+class Late:
+    """Recorded once all is compiled."""
+
+    def optimize(self):
+        optimizers = super().optimize()
+        self.loss(0)
+        return optimizers
+
+
+LATE = {way: type(f"Late{way.__name__}", (Late, way), {}) for _, way in (*WHOLE, *PART, *FUNCTION)}
+
+
 @named((*WHOLE, *PART, *FUNCTION))
-def test_recording_begins_after_compiling(kit, way, options, tmp_path):
+def test_recording_begins_after_compiling(kit, way, options, recorded):
     """What was compiled before the hooks came is not compiled again, and hooks that are taken off leave no trace."""
-
-    class Late(way):
-        def optimize(self):
-            optimizers = super().optimize()
-            self.loss(0)
-            return optimizers
-
-    plain, before = train(Late(kit)), graphs()
-    torch._dynamo.utils.counters.clear()
-    recorded = _recorded(Late(kit), tmp_path, options)
-    assert_neutral(plain, recorded)
-    assert graphs() == before or kit is PADDLE
-    assert counts(recorded.run, 3)["grad"] == 6
+    before, compiled_before = plain(kit, LATE[way])
+    after, compiled_after, _ = recorded(kit, LATE[way], options)
+    assert_neutral(before, after)
+    assert compiled_after == compiled_before or kit is PADDLE
+    assert counts(after.run, 3)["grad"] == 6
 
 
 @named(FUNCTION)
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_model_inside_a_compiled_function_trains_the_same(kit, way, every, options, tmp_path):
-    assert_neutral(train(way(kit)), _recorded(way(kit), tmp_path, options, every_n_steps=every))
-
-
-def _recorded(training, folder, options, **more):
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="padiff: ")
-        return train(training, folder / "run", options, **more)
+def test_a_model_inside_a_compiled_function_trains_the_same(kit, way, every, options, recorded):
+    assert_neutral(plain(kit, way)[0], recorded(kit, way, options, every)[0])
 
 
 @named(FUNCTION)
-def test_a_model_inside_a_compiled_function_is_told(kit, way, options, tmp_path):
-    with pytest.warns(RuntimeWarning, match="no layer of the recorded model was called"):
-        train(way(kit), tmp_path / "run", options)
+def test_a_model_inside_a_compiled_function_is_told(kit, way, options, recorded):
+    assert any("no layer of the recorded model was called" in text for text in recorded(kit, way, options)[2])
 
 
 @pytest.mark.slow
-def test_paddles_default_to_static_is_recorded_through(options, tmp_path):
-    plain, recorded = train(Symbolic(PADDLE)), train(Symbolic(PADDLE), tmp_path / "run", options)
-    assert_neutral(plain, recorded)
-    for number in recorded.run.numbers():
-        assert counts(recorded.run, number)["forward"] == counts(recorded.run, number)["backward"] == 6
-    train(Compiled(TORCH), tmp_path / "plain", options)
-    report = padiff.compare_runs(tmp_path / "plain", tmp_path / "run")
+def test_paddles_default_to_static_is_recorded_through(options, recorded):
+    run = recorded(PADDLE, Symbolic, options)[0]
+    assert_neutral(plain(PADDLE, Symbolic)[0], run)
+    for number in run.run.numbers():
+        assert counts(run.run, number)["forward"] == counts(run.run, number)["backward"] == 6
+    report = padiff.compare_runs(recorded(TORCH, Compiled, options)[0].run, run.run)
     assert report.passed, report.first_diff.message
 
 

@@ -21,10 +21,6 @@ from .training import Training, assert_neutral, counts, train
 class Copied(Training):
     """Each step makes a deep copy of the model and works with it, as people do for a moving average."""
 
-    def build(self):
-        kit = self.kit
-        return kit.Sequential(kit.Linear(4, 8), kit.ReLU(), kit.Linear(8, 3))
-
     def optimize(self):
         self.average = copy.deepcopy(self.model)
         return [self.kit.sgd(self.model.parameters(), 0.1)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 from kit.frameworks import PADDLE, TORCH
 
 import padiff
@@ -27,13 +26,8 @@ of_made = pytest.mark.parametrize("name", MADE)
 @pytest.fixture(scope="module", autouse=True)
 def survived(tmp_path_factory):
     """Reading memory that is gone ends a process: not this one."""
-    process = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "conditions.freed", str(tmp_path_factory.mktemp("freed"))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
+    command = [*python_with_frameworks(), "-m", "conditions.freed", str(tmp_path_factory.mktemp("freed"))]
+    process = run_child(command)
     assert process.returncode == 0, f"after {process.stdout.splitlines()[-1:]}: {process.stderr[-1500:]}"
     assert len(process.stdout.splitlines()) == 2 * len(KINDS)
 

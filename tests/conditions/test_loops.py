@@ -7,15 +7,7 @@ from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
-from .loops import (
-    Accumulation,
-    Clipping,
-    Evaluating,
-    Frozen,
-    Gan,
-    Lengths,
-    Skipping,
-)
+from .loops import Accumulation, Clipping, Evaluating, Frozen, Gan, Lengths, Skipping
 from .training import assert_neutral, counts, train
 
 LOOPS = (Accumulation, Clipping, Gan, Frozen, Skipping, Lengths, Evaluating)
@@ -68,7 +60,7 @@ EXPECTED = {
     Skipping: lambda number: {
         **mlp_counts(
             outputs=2 + 3 * sum(Skipping.KEPT[number]), parameters=8, trained=2 + 2 * sum(Skipping.KEPT[number])
-        ),
+        )
     },
     Lengths: lambda number: mlp_counts(parameters=5, trained=5),
     # Running mean and variance in both, and torch's counter of batches.

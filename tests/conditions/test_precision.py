@@ -34,10 +34,6 @@ class Scaled(Training):
 
     overflowing = 2
 
-    def build(self):
-        kit = self.kit
-        return kit.Sequential(kit.Linear(4, 8), kit.ReLU(), kit.Linear(8, 3))
-
     def optimize(self):
         if self.kit.name == "torch":
             self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=2)

@@ -18,16 +18,12 @@ class Plain(Frozen):
     def build(self):
         kit, call = self.kit, self.call
 
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = kit.Linear(4, 8), kit.Linear(8, 3)
-                self.block = kit.Sequential(kit.Linear(8, 8), kit.Dropout(0.5))
-
-            def forward(self, x):
-                return self.last(call(self.block, self.first(x)))
-
-        return Net()
+        return kit.net(
+            lambda net, x: net.last(call(net.block, net.first(x))),
+            first=kit.Linear(4, 8),
+            last=kit.Linear(8, 3),
+            block=kit.Sequential(kit.Linear(8, 8), kit.Dropout(0.5)),
+        )
 
     def optimize(self):
         return [self.kit.sgd(self.model.parameters(), 0.1)]

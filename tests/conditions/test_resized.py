@@ -77,9 +77,8 @@ class Growing:
     """A layer with a buffer that gets an element more with each call."""
 
     def __new__(cls, kit):
-        class Layer(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Layer(kit.Net):
+            def build(self):
                 self.fc = kit.Linear(4, 3)
                 self.register_buffer("seen", kit.tensor(np.zeros(0)))
 

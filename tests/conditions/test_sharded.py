@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from kit.forking import python_with_frameworks
 
 import padiff
 
@@ -37,7 +38,7 @@ def made(tmp_path_factory):
         (kind, "" if way == "plain" else str(path[kind, way]), WAYS.get(way, {}), f"{path[kind, way]}.result")
         for kind, way in names
     ]
-    launch(sharded.__file__, json.dumps(jobs), seconds=240)
+    launch(sharded.__file__, json.dumps(jobs), python=python_with_frameworks(), seconds=240)
     return {
         name: (path[name], [dict(np.load(f"{path[name]}.result.{rank}.npz")) for rank in range(2)]) for name in names
     }

@@ -101,13 +101,6 @@ class Uncopied(Training):
     def optimize(self):
         return [self.kit.sgd(self.model.parameters(), 0.12 if self.fault else 0.1)]
 
-    def step(self, number, log):
-        loss = self.loss(number)
-        loss.backward()
-        log(loss)
-        self.update()
-        return float(loss.detach())
-
 
 @pytest.fixture(params=MADE)
 def made(request):

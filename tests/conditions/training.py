@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 from kit.frameworks import Kit
+from kit.nets import mlp
 
 import padiff
+from padiff.records import is_of_loss
 
 #: What `padiff.record` is called with besides; every condition holds for each of them.
 OPTIONS: dict[str, dict[str, Any]] = {"full": {}, "sketch": {"detail": "sketch"}}
@@ -43,14 +45,18 @@ class Training:
         self.optimizers = self.optimize()
 
     def build(self) -> Any:
-        raise NotImplementedError
+        return mlp(self.kit)
 
     def optimize(self) -> list[Any]:
         return [self.kit.sgd(trainable(self.model), 0.1)]
 
     def step(self, number: int, log: Any) -> float:
         """One optimizer step; ``log`` takes the loss of each micro-batch."""
-        raise NotImplementedError
+        loss = self.loss(number)
+        loss.backward()
+        log(loss)
+        self.update()
+        return float(loss.detach())
 
     def batch(self, number: int, shape: tuple[int, ...] = (6, 4), classes: int = 3) -> tuple[Any, Any]:
         data = np.random.default_rng(number)
@@ -119,9 +125,11 @@ def counts(run: Any, number: int) -> dict[str, int]:
 
 
 def counts_of(step: Any) -> dict[str, int]:
-    """How many records a step of one rank has of each stage; learning rates apart."""
+    """How many records a step of one rank has of each stage, without those of loss functions; learning rates apart."""
     found: dict[str, int] = {}
     for record in step.records:
+        if is_of_loss(record):
+            continue
         stage = "rate" if record.slot.startswith("learning_rate") else record.stage
         found[stage] = found.get(stage, 0) + 1
     return found

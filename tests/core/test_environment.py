@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 
 import paddle
 import pytest
 import torch
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 
 import padiff
 from padiff.dump import open_run
@@ -137,7 +137,8 @@ assert torch.equal(state, torch.get_rng_state()) and not torch.cuda.is_initializ
 torch.set_num_interop_threads(3)  # raises once its threads have started
 assert torch.get_num_interop_threads() == 3
 """
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True, env={**os.environ}, timeout=60)
+    done = run_child([*python_with_frameworks(), "-c", code])
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_processor_is_told_by_its_first_entry(tmp_path, monkeypatch):

@@ -18,11 +18,7 @@ from padiff.errors import WriterError
 from padiff_hooks.paired import PairedRuns
 
 TREE = info(root(1), linear("fc", 20, 30))
-WAYS = {
-    "files": {},
-    "packed": {"pack": True},
-    "zlib": {"pack": True, "compression": "zlib"},
-}
+WAYS = {"files": {}, "packed": {"pack": True}, "zlib": {"pack": True, "compression": "zlib"}}
 
 
 def total(folder):

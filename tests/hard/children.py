@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,14 +25,16 @@ def started(command: Sequence[str | Path], **options: Any) -> Iterator[Child]:
 
     Args:
         command: the program and its arguments.
-        options: those of `subprocess.Popen`; default: text through pipes, standard input empty.
+        options: those of `subprocess.Popen`; default: text through pipes, standard input empty, and modules are found
+            where this process finds them.
     """
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    defaults = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    defaults["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # A signal that is ignored stays so in the programs that one starts: `make test &` would have children that Ctrl-C
     # does not end. A handler does not outlive the start of another program.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        process = subprocess.Popen(command, start_new_session=True, **{**pipes, **options})
+        process = subprocess.Popen(command, start_new_session=True, **{**defaults, **options})
     finally:
         signal.signal(signal.SIGINT, before)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import sys
@@ -11,6 +10,8 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+from kit.forking import python_with_frameworks
 
 from .children import Child, started
 from .writers import check_folder
@@ -20,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(kind: str, folder: Path, *more: str, **options: Any) -> AbstractContextManager[Child]:
     """Start a writer of `tests.hard.writers`, as `started` does."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    python = [sys.executable] if kind == "numpy" else python_with_frameworks()
+    command = [*python, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
     if options:
         command += ["--options", json.dumps(options)]
-    return started(command, cwd=ROOT, env=environment)
+    return started(command, cwd=ROOT)
 
 
 def until_recording(process: Child) -> None:
@@ -37,7 +38,7 @@ def until_recording(process: Child) -> None:
 
 
 def kill_again_and_again(
-    kind: str, folder: Path, times: int, seed: int = 0, longest: float = 0.4, first: str = "error", **options: Any
+    kind: str, folder: Path, times: int, seed: int = 0, longest: float = 0.25, first: str = "error", **options: Any
 ) -> list[int]:
     """Kill a writer ``times`` times, resuming each time, then let it finish. Returns how many steps each kill left.
 
@@ -55,6 +56,8 @@ def kill_again_and_again(
             else:
                 until_recording(process)
                 time.sleep(rng.uniform(0, longest))
+            process.kill()
+            process.stdout.read()  # to its end, which comes with that of the process that writes
         assert process.returncode == -signal.SIGKILL, f"the writer ended by itself: {process.returncode}"
         counts.append(len(check_folder(folder, kind)))
         existing = "resume"

@@ -19,43 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit.frameworks import KITS
+from kit.nets import data
 
 import padiff
 
 
-def torch_training() -> tuple[Any, Any, Callable[[int], Any]]:
-    import torch
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 160), torch.nn.ReLU(), torch.nn.Linear(160, 4))
-    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
-    batch = torch.randn(128, 64)
+def training(kit: Any) -> tuple[Any, Any, Callable[[int], Any]]:
+    kit.seed(0)
+    model = kit.Sequential(kit.Linear(64, 160), kit.ReLU(), kit.Linear(160, 4))
+    optimizer = kit.adam(model.parameters(), 1e-4)
+    batch = kit.tensor(data(128, 64))
 
     def step(number: int) -> Any:
-        loss = model(batch).square().mean()
+        loss = (model(batch) ** 2).mean()
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return model, optimizer, step
-
-
-def paddle_training() -> tuple[Any, Any, Callable[[int], Any]]:
-    import paddle
-
-    paddle.seed(0)
-    model = paddle.nn.Sequential(paddle.nn.Linear(64, 160), paddle.nn.ReLU(), paddle.nn.Linear(160, 4))
-    optimizer = paddle.optimizer.Adam(1e-4, parameters=model.parameters())
-    batch = paddle.randn([128, 64])
-
-    def step(number: int) -> Any:
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        return loss
+        kit.zero(optimizer)
+        return loss.detach()
 
     return model, optimizer, step
 
@@ -74,7 +55,8 @@ def holds() -> dict[str, int]:
 
 def soak(framework: str, folder: Path, steps: int, every: int, options: dict[str, Any]) -> list[dict[str, int]]:
     """Record a training of so many steps; what the process holds before, after each ``every`` steps, and after."""
-    model, optimizer, step = torch_training() if framework == "torch" else paddle_training()
+    gc.unfreeze()  # as in a fresh interpreter, if this one is none
+    model, optimizer, step = training(KITS[framework])
     for number in range(20):
         step(number)
     out: list[dict[str, int]] = []

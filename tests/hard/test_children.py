@@ -1,4 +1,4 @@
-"""The tests' own child processes: they end, whatever becomes of the test."""
+"""The tests' own child processes: they end, whatever becomes of the test; and those that are forks are like others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ import time
 from pathlib import Path
 
 import pytest
+from kit.forking import python_with_frameworks
 
-from .children import started
+from .children import run_child, started
 from .killing import ROOT
 
 # Sleeps beside a child that sleeps too, for far longer than a test.
 COUPLE = "import os, time; child = os.fork(); child and print(child, flush=True); time.sleep(600)"
+
+TELLING = """
+import os, sys
+print(__name__, sys.argv, os.getcwd(), os.environ["ASKED"], sys.stdin.read(), os.getppid())
+import kit, padiff
+print(sys.path, kit.__file__, padiff.__file__, flush=True)
+print("an error", file=sys.stderr)
+end = sys.argv[1]
+if end == "signal":
+    os.kill(os.getpid(), 9)
+if end == "error":
+    raise ValueError(end)
+sys.exit(int(end))
+"""
 
 # What `make test &` does to the tests: SIGINT is ignored, and stays so in what they start.
 IGNORING = """
@@ -71,3 +86,30 @@ def test_a_child_that_goes_on_for_ever_ends_with_tests_that_are_killed_and_after
         if killed:
             parent.kill()
         assert gone(child)
+
+
+@pytest.mark.parametrize(
+    ("way", "end", "code"), [("-c", "0", 0), ("file", "7", 7), ("-m", "error", 1), ("-c", "signal", -signal.SIGKILL)]
+)
+def test_a_fork_is_as_a_fresh_interpreter(tmp_path, monkeypatch, way, end, code):
+    (tmp_path / "telling.py").write_text(TELLING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASKED", "yes")
+    asked = {"-c": ["-c", TELLING], "-m": ["-m", "telling"], "file": ["telling.py"]}[way]
+    fresh, fork = (run_child([*python, *asked, end, "b"]) for python in ([sys.executable], python_with_frameworks()))
+    assert fork.returncode == fresh.returncode == code
+    assert fork.stdout == fresh.stdout
+    told = [[lines[0], lines[-1]] for lines in (fork.stderr.splitlines(), fresh.stderr.splitlines())]
+    assert told[0] == told[1] and told[0][0] == "an error"
+
+
+def test_a_fork_can_be_interrupted_and_ends_with_a_test_that_fails():
+    with started([*python_with_frameworks(), "-c", COUPLE]) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+        assert process.returncode == -signal.SIGINT
+    with pytest.raises(ZeroDivisionError), started([*python_with_frameworks(), "-c", COUPLE]) as process:
+        grandchild = int(process.stdout.readline())
+        raise ZeroDivisionError
+    assert gone(grandchild)

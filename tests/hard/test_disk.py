@@ -10,9 +10,9 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import paddle
 import pytest
-import torch
+from kit.frameworks import TORCH
+from kit.nets import mlp
 
 import padiff
 from padiff.dump.trouble import explain
@@ -22,34 +22,20 @@ from .children import run_child
 from .killing import ROOT
 
 
-class TorchLoop:
+class Loop:
     """Five steps of a linear layer; `disturb` is called before the third."""
 
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+    def __init__(self, kit) -> None:
+        kit.seed(0)
+        self.kit, self.model = kit, mlp(kit, (4, 8, 1))
+        self.optimizer = kit.sgd(self.model.parameters())
 
     def step(self, number):
-        loss = self.model(torch.full((2, 4), 1.0 + number)).sum()
+        loss = self.model(self.kit.tensor(np.full((2, 4), 1.0 + number))).sum()
         loss.backward()
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.kit.zero(self.optimizer)
         return float(loss.detach())
-
-
-class PaddleLoop:
-    def __init__(self) -> None:
-        paddle.seed(0)
-        self.model = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 1))
-        self.optimizer = paddle.optimizer.SGD(0.1, parameters=self.model.parameters())
-
-    def step(self, number):
-        loss = self.model(paddle.full((2, 4), 1.0 + number)).sum()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
-        return float(loss)
 
 
 def train(loop, folder=None, disturb=lambda: None, **options) -> list[float]:
@@ -93,26 +79,23 @@ def remove_steps(folder: Path):
 
 
 GONE = {"removed": remove, "moved": move, "replaced by a file": replace_by_file, "emptied of steps": remove_steps}
-LOOPS = pytest.mark.parametrize("loop", [TorchLoop, PaddleLoop], ids=["torch", "paddle"])
 
 
-@LOOPS
 @pytest.mark.parametrize("how", GONE)
 @pytest.mark.parametrize("options", [{}, {"pack": True}], ids=["plain", "packed"])
-def test_a_folder_that_goes_away_does_not_end_the_training_if_asked_so(tmp_path, loop, how, options):
+def test_a_folder_that_goes_away_does_not_end_the_training_if_asked_so(tmp_path, kit, how, options):
     folder = tmp_path / "run"
     with pytest.warns(RuntimeWarning, match=r"stops recording, the training goes on: step 2 .*the run folder is gone"):
-        losses = train(loop(), folder, lambda: GONE[how](folder), on_error="warn", **options)
-    assert losses == train(loop())
+        losses = train(Loop(kit), folder, lambda: GONE[how](folder), on_error="warn", **options)
+    assert losses == train(Loop(kit))
     assert not (folder / "steps").exists()  # nothing was made anew
     if how == "moved":
         assert whole_steps(tmp_path / "moved") == [0, 1]
 
 
-@LOOPS
-def test_a_folder_that_goes_away_stops_the_training_if_asked_so(tmp_path, loop):
+def test_a_folder_that_goes_away_stops_the_training_if_asked_so(tmp_path, kit):
     folder = tmp_path / "run"
-    one = loop()
+    one = Loop(kit)
     with pytest.raises(WriterError, match=r"run folder is gone.*existing='resume'.*on_error='warn'"):
         train(one, folder, lambda: move(folder))
     one.step(9)  # the model is free again
@@ -121,17 +104,16 @@ def test_a_folder_that_goes_away_stops_the_training_if_asked_so(tmp_path, loop):
     assert whole_steps(folder) == [0, 1, 2, 3, 4, 5, 6]
 
 
-@LOOPS
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_a_folder_that_cannot_be_made(tmp_path, loop, on_error):
+def test_a_folder_that_cannot_be_made(tmp_path, kit, on_error):
     (tmp_path / "file").write_text("")
-    one = loop()
+    one = Loop(kit)
     if on_error == "raise":
         with pytest.raises(UnwritableFolderError, match=r"cannot make the run folder .*run"):
             train(one, tmp_path / "file" / "run")
         return
     with pytest.warns(RuntimeWarning, match=r"does not record, the training goes on: cannot make the run folder"):
-        assert train(one, tmp_path / "file" / "run", on_error="warn") == train(loop())
+        assert train(one, tmp_path / "file" / "run", on_error="warn") == train(Loop(kit))
 
 
 # -- limits of the process, in one of its own: torch and paddle are slow to start, so numpy writes ------------------
@@ -332,7 +314,7 @@ def test_an_error_in_what_follows_a_step_is_not_called_a_writing_error(tmp_path)
     def fail(step):
         raise OSError(28, "No space left on device", "tensorboard")
 
-    loop = TorchLoop()
+    loop = Loop(TORCH)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(loop, tmp_path / "run", on_written=fail, on_error="warn")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
+from kit.forking import python_with_frameworks
 
 from .children import run_child
 from .killing import ROOT
@@ -16,9 +16,9 @@ from .soaking import verdict
     ("framework", "options"), [("torch", {}), ("paddle", {"detail": "sketch"})], ids=["torch, full", "paddle, sketched"]
 )
 def test_nothing_grows_in_300_steps(tmp_path, framework, options):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.hard.soaking", framework, str(tmp_path / "run"), "300"]
-    command += ["--every", "75", "--options", json.dumps(options)]
-    done = run_child(command, timeout=280, cwd=ROOT)
+    command = ["-W", "ignore", "-m", "tests.hard.soaking", framework, str(tmp_path / "run"), "300", "--every", "75"]
+    command += ["--options", json.dumps(options)]
+    done = run_child([*python_with_frameworks(), *command], timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.endswith("nothing grew\n")
 
@@ -28,13 +28,7 @@ FLAT = {"resident_kb": 100_000, "threads": 2, "system_threads": 9, "handles": 8,
 
 @pytest.mark.parametrize(
     ("what", "grown"),
-    [
-        ("resident_kb", 109_000),
-        ("threads", 3),
-        ("system_threads", 10),
-        ("handles", 9),
-        ("objects", 60_000),
-    ],
+    [("resident_kb", 109_000), ("threads", 3), ("system_threads", 10), ("handles", 9), ("objects", 60_000)],
 )
 def test_what_grows_is_told(what, grown):
     flat = [{"step": step, **FLAT} for step in (0, 100, 200, 300, 300)]

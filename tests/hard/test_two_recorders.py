@@ -19,7 +19,7 @@ from padiff.dump import RunWriter, lock, open_run
 from padiff.errors import RunFolderError, WriterError
 
 from .children import run_child, started
-from .killing import ROOT, start, until_recording
+from .killing import start, until_recording
 
 EXISTING = ("error", "resume", "overwrite")
 
@@ -54,8 +54,7 @@ writer = RunWriter(Path(sys.argv[1]), toy_info())
 
 def holding(folder: Path, then: str):
     """Another process that holds a folder, and does something then."""
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
-    return started([sys.executable, "-c", HOLDER + then, str(folder)], env=paths)
+    return started([sys.executable, "-c", HOLDER + then, str(folder)])
 
 
 @pytest.fixture(scope="module")

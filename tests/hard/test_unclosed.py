@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 
 import pytest
+from kit.forking import python_with_frameworks
 
 import padiff
 
 from .children import run_child
-from .killing import ROOT
 
 LOOP = """
 import sys, time
@@ -48,8 +46,8 @@ if sys.argv[3] == "closed":
 def run(tmp_path, storage: str, how: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(LOOP)
-    command = [sys.executable, str(script), str(tmp_path / "run"), storage, how]
-    return run_child(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    command = [*python_with_frameworks(), str(script), str(tmp_path / "run"), storage, how]
+    return run_child(command)
 
 
 @pytest.mark.parametrize(("storage", "how"), [("plain", "the end"), ("packed", "the end"), ("plain", "an error")])

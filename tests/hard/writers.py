@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,44 +75,24 @@ def check_trained(step: Step) -> None:
         np.testing.assert_array_equal(record.value, np.full(record.shape, expected, record.value.dtype))
 
 
-def by_torch(folder: Path, existing: str, last: int, options: dict[str, Any]) -> None:
-    import torch
+def by_framework(framework: str, folder: Path, existing: str, last: int, options: dict[str, Any]) -> None:
+    from kit.frameworks import KITS
 
     import padiff
 
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 100, bias=False))
-    torch.nn.init.constant_(model[0].weight, 0.5)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    kit = KITS[framework]
+    model = kit.Sequential(kit.linear(4, 100, bias=False))
+    kit.set_weight(model[0], np.full((100, 4), 0.5, np.float32))
+    optimizer = kit.sgd(model.parameters(), 0.0)
     start = 0 if existing == "overwrite" else first_missing(folder)
     with padiff.record(model, folder, optimizer=optimizer, existing=existing, start_step=start, **options) as rec:
         ready()
         for number in range(start, last):
-            loss = model(torch.full((8, 4), float(number))).sum()
+            loss = model(kit.tensor(np.full((8, 4), number))).sum()
             rec.log_loss(loss)
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad()
-            rec.try_dump()
-
-
-def by_paddle(folder: Path, existing: str, last: int, options: dict[str, Any]) -> None:
-    import paddle
-
-    import padiff
-
-    half = paddle.ParamAttr(initializer=paddle.nn.initializer.Constant(0.5))
-    model = paddle.nn.Sequential(paddle.nn.Linear(4, 100, weight_attr=half, bias_attr=False))
-    optimizer = paddle.optimizer.SGD(0.0, parameters=model.parameters())
-    start = 0 if existing == "overwrite" else first_missing(folder)
-    with padiff.record(model, folder, optimizer=optimizer, existing=existing, start_step=start, **options) as rec:
-        ready()
-        for number in range(start, last):
-            loss = model(paddle.full((8, 4), float(number))).sum()
-            rec.log_loss(loss)
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
+            kit.zero(optimizer)
             rec.try_dump()
 
 
@@ -183,8 +164,8 @@ def by_hapi(folder: Path, existing: str, last: int, options: dict[str, Any]) -> 
 
 WRITERS: dict[str, tuple[Callable[[Path, str, int, dict[str, Any]], None], Callable[[Step], None]]] = {
     "numpy": (by_numpy, check_numpy),
-    "torch": (by_torch, check_trained),
-    "paddle": (by_paddle, check_trained),
+    "torch": (partial(by_framework, "torch"), check_trained),
+    "paddle": (partial(by_framework, "paddle"), check_trained),
     "lightning": (by_lightning, check_trained),
     "hapi": (by_hapi, check_trained),
 }

@@ -80,10 +80,7 @@ def test_steps_stages_and_layers_can_be_chosen(bad, capsys):
     [
         (["--steps", "1,x"], "--steps takes numbers and ranges, such as 0,8,100-200; got '1,x'"),
         (["--steps", "5-1"], "--steps takes numbers and ranges, such as 0,8,100-200; got '5-1'"),
-        (
-            ["--steps", "70-80"],
-            "none of the steps asked for (70-80) is one that both runs have",
-        ),
+        (["--steps", "70-80"], "none of the steps asked for (70-80) is one that both runs have"),
         (["--stage", "forwards"], "--stage: unknown stage 'forwards'. Nearest: forward"),
         (["--layer", "fc3"], "no layer of either run matches 'fc3'. Nearest: "),
         (["--top", "0"], "--top has to be at least 1, got 0"),

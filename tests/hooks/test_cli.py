@@ -247,10 +247,7 @@ MISUSE = [
     (["compare", "{run}", "{run}", "--layer-map", "{run}"], r"cannot read the layer map .*torch: .*directory"),
     (["compare", "{run}", "{run}", "--layer-map", "no.yaml"], r"cannot read the layer map no\.yaml: .*No such file"),
     (["compare", "{run}", "{run}", "--layer-map", "{run}/steps/00000000/rank_0/bad.yaml"], r"is no YAML"),
-    (
-        ["compare", "{run}", "{run}", "--json", "missing/out.json"],
-        r"cannot write missing/out\.json: there is no",
-    ),
+    (["compare", "{run}", "{run}", "--json", "missing/out.json"], r"cannot write missing/out\.json: there is no"),
     (["compare", "{run}", "{run}", "--junit", "missing/out.xml"], r"cannot write missing/out\.xml: there is no"),
     (["compare", "{run}", "{run}", "--markdown", "missing/x.md"], r"cannot write missing/x\.md: there is no folder"),
     (["compare", "{run}", "{run}", "--json", "{empty}"], r"cannot write .*empty: it is a folder"),

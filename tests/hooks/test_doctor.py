@@ -15,6 +15,7 @@ import pytest
 import torch
 from hard.children import started
 from hard.test_children import gone
+from kit.forking import interpreter
 
 import padiff
 import padiff_hooks.doctor.command
@@ -25,9 +26,21 @@ from padiff_hooks.doctor.script_runs import ScriptRun, ScriptRuns
 
 pytestmark = pytest.mark.slow
 
-TORCH = """
-import os, sys
-import torch, padiff
+# torch's own optimizers import a compiler, which takes as long as torch itself.
+DESCENT = """
+import sys
+import torch
+class Descent(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+TORCH = (
+    DESCENT
+    + """
+import padiff
 torch.manual_seed(0)
 class Net(torch.nn.Module):
     def __init__(self):
@@ -36,12 +49,6 @@ class Net(torch.nn.Module):
     def forward(self, x):
         y = self.b(torch.relu(self.a(x)))
         return y * (1 + len(self.b._forward_hooks)) if "nosy" in sys.argv else y
-class Descent(torch.optim.Optimizer):  # torch's own import a compiler, which takes as long as torch itself
-    @torch.no_grad()
-    def step(self):
-        for parameter in self.param_groups[0]["params"]:
-            parameter -= 0.1 * parameter.grad
-            parameter.grad = None
 model = Net()
 optimizer = Descent(model.parameters(), {})
 with padiff.record(model, "runs/one", optimizer=optimizer, every_n_steps=padiff.Schedule(every=2, first=3)) as rec:
@@ -59,6 +66,7 @@ with padiff.record(model, "runs/one", optimizer=optimizer, every_n_steps=padiff.
             if "deaf" not in sys.argv:
                 raise
 """
+)
 
 PADDLE = """
 import warnings
@@ -115,8 +123,14 @@ raise SystemExit("the training was not ended")
 
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Scripts run in processes that have the frameworks already. Not those whose model is found by what they import."""
+    monkeypatch.setattr(sys, "executable", str(interpreter(tmp_path_factory.mktemp("bin"))))
 
 
 def script(text: str) -> Path:
@@ -133,7 +147,7 @@ def doctor(*args: str) -> tuple[int, dict]:
 # -- scripts ----------------------------------------------------------------------------------------------------
 
 
-def test_a_torch_script_is_the_same_with_and_without(capsys):
+def test_a_torch_script_is_the_same_with_and_without(imported, capsys):
     script(TORCH)
     code, found = doctor("--steps", "6", "train.py")
     assert (code, found["verdict"], found["first"]) == (0, "same", None)
@@ -145,7 +159,7 @@ def test_a_torch_script_is_the_same_with_and_without(capsys):
     assert "to the bit" in capsys.readouterr().out
 
 
-def test_a_model_that_notices_hooks_is_caught_at_its_step(capsys):
+def test_a_model_that_notices_hooks_is_caught_at_its_step(imported, capsys):
     script(TORCH)
     code, found = doctor("--steps", "5", "train.py", "--", "nosy")
     assert (code, found["verdict"]) == (1, "changed")
@@ -153,7 +167,7 @@ def test_a_model_that_notices_hooks_is_caught_at_its_step(capsys):
     assert "step 3: the loss is" in capsys.readouterr().out
 
 
-def test_a_script_that_draws_other_numbers_each_time_proves_nothing():
+def test_a_script_that_draws_other_numbers_each_time_proves_nothing(imported):
     script(TORCH)
     code, found = doctor("--steps", "4", "train.py", "--", "wild", "deaf")
     assert (code, found["verdict"]) == (2, "not deterministic")
@@ -193,7 +207,7 @@ def test_the_steps_before_are_spoken_of_only_if_some_were_recorded(steps, due, f
     assert ("nothing can be said about recording" in told) != changed_nothing
 
 
-def test_paddle_loops_and_hapi_are_the_same():
+def test_paddle_loops_and_hapi_are_the_same(imported):
     script(PADDLE)
     code, found = doctor("--steps", "9", "train.py")
     assert (code, found["verdict"]) == (0, "same"), found
@@ -222,7 +236,7 @@ def test_options_stand_before_or_behind_the_script(arguments, monkeypatch, capsy
     assert given == [("train.py", ["--lr", "0.1", "--", "-x"], 3)] and capsys.readouterr().err == "padiff: seen\n"
 
 
-def test_lightning_is_the_same(tmp_path):
+def test_lightning_is_the_same(imported, tmp_path):
     runs = ScriptRuns(script(LIGHTNING), [], 5, tmp_path, lambda _: None)
     plain, recording = runs.run("plain", record=False), runs.run("recording", record=True)
     assert (plain.trouble, recording.trouble) == ("", "")
@@ -236,14 +250,12 @@ def test_lightning_is_the_same(tmp_path):
     assert (found.step, found.what, found.name) == (4, "gradient", "net.2/weight")
 
 
-PLAIN = """
-import sys
-import {name}
+PLAIN = """{start}
 {name}.{seed}(0)
 model = {name}.nn.Sequential({name}.nn.Linear(4, 8), {name}.nn.ReLU(), {name}.nn.Linear(8, 2))
 head = {name}.nn.Linear(2, 2)
 held = list(model.parameters()) + (list(head.parameters()) if "split" in sys.argv else [])
-optimizer = {name}.optim{izer}.Adam(parameters=held) if {paddle} else {name}.optim.SGD(held, lr=0.1)
+optimizer = {optimizer}
 for step in range(1000):
     loss = head(model({name}.randn([6, 4]))).square().mean()
     loss.backward()
@@ -251,13 +263,18 @@ for step in range(1000):
     optimizer.{clear}()
 raise SystemExit("the training was not ended")
 """
-TORCH_NAMES = {"name": "torch", "seed": "manual_seed", "izer": "", "clear": "zero_grad", "paddle": False}
-PADDLE_NAMES = {"name": "paddle", "seed": "seed", "izer": "izer", "clear": "clear_grad", "paddle": True}
+TORCH_PLAIN = PLAIN.format(
+    start=DESCENT, name="torch", seed="manual_seed", optimizer="Descent(held, {})", clear="zero_grad"
+)
+PADDLE_PLAIN = PLAIN.format(
+    start="import paddle, sys", name="paddle", seed="seed", optimizer="paddle.optimizer.Adam(parameters=held)",
+    clear="clear_grad",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("names", [TORCH_NAMES, PADDLE_NAMES], ids=["torch", "paddle"])
-def test_a_script_that_does_not_record_is_recorded(names, tmp_path):
-    runs = ScriptRuns(script(PLAIN.format(**names)), [], 4, tmp_path, lambda _: None)
+@pytest.mark.parametrize("text", [TORCH_PLAIN, PADDLE_PLAIN], ids=["torch", "paddle"])
+def test_a_script_that_does_not_record_is_recorded(text, tmp_path):
+    runs = ScriptRuns(script(text), [], 4, tmp_path, lambda _: None)
     plain, recording = runs.run("plain", record=False), runs.run("recording", record=True)
     assert plain.trouble == recording.trouble == plain.refused == ""
     (steps,) = recording.steps.values()
@@ -268,7 +285,7 @@ def test_a_script_that_does_not_record_is_recorded(names, tmp_path):
 
 
 def test_a_model_that_cannot_be_found_is_told(capsys):
-    script(PLAIN.format(**TORCH_NAMES))
+    script(TORCH_PLAIN)
     assert main(["doctor", "train.py", "--", "split"]) == 2
     told = capsys.readouterr().err
     assert "no layer that it calls owns all parameters" in told and "padiff.record(model" in told
@@ -290,7 +307,7 @@ def test_scripts_that_cannot_be_examined(text, args, told, capsys):
     assert told in capsys.readouterr().err
 
 
-def test_a_script_that_records_none_of_the_steps(capsys):
+def test_a_script_that_records_none_of_the_steps(imported, capsys):
     script(TORCH)
     assert main(["doctor", "--steps", "2", "train.py"]) == 2
     assert "none of the first 2 steps is due" in capsys.readouterr().err

@@ -92,8 +92,7 @@ def adamw(rate=1e-3):
 
 def momentum(rate=0.05):
     return Recipe(
-        lambda p: torch.optim.SGD(p, rate, momentum=0.9),
-        lambda p: paddle.optimizer.Momentum(rate, 0.9, parameters=p),
+        lambda p: torch.optim.SGD(p, rate, momentum=0.9), lambda p: paddle.optimizer.Momentum(rate, 0.9, parameters=p)
     )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
-import sys
-from subprocess import PIPE, CompletedProcess
 
 import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
-from hard.children import started
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 
 import padiff
 from padiff_lightning import PaDiffCallback
@@ -116,31 +114,17 @@ def test_the_tensorboard_logger_of_either_is_found(host, own, tmp_path):
 
 # -- processes in which one package, the other, both or none is installed ----------------------------------------------
 
-# A process of its own for each line that it reads, with all that both packages need imported already. There modules are
-# found as ever, but not those of packages that are to be missing: as on a machine without them.
-SERVER = """
-import json, os, sys, warnings
+# Modules are found as ever, but not those of packages that are to be missing: as on a machine without them.
+ABSENT = """
+import json, sys
 from importlib.machinery import PathFinder
-warnings.simplefilter("ignore")
-import torch, torch._dynamo, torch.utils.tensorboard, torchmetrics
+missing, order, folder = json.loads(sys.argv[1])
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         return None if name.partition(".")[0] in missing else PathFinder.find_spec(name, path, target)
-for line in sys.stdin:
-    code, missing, order, folder, printed = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-else:
-    sys.exit()
-for number in (1, 2):
-    os.dup2(os.open(f"{printed}.{number}", os.O_WRONLY | os.O_CREAT), number)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 assert not {"pytorch_lightning", "lightning_fabric", "lightning"} & sys.modules.keys()
-warnings.resetwarnings()
-exec(code)
 """
 
 TRAIN = """
@@ -181,29 +165,13 @@ print("loaded:", *(name for name in ("pytorch_lightning", "lightning.pytorch") i
 """
 
 ALL = ("pytorch_lightning", "lightning_fabric", "lightning")
-ABSENT = {"both": (), "pytorch-lightning": ("lightning",), "lightning": ("pytorch_lightning", "lightning_fabric")}
+MISSING = {"both": (), "pytorch-lightning": ("lightning",), "lightning": ("pytorch_lightning", "lightning_fabric")}
 
 
-@pytest.fixture(scope="module")
-def server():
-    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with started([sys.executable, "-c", SERVER], stdin=PIPE, env=os.environ | paths) as process:
-        yield process
-
-
-@pytest.fixture
-def in_process(server, tmp_path):
+def in_process(code, installed, order=(), folder=""):
     """Runs code where only some packages are installed; what came of it."""
-
-    def run(code, installed, order=(), folder=""):
-        request = (code, ABSENT.get(installed, ALL), order, str(folder), str(tmp_path / "printed"))
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        status = server.stdout.readline()
-        assert status, server.stderr.read()[-2000:]
-        return CompletedProcess(code, int(status), *((tmp_path / f"printed.{k}").read_text() for k in (1, 2)))
-
-    return run
+    given = json.dumps([MISSING.get(installed, ALL), order, str(folder)])
+    return run_child([*python_with_frameworks(), "-c", ABSENT + code, given])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +189,7 @@ def in_process(server, tmp_path):
     ids=lambda value: value,
 )
 def test_whatever_is_installed_and_imported_first_the_trainer_takes_it_and_no_other_package_is_loaded(
-    in_process, installed, order, loads, tmp_path
+    installed, order, loads, tmp_path
 ):
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(PaDiffCallback(tmp_path / "run", every_n_steps=2)))
     done = in_process(TRAIN, installed, order=order.split(), folder=tmp_path / "run")
@@ -246,14 +214,14 @@ print("loaded:", *(name for name in ("pytorch_lightning", "lightning.pytorch") i
     [("pytorch-lightning", "pytorch_lightning"), ("lightning", "lightning.pytorch")],
     ids=lambda value: value,
 )
-def test_the_demo_trains_with_either(in_process, installed, loads, tmp_path):
+def test_the_demo_trains_with_either(installed, loads, tmp_path):
     done = in_process(DEMO, installed, folder=tmp_path / "run")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == f"loaded: {loads}"
     assert padiff.open_run(tmp_path / "run").numbers() == [0, 1, 2, 3]
 
 
-def test_without_lightning_the_callback_says_what_to_install(in_process):
+def test_without_lightning_the_callback_says_what_to_install():
     done = in_process("import padiff_lightning", "none")
     assert done.returncode == 1
     assert done.stderr.endswith("Error: Lightning is not installed: pip install 'pytorch-lightning>=2.2'\n")
@@ -267,7 +235,7 @@ def test_without_lightning_the_callback_says_what_to_install(in_process):
     ],
     ids=["Lightning", "sklearn"],
 )
-def test_without_what_it_needs_the_demo_says_so_in_one_line(in_process, installed, also, told, tmp_path):
+def test_without_what_it_needs_the_demo_says_so_in_one_line(installed, also, told, tmp_path):
     code = f"missing += {also!r}\nfrom padiff_hooks.cli import main\nsys.exit(main(['demo', folder]))"
     done = in_process(code, installed, folder=tmp_path / "demo")
     end = "; all that it needs comes with: pip install 'padiff-hooks[demo]'\n"

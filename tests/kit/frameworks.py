@@ -19,8 +19,28 @@ def _late(module, name):
     return staticmethod(lambda *args: getattr(module, name)(*args))
 
 
+class Built:
+    """For layers that only say in `build` what they are built of."""
+
+    def __init__(self, *args, **options):
+        super().__init__()
+        self.build(*args, **options)
+
+
 class Kit:
     """What both say alike, or in terms of what each says in its own way."""
+
+    def net(self, forward, **layers):
+        """A net of layers, by name; ``forward`` takes the net and its input."""
+
+        class Net(self.Layer):
+            def __init__(self):
+                super().__init__()
+                for name, layer in layers.items():
+                    setattr(self, name, layer)
+
+        Net.forward = forward
+        return Net()
 
     def float64(self, tensor):
         return self.numpy(tensor).astype(np.float64)
@@ -51,6 +71,7 @@ class Kit:
 class TorchKit(Kit):
     name = "torch"
     nn = torch.nn
+    Net = type("Net", (Built, torch.nn.Module), {})
     Layer, List, Dict, Sequential = torch.nn.Module, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential
     ReLU, GELU, SiLU, Tanh, Sigmoid = torch.nn.ReLU, torch.nn.GELU, torch.nn.SiLU, torch.nn.Tanh, torch.nn.Sigmoid
     ReLU6, Dropout, Flatten, Identity = torch.nn.ReLU6, torch.nn.Dropout, torch.nn.Flatten, torch.nn.Identity
@@ -183,6 +204,7 @@ class TorchKit(Kit):
 class PaddleKit(Kit):
     name = "paddle"
     nn = paddle.nn
+    Net = type("Net", (Built, paddle.nn.Layer), {})
     Layer, List, Dict, Sequential = paddle.nn.Layer, paddle.nn.LayerList, paddle.nn.LayerDict, paddle.nn.Sequential
     ReLU, GELU, SiLU, Tanh, Sigmoid = paddle.nn.ReLU, paddle.nn.GELU, paddle.nn.Silu, paddle.nn.Tanh, paddle.nn.Sigmoid
     ReLU6, Dropout, Flatten, Identity = paddle.nn.ReLU6, paddle.nn.Dropout, paddle.nn.Flatten, paddle.nn.Identity

@@ -70,9 +70,8 @@ def data(*shape, seed=1, dtype="float32"):
 def tanh_mlp(kit, widths=(4, 8, 8, 3)):
     """Linear layers ``fc0``, ``fc1``, ... with a tanh between them; ``fault(index, x)`` may spoil what comes out."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.count = len(widths) - 1
             for index, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
                 setattr(self, f"fc{index}", kit.Linear(inputs, outputs))

@@ -125,15 +125,7 @@ GATES = links("\n".join(f"cell.{name} lstm" for name in ("input_gate", "forget_g
 
 PAIRS = (
     # Three projections into torch's packed attention; a position embedding into a parameter of the root.
-    pair(
-        "bert_to_packed",
-        bert,
-        partial(flat_bert, packed=True),
-        SENTENCES,
-        flip(PACKED_TO_BERT),
-        carry_bert,
-        BACK,
-    ),
+    pair("bert_to_packed", bert, partial(flat_bert, packed=True), SENTENCES, flip(PACKED_TO_BERT), carry_bert, BACK),
     # paddle's encoder layers into torch's.
     pair("encoder_paddle_to_torch", paddle_encoder, torch_encoder, VECTORS, flip(TORCH_TO_PADDLE), carry_encoder, BACK),
     # Three layers into one qkv, an embeddings layer's parameters into the root's; in torch.
@@ -169,11 +161,6 @@ PAIRS = (
     pair("lstm_from_gates", by_gates, single, SERIES, (*GATES, ("out", "fc")), carry_gates),
     # Two Linear layers with one bias between them into paddle's LSTM.
     pair(
-        "lstm_from_one_bias",
-        one_bias,
-        single,
-        SERIES,
-        links("cell.x2h lstm\n cell.h2h lstm\n out fc"),
-        carry_one_bias,
+        "lstm_from_one_bias", one_bias, single, SERIES, links("cell.x2h lstm\n cell.h2h lstm\n out fc"), carry_one_bias
     ),
 )

@@ -14,9 +14,8 @@ from .vits import HEADS, HIDDEN, PATCHES, PICTURES, WIDTH, patches, timm
 def beit(kit):
     """Layer scale as parameters of the block; a wrapper around all; a second head that is never used."""
 
-    class Layer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Layer(kit.Net):
+        def build(self):
             self.gamma_1, self.gamma_2 = kit.param(WIDTH), kit.param(WIDTH)
             self.dense, self.output_dense = kit.linear(WIDTH, HIDDEN), kit.linear(HIDDEN, WIDTH)
             self.o_proj, self.in_proj = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, 3 * WIDTH)
@@ -28,9 +27,8 @@ def beit(kit):
             x = x + self.gamma_1 * self.o_proj(heads)
             return x + self.gamma_2 * self.output_dense(kit.gelu(self.dense(self.ln_2(x))))
 
-    class Beit(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Beit(kit.Net):
+        def build(self):
             self.aux_head = kit.linear(WIDTH, 7)
             self.head, self.final_norm = kit.linear(WIDTH, 5), kit.layernorm(WIDTH, eps=1e-6)
             self.layer0, self.layer1 = Layer(), Layer()
@@ -42,9 +40,8 @@ def beit(kit):
             x = kit.cat([self.token.expand((x.shape[0], 1, WIDTH)), x], 1) + self.position
             return self.head(self.final_norm(self.layer1(self.layer0(x)))[:, 0])
 
-    class Wrapper(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Wrapper(kit.Net):
+        def build(self):
             self.model = Beit()
 
         def forward(self, x):

@@ -13,9 +13,8 @@ def inception(kit):
     def unit(inputs, outputs, size):
         return kit.Sequential(kit.conv(inputs, outputs, size, padding=size // 2), kit.batchnorm(outputs), kit.ReLU())
 
-    class Inception(kit.Layer):
-        def __init__(self, inputs):
-            super().__init__()
+    class Inception(kit.Net):
+        def build(self, inputs):
             self.branch1x1 = unit(inputs, 8, 1)
             self.branch5x5_1, self.branch5x5_2 = unit(inputs, 8, 1), unit(8, 8, 3)
             self.branch3x3dbl_1, self.branch3x3dbl_2 = unit(inputs, 8, 1), unit(8, 8, 3)
@@ -28,16 +27,12 @@ def inception(kit):
             three = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
             return kit.cat([one, five, three, self.branch_pool(kit.relu(x))], 1)
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.mixed_a, self.mixed_b = Inception(3), Inception(32)
-            self.fc = kit.linear(32, 4)
-
-        def forward(self, x):
-            return self.fc(self.mixed_b(self.mixed_a(x)).mean((2, 3)))
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.fc(net.mixed_b(net.mixed_a(x)).mean((2, 3))),
+        mixed_a=Inception(3),
+        mixed_b=Inception(32),
+        fc=kit.linear(32, 4),
+    )
 
 
 def branched(kit):
@@ -47,9 +42,8 @@ def branched(kit):
         conv = kit.conv(inputs, outputs, size, padding=size // 2)
         return kit.named(conv=conv, bn=kit.batchnorm(outputs), act=kit.ReLU())
 
-    class Mixed(kit.Layer):
-        def __init__(self, inputs):
-            super().__init__()
+    class Mixed(kit.Net):
+        def build(self, inputs):
             self.b0 = unit(inputs, 8, 1)
             self.b1 = kit.Sequential(unit(inputs, 8, 1), unit(8, 8, 3))
             self.b2 = kit.Sequential(unit(inputs, 8, 1), unit(8, 8, 3), unit(8, 8, 3))
@@ -58,16 +52,11 @@ def branched(kit):
         def forward(self, x):
             return kit.cat([branch(x) for branch in (self.b0, self.b1, self.b2, self.b3)], 1)
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.trunk = kit.Sequential(Mixed(3), Mixed(32))
-            self.out = kit.linear(32, 4)
-
-        def forward(self, x):
-            return self.out(self.trunk(x).mean((2, 3)))
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.out(net.trunk(x).mean((2, 3))),
+        trunk=kit.Sequential(Mixed(3), Mixed(32)),
+        out=kit.linear(32, 4),
+    )
 
 
 INCEPTION = "\n fc out" + "".join(
@@ -88,17 +77,15 @@ INCEPTION = "\n fc out" + "".join(
 def mobile(kit):
     """MobileNet's inverted residuals, Sequential with indices; squeeze and excitation by 1x1 convolutions."""
 
-    class SqueezeExcite(kit.Layer):
-        def __init__(self, width):
-            super().__init__()
+    class SqueezeExcite(kit.Net):
+        def build(self, width):
             self.conv_reduce, self.conv_expand = kit.conv(width, 4, 1), kit.conv(4, width, 1)
 
         def forward(self, x):
             return x * kit.sigmoid(self.conv_expand(kit.relu(self.conv_reduce(x.mean((2, 3), True)))))
 
-    class Inverted(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Inverted(kit.Net):
+        def build(self):
             into, out = kit.conv(8, 16, 1, bias=False), kit.conv(16, 8, 1, bias=False)
             deep = kit.conv(16, 16, 3, padding=1, groups=16, bias=False)
             wide = [kit.batchnorm(16), kit.ReLU6()], [kit.batchnorm(16), kit.ReLU6()]
@@ -114,18 +101,16 @@ def mobile(kit):
 def depthwise(kit):
     """The same with names; squeeze and excitation by Linear layers; norms before their convolutions; a Linear head."""
 
-    class SE(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class SE(kit.Net):
+        def build(self):
             self.fc1, self.fc2 = kit.linear(16, 4), kit.linear(4, 16)
 
         def forward(self, x):
             share = kit.sigmoid(self.fc2(kit.relu(self.fc1(x.mean((2, 3))))))
             return x * share.reshape((x.shape[0], 16, 1, 1))
 
-    class MBConv(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class MBConv(kit.Net):
+        def build(self):
             self.se = SE()
             self.bn0, self.bn1, self.bn2 = kit.batchnorm(16), kit.batchnorm(16), kit.batchnorm(8)
             self.project_conv = kit.conv(16, 8, 1, bias=False)
@@ -137,9 +122,8 @@ def depthwise(kit):
             out = self.se(kit.relu6(self.bn1(self.depthwise_conv(out))))
             return x + self.bn2(self.project_conv(out))
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.conv_stem, self.bn_stem = kit.conv(3, 8, 3, stride=2, padding=1), kit.batchnorm(8)
             self.blocks = kit.Dict({"first": MBConv(), "second": MBConv()})
             self.conv_head = kit.linear(8, 4)
@@ -175,9 +159,8 @@ MOBILE = links(
 def squeezenet(kit):
     """Fire modules in a Sequential."""
 
-    class Fire(kit.Layer):
-        def __init__(self, inputs):
-            super().__init__()
+    class Fire(kit.Net):
+        def build(self, inputs):
             self.squeeze = kit.conv(inputs, 4, 1)
             self.expand1x1, self.expand3x3 = kit.conv(4, 8, 1), kit.conv(4, 8, 3, padding=1)
 
@@ -195,9 +178,8 @@ def dictionary_of_fires(kit):
         wide = {"large": kit.conv(4, 8, 3, padding=1), "small": kit.conv(4, 8, 1)}
         return kit.Dict({**wide, "squeeze_conv": kit.conv(inputs, 4, 1)})
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.final = kit.conv(16, 4, 1)
             self.fires = kit.Dict({"fire2": fire(3), "fire3": fire(16), "fire4": fire(16)})
 

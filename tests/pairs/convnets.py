@@ -12,9 +12,8 @@ IMAGES = (normal(2, 3, 12, 12),)
 def resnet(kit):
     """torchvision's names; activations are functions; ``downsample`` is a Sequential."""
 
-    class BasicBlock(kit.Layer):
-        def __init__(self, inputs, outputs, stride):
-            super().__init__()
+    class BasicBlock(kit.Net):
+        def build(self, inputs, outputs, stride):
             self.conv1 = kit.conv(inputs, outputs, 3, stride=stride, padding=1, bias=False)
             self.bn1 = kit.batchnorm(outputs)
             self.conv2 = kit.conv(outputs, outputs, 3, padding=1, bias=False)
@@ -29,9 +28,8 @@ def resnet(kit):
             out = self.bn2(self.conv2(kit.relu(self.bn1(self.conv1(x)))))
             return kit.relu(out + identity)
 
-    class ResNet(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ResNet(kit.Net):
+        def build(self):
             self.conv1 = kit.conv(3, 8, 3, padding=1, bias=False)
             self.bn1 = kit.batchnorm(8)
             self.layer1 = kit.Sequential(BasicBlock(8, 8, 1), BasicBlock(8, 8, 1))
@@ -48,18 +46,16 @@ def resnet(kit):
 def staged_resnet(kit):
     """The head is defined first, the shortcut before the body; activations are layers."""
 
-    class Shortcut(kit.Layer):
-        def __init__(self, inputs, outputs, stride):
-            super().__init__()
+    class Shortcut(kit.Net):
+        def build(self, inputs, outputs, stride):
             self.norm = kit.batchnorm(outputs)
             self.conv = kit.conv(inputs, outputs, 1, stride=stride, bias=False)
 
         def forward(self, x):
             return self.norm(self.conv(x))
 
-    class Unit(kit.Layer):
-        def __init__(self, inputs, outputs, stride):
-            super().__init__()
+    class Unit(kit.Net):
+        def build(self, inputs, outputs, stride):
             self.shortcut = Shortcut(inputs, outputs, stride) if stride != 1 else kit.Identity()
             self.a_conv = kit.conv(inputs, outputs, 3, stride=stride, padding=1, bias=False)
             self.a_norm = kit.batchnorm(outputs)
@@ -72,9 +68,8 @@ def staged_resnet(kit):
             out = self.b_norm(self.b_conv(self.act(self.a_norm(self.a_conv(x)))))
             return self.final_act(out + self.shortcut(x))
 
-    class Stage(kit.Layer):
-        def __init__(self, inputs, outputs, stride):
-            super().__init__()
+    class Stage(kit.Net):
+        def build(self, inputs, outputs, stride):
             self.blocks = kit.List([Unit(inputs, outputs, stride), Unit(outputs, outputs, 1)])
 
         def forward(self, x):
@@ -82,9 +77,8 @@ def staged_resnet(kit):
                 x = block(x)
             return x
 
-    class StagedResNet(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class StagedResNet(kit.Net):
+        def build(self):
             self.classifier = kit.linear(16, 5)
             conv = kit.conv(3, 8, 3, padding=1, bias=False)
             self.stem = kit.named(conv=conv, norm=kit.batchnorm(8), act=kit.ReLU())
@@ -121,9 +115,8 @@ RESNET_TO_STAGES = links(
 def own_norm_resnet(kit, frozen=False):
     """Its own BatchNorm (gamma, beta, moving statistics), defined after all convolutions; flat, no nested blocks."""
 
-    class BatchNormalization(kit.Layer):
-        def __init__(self, width):
-            super().__init__()
+    class BatchNormalization(kit.Net):
+        def build(self, width):
             self.gamma, self.beta = kit.param(width), kit.param(width)
             self.register_buffer("moving_mean", kit.zeros(width))
             self.register_buffer("moving_variance", kit.zeros(width))
@@ -135,9 +128,8 @@ def own_norm_resnet(kit, frozen=False):
             normed = (x - wide(self.moving_mean)) / kit.sqrt(wide(self.moving_variance) + 1e-5)
             return wide(self.gamma) * normed + wide(self.beta)
 
-    class FrozenBatchNorm2d(kit.Layer):
-        def __init__(self, width):
-            super().__init__()
+    class FrozenBatchNorm2d(kit.Net):
+        def build(self, width):
             for name in ("weight", "bias", "running_mean", "running_var"):
                 self.register_buffer(name, kit.zeros(width))
 
@@ -148,9 +140,8 @@ def own_norm_resnet(kit, frozen=False):
 
     norm = FrozenBatchNorm2d if frozen else BatchNormalization
 
-    class Bottleneck(kit.Layer):
-        def __init__(self, inputs, middle, outputs):
-            super().__init__()
+    class Bottleneck(kit.Net):
+        def build(self, inputs, middle, outputs):
             self.reduce = kit.conv(inputs, middle, 1, bias=False)
             self.spatial = kit.conv(middle, middle, 3, padding=1, bias=False)
             self.expand = kit.conv(middle, outputs, 1, bias=False)
@@ -163,25 +154,19 @@ def own_norm_resnet(kit, frozen=False):
             out = kit.relu(self.spatial_bn(self.spatial(out)))
             return kit.relu(self.expand_bn(self.expand(out)) + self.proj_bn(self.proj(x)))
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.block_a = Bottleneck(3, 8, 16)
-            self.block_b = Bottleneck(16, 8, 16)
-            self.logits = kit.linear(16, 4)
-
-        def forward(self, x):
-            return self.logits(self.block_b(self.block_a(x)).mean((2, 3)))
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.logits(net.block_b(net.block_a(x)).mean((2, 3))),
+        block_a=Bottleneck(3, 8, 16),
+        block_b=Bottleneck(16, 8, 16),
+        logits=kit.linear(16, 4),
+    )
 
 
 def bottleneck_resnet(kit):
     """The same with the framework's BatchNorm, conv and norm in turn, and ``downsample``."""
 
-    class Bottleneck(kit.Layer):
-        def __init__(self, inputs, middle, outputs):
-            super().__init__()
+    class Bottleneck(kit.Net):
+        def build(self, inputs, middle, outputs):
             self.conv1 = kit.conv(inputs, middle, 1, bias=False)
             self.bn1 = kit.batchnorm(middle)
             self.conv2 = kit.conv(middle, middle, 3, padding=1, bias=False)
@@ -196,9 +181,8 @@ def bottleneck_resnet(kit):
             out = self.relu(self.bn2(self.conv2(out)))
             return self.relu(self.bn3(self.conv3(out)) + self.downsample(x))
 
-    class ResNet(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ResNet(kit.Net):
+        def build(self):
             self.layers = kit.Sequential(Bottleneck(3, 8, 16), Bottleneck(16, 8, 16))
             self.fc = kit.linear(16, 4)
 
@@ -227,9 +211,8 @@ BOTTLENECKS = links(BOTTLENECKS + "\n    fc logits")
 def reversed_resnet(kit):
     """Blocks are made from the last to the first, then named by their place; norms stand before their convs."""
 
-    class Block(kit.Layer):
-        def __init__(self, inputs, outputs, stride):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self, inputs, outputs, stride):
             self.norm2, self.norm1 = kit.batchnorm(outputs), kit.batchnorm(outputs)
             self.conv2 = kit.conv(outputs, outputs, 3, padding=1, bias=False)
             self.conv1 = kit.conv(inputs, outputs, 3, stride=stride, padding=1, bias=False)
@@ -242,9 +225,8 @@ def reversed_resnet(kit):
             out = self.norm2(self.conv2(out))
             return kit.relu(out + (self.short_norm(self.short(x)) if hasattr(self, "short") else x))
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.head = kit.linear(16, 5)
             self.block4, self.block3 = Block(16, 16, 1), Block(8, 16, 2)
             self.block2, self.block1 = Block(8, 8, 1), Block(8, 8, 1)
@@ -285,9 +267,8 @@ def vgg(kit):
 def named_vgg(kit):
     """Named units, norms of all units defined after the convolutions, the head before both."""
 
-    class VGG(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class VGG(kit.Net):
+        def build(self):
             self.fc = kit.linear(16 * 9, 4)
             self.conv1_1, self.conv1_2 = kit.conv(3, 8, 3, padding=1), kit.conv(8, 8, 3, padding=1)
             self.conv2_1 = kit.conv(8, 16, 3, padding=1)

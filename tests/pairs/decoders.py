@@ -18,18 +18,16 @@ IDS = (tokens(2, LENGTH, vocabulary=VOCABULARY),)
 def gpt2(kit, tied="module"):
     """Hugging Face's GPT-2: Conv1D with (in, out), square in the MLP; ``lm_head`` is tied, or equal but for itself."""
 
-    class Conv1D(kit.Layer):
-        def __init__(self, outputs, inputs):
-            super().__init__()
+    class Conv1D(kit.Net):
+        def build(self, outputs, inputs):
             self.nf = outputs
             self.weight, self.bias = kit.param(inputs, outputs), kit.param(outputs)
 
         def forward(self, x):
             return x @ self.weight + self.bias
 
-    class GPT2Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class GPT2Attention(kit.Net):
+        def build(self):
             self.num_heads = HEADS
             self.c_attn, self.c_proj = Conv1D(3 * WIDTH, WIDTH), Conv1D(WIDTH, WIDTH)
             self.attn_dropout = kit.Dropout(0.1)
@@ -39,17 +37,15 @@ def gpt2(kit, tied="module"):
             q, k, v = (qkv[:, :, part * WIDTH : (part + 1) * WIDTH] for part in range(3))
             return self.c_proj(attend(kit, q, k, v, HEADS, causal=True))
 
-    class GPT2MLP(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class GPT2MLP(kit.Net):
+        def build(self):
             self.c_fc, self.c_proj = Conv1D(HIDDEN, WIDTH), Conv1D(WIDTH, HIDDEN)
 
         def forward(self, x):
             return self.c_proj(kit.gelu(self.c_fc(x), True))
 
-    class GPT2Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class GPT2Block(kit.Net):
+        def build(self):
             self.ln_1, self.attn = kit.layernorm(WIDTH), GPT2Attention()
             self.ln_2, self.mlp = kit.layernorm(WIDTH), GPT2MLP()
 
@@ -57,9 +53,8 @@ def gpt2(kit, tied="module"):
             x = x + self.attn(self.ln_1(x))
             return x + self.mlp(self.ln_2(x))
 
-    class GPT2Model(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class GPT2Model(kit.Net):
+        def build(self):
             self.wte, self.wpe = kit.embedding(VOCABULARY, WIDTH), kit.embedding(LENGTH, WIDTH)
             self.drop = kit.Dropout(0.1)
             self.h = kit.List([GPT2Block(), GPT2Block()])
@@ -71,9 +66,8 @@ def gpt2(kit, tied="module"):
                 x = block(x)
             return self.ln_f(x)
 
-    class GPT2LMHeadModel(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class GPT2LMHeadModel(kit.Net):
+        def build(self):
             self.transformer = GPT2Model()
             if tied == "module":
                 self.lm_head = Head()
@@ -94,9 +88,8 @@ def gpt2(kit, tied="module"):
 def gpt(kit, attention="fused", tied="call"):
     """Plain Linear layers; the head is the embedding's matrix used again, or a tied layer; blocks defined last."""
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.num_heads = HEADS
             self.dense = kit.linear(WIDTH, WIDTH)
             if attention == "split":
@@ -117,9 +110,8 @@ def gpt(kit, attention="fused", tied="call"):
         def forward(self, x):
             return self.dense(attend(kit, *self.parts(x), HEADS, causal=True))
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.mlp = kit.named(dense_h_to_4h=kit.linear(WIDTH, HIDDEN), act=Gelu(), out=kit.linear(HIDDEN, WIDTH))
             self.attention = Attention()
             self.input_layernorm, self.post_attention_layernorm = kit.layernorm(WIDTH), kit.layernorm(WIDTH)
@@ -136,9 +128,8 @@ def gpt(kit, attention="fused", tied="call"):
         def forward(self, x):
             return x @ kit.permute(self.weight, (1, 0))
 
-    class GPT(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class GPT(kit.Net):
+        def build(self):
             if tied == "module":
                 self.embed_out = Head()
             self.final_norm = kit.layernorm(WIDTH)

@@ -33,9 +33,8 @@ class Text:
 
 
 def norm_of(kit, spec):
-    class OwnNorm(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class OwnNorm(kit.Net):
+        def build(self):
             self.gamma = kit.param(spec.width)
             if spec.norm != "rms":
                 self.beta = kit.param(spec.width)
@@ -52,9 +51,8 @@ def norm_of(kit, spec):
 def nested_text(kit, spec=Text()):
     """The reference: nested, activations as layers."""
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.num_heads = spec.heads
             for name in "qkvo":
                 setattr(self, f"{name}_proj", kit.linear(spec.width, spec.width))
@@ -67,9 +65,8 @@ def nested_text(kit, spec=Text()):
         def forward(self, x):
             return kit.gelu(x, spec.approximate)
 
-    class Block(kit.Layer):
-        def __init__(self, hidden, residual, bias):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self, hidden, residual, bias):
             self.residual = residual
             self.norm1, self.attn, self.norm2 = norm_of(kit, spec), Attention(), norm_of(kit, spec)
             self.fc1, self.act, self.fc2 = kit.linear(spec.width, hidden, bias), Gelu(), kit.linear(hidden, spec.width)
@@ -85,9 +82,8 @@ def nested_text(kit, spec=Text()):
             out = self.mlp(self.norm2(x))
             return x + out if self.residual else out
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.embed = kit.linear(16, spec.width, bias=False)
             self.blocks = kit.List([Block(*each) for each in zip(spec.hidden, spec.residual, spec.bias)])
             self.norm = norm_of(kit, spec) if spec.final_norm else kit.Identity()
@@ -107,9 +103,8 @@ def nested_text(kit, spec=Text()):
 def flat_text(kit, spec=Text()):
     """The candidate: flat blocks, norms last, activations as functions."""
 
-    class Layer(kit.Layer):
-        def __init__(self, hidden, residual, bias):
-            super().__init__()
+    class Layer(kit.Net):
+        def build(self, hidden, residual, bias):
             self.residual, self.num_heads = residual, spec.heads
             for name in ("out_lin", "k_lin", "v_lin", "q_lin"):
                 setattr(self, name, kit.linear(spec.width, spec.width))
@@ -131,9 +126,8 @@ def flat_text(kit, spec=Text()):
             out = self.mlp(self.ln_2(x))
             return x + out if self.residual else out
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.classifier, self.pool = kit.linear(spec.width, 3), kit.linear(spec.width, spec.width)
             if spec.final_norm:
                 self.ln_f = norm_of(kit, spec)
@@ -197,9 +191,8 @@ def _norm(kit, spec):
 def nested_image(kit, spec=Image()):
     """The reference: nested, activations as layers."""
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.conv, self.bn = _conv(kit, spec, spec.width, spec.width), _norm(kit, spec)
             self.act = kit.ReLU6() if spec.six else kit.ReLU()
 
@@ -207,25 +200,19 @@ def nested_image(kit, spec=Image()):
             out = self.act(self.bn(self.conv(x))) if spec.norm_first else self.bn(self.act(self.conv(x)))
             return x + out if spec.residual else out
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.stem = kit.conv(3, spec.width, 3, stride=spec.stride, padding=1)
-            self.layers = kit.Sequential(Block(), Block())
-            self.fc = kit.linear(spec.width, 4)
-
-        def forward(self, x):
-            return self.fc(self.layers(self.stem(x)).mean((2, 3)))
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.fc(net.layers(net.stem(x)).mean((2, 3))),
+        stem=kit.conv(3, spec.width, 3, stride=spec.stride, padding=1),
+        layers=kit.Sequential(Block(), Block()),
+        fc=kit.linear(spec.width, 4),
+    )
 
 
 def flat_image(kit, spec=Image()):
     """The candidate: flat, norms last, activations as functions."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.logits = kit.linear(spec.width, 4)
             self.patch = kit.conv(3, spec.width, 3, stride=spec.stride, padding=1)
             self.conv1, self.conv2 = (_conv(kit, spec, spec.width, spec.width) for _ in range(2))

@@ -19,9 +19,8 @@ VECTORS = (normal(2, LENGTH, WIDTH),)
 def bert(kit):
     """Hugging Face's nesting: encoder.layer.N.attention.self.query and so on."""
 
-    class Embeddings(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Embeddings(kit.Net):
+        def build(self):
             self.word_embeddings = kit.embedding(VOCABULARY, WIDTH)
             self.position_embeddings = kit.embedding(LENGTH, WIDTH)
             self.LayerNorm = kit.layernorm(WIDTH, eps=1e-12)
@@ -31,18 +30,16 @@ def bert(kit):
             places = kit.tensor(range(LENGTH), None)
             return self.dropout(self.LayerNorm(self.word_embeddings(ids) + self.position_embeddings(places)))
 
-    class SelfAttention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class SelfAttention(kit.Net):
+        def build(self):
             self.query, self.key = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
             self.value = kit.linear(WIDTH, WIDTH)
 
         def forward(self, x):
             return attend(kit, self.query(x), self.key(x), self.value(x), HEADS)
 
-    class Output(kit.Layer):
-        def __init__(self, inputs):
-            super().__init__()
+    class Output(kit.Net):
+        def build(self, inputs):
             self.dense = kit.linear(inputs, WIDTH)
             self.LayerNorm = kit.layernorm(WIDTH, eps=1e-12)
             self.dropout = kit.Dropout(0.1)
@@ -50,36 +47,32 @@ def bert(kit):
         def forward(self, x, residual):
             return self.LayerNorm(self.dropout(self.dense(x)) + residual)
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.self = SelfAttention()
             self.output = Output(WIDTH)
 
         def forward(self, x):
             return self.output(self.self(x), x)
 
-    class Intermediate(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Intermediate(kit.Net):
+        def build(self):
             self.dense = kit.linear(WIDTH, HIDDEN)
             self.intermediate_act_fn = kit.GELU()
 
         def forward(self, x):
             return self.intermediate_act_fn(self.dense(x))
 
-    class BertLayer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class BertLayer(kit.Net):
+        def build(self):
             self.attention, self.intermediate, self.output = Attention(), Intermediate(), Output(HIDDEN)
 
         def forward(self, x):
             x = self.attention(x)
             return self.output(self.intermediate(x), x)
 
-    class Encoder(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Encoder(kit.Net):
+        def build(self):
             self.layer = kit.List([BertLayer(), BertLayer()])
 
         def forward(self, x):
@@ -87,18 +80,16 @@ def bert(kit):
                 x = each(x)
             return x
 
-    class Pooler(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Pooler(kit.Net):
+        def build(self):
             self.dense = kit.linear(WIDTH, WIDTH)
             self.activation = kit.Tanh()
 
         def forward(self, x):
             return self.activation(self.dense(x[:, 0]))
 
-    class Bert(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Bert(kit.Net):
+        def build(self):
             self.embeddings, self.encoder, self.pooler = Embeddings(), Encoder(), Pooler()
 
         def forward(self, ids):
@@ -110,9 +101,8 @@ def bert(kit):
 def flat_bert(kit, packed=False, eps=1e-12):
     """Flat blocks with their norms last, q_proj and out_proj (or torch's packed attention), activations functions."""
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             if packed:
                 self.attn = kit.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
             else:
@@ -131,9 +121,8 @@ def flat_bert(kit, packed=False, eps=1e-12):
             x = self.norm1(x + self.attention(x))
             return self.norm2(x + self.fc2(kit.gelu(self.fc1(x))))
 
-    class TextEncoder(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class TextEncoder(kit.Net):
+        def build(self):
             self.blocks = kit.List([Block(), Block()])
             self.pool = kit.linear(WIDTH, WIDTH)
             self.tok, self.pos = kit.embedding(VOCABULARY, WIDTH), kit.param(1, LENGTH, WIDTH)
@@ -187,9 +176,8 @@ def carry_packed_bert(ref, cand):
 def torch_encoder(kit):
     """torch's own encoder layers (post-norm), inside a wrapper."""
 
-    class Tagger(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Tagger(kit.Net):
+        def build(self):
             layer = kit.nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True)
             self.encoder = kit.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
             self.decision = kit.linear(WIDTH, 3)
@@ -203,26 +191,23 @@ def torch_encoder(kit):
 def distil_encoder(kit):
     """DistilBERT's names, the MLP defined before the attention."""
 
-    class FFN(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class FFN(kit.Net):
+        def build(self):
             self.lin1, self.lin2 = kit.linear(WIDTH, HIDDEN), kit.linear(HIDDEN, WIDTH)
 
         def forward(self, x):
             return self.lin2(kit.relu(self.lin1(x)))
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.q_lin, self.k_lin = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
             self.v_lin, self.out_lin = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
 
         def forward(self, x):
             return self.out_lin(attend(kit, self.q_lin(x), self.k_lin(x), self.v_lin(x), HEADS))
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.output_layer_norm, self.ffn = kit.layernorm(WIDTH), FFN()
             self.sa_layer_norm, self.attention = kit.layernorm(WIDTH), Attention()
 
@@ -230,9 +215,8 @@ def distil_encoder(kit):
             x = self.sa_layer_norm(x + self.attention(x))
             return self.output_layer_norm(x + self.ffn(x))
 
-    class Tagger(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Tagger(kit.Net):
+        def build(self):
             self.classifier = kit.linear(WIDTH, 3)
             self.transformer = kit.named(layer=kit.Sequential(Block(), Block()))
 
@@ -245,9 +229,8 @@ def distil_encoder(kit):
 def paddle_encoder(kit):
     """paddle's own encoder layers."""
 
-    class Tagger(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Tagger(kit.Net):
+        def build(self):
             layer = kit.nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0)
             self.body = kit.nn.TransformerEncoder(layer, 2)
             self.head = kit.linear(WIDTH, 3)
@@ -318,12 +301,5 @@ PAIRS = (
     # paddle's encoder layers against the same.
     pair("encoder_paddle_to_distil", paddle_encoder, distil_encoder, VECTORS, PADDLE_TO_DISTIL, kits=(PADDLE, PADDLE)),
     # The same, torch's layers against paddle's: packed against paddle's projections.
-    pair(
-        "encoder_torch_to_paddle",
-        torch_encoder,
-        paddle_encoder,
-        VECTORS,
-        TORCH_TO_PADDLE,
-        carry_torch_to_paddle,
-    ),
+    pair("encoder_torch_to_paddle", torch_encoder, paddle_encoder, VECTORS, TORCH_TO_PADDLE, carry_torch_to_paddle),
 )

@@ -15,9 +15,8 @@ IDS = (tokens(2, LENGTH, vocabulary=VOCABULARY),)
 def rms_norm(kit, name):
     """An RMSNorm class whose only parameter has this name."""
 
-    class RMSNorm(kit.Layer):
-        def __init__(self, width):
-            super().__init__()
+    class RMSNorm(kit.Net):
+        def build(self, width):
             setattr(self, name, kit.param(width))
 
         def forward(self, x):
@@ -30,18 +29,16 @@ def llama(kit, experts=0):
     """Hugging Face's names; with ``experts``, an expert layer as in Mixtral instead of each MLP."""
     norm = rms_norm(kit, "weight")
 
-    class LlamaAttention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LlamaAttention(kit.Net):
+        def build(self):
             for name in "qkvo":
                 setattr(self, f"{name}_proj", kit.linear(WIDTH, WIDTH, bias=False))
 
         def forward(self, x):
             return self.o_proj(attend(kit, self.q_proj(x), self.k_proj(x), self.v_proj(x), HEADS, causal=True))
 
-    class LlamaMLP(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LlamaMLP(kit.Net):
+        def build(self):
             self.gate_proj, self.up_proj = (kit.linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
             self.down_proj = kit.linear(HIDDEN, WIDTH, bias=False)
             self.act_fn = kit.SiLU()
@@ -49,9 +46,8 @@ def llama(kit, experts=0):
         def forward(self, x):
             return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
-    class Experts(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Experts(kit.Net):
+        def build(self):
             self.gate = kit.linear(WIDTH, experts, bias=False)
             self.experts = kit.List([LlamaMLP() for _ in range(experts)])
 
@@ -59,9 +55,8 @@ def llama(kit, experts=0):
             share = kit.softmax(self.gate(x))
             return sum(share[:, :, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
 
-    class LlamaDecoderLayer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LlamaDecoderLayer(kit.Net):
+        def build(self):
             self.self_attn = LlamaAttention()
             self.mlp = Experts() if experts else LlamaMLP()
             self.input_layernorm, self.post_attention_layernorm = norm(WIDTH), norm(WIDTH)
@@ -70,9 +65,8 @@ def llama(kit, experts=0):
             x = x + self.self_attn(self.input_layernorm(x))
             return x + self.mlp(self.post_attention_layernorm(x))
 
-    class LlamaModel(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LlamaModel(kit.Net):
+        def build(self):
             self.embed_tokens = kit.embedding(VOCABULARY, WIDTH)
             self.layers = kit.List([LlamaDecoderLayer(), LlamaDecoderLayer()])
             self.norm = norm(WIDTH)
@@ -83,9 +77,8 @@ def llama(kit, experts=0):
                 x = layer(x)
             return self.norm(x)
 
-    class LlamaForCausalLM(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LlamaForCausalLM(kit.Net):
+        def build(self):
             self.model = LlamaModel()
             self.lm_head = kit.linear(WIDTH, VOCABULARY, bias=False)
 
@@ -99,9 +92,8 @@ def meta_llama(kit, fused=False, experts=0):
     """Meta's names, all in another order; fused: key and value in one, gate and up in one."""
     norm = rms_norm(kit, "scale")
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.wo = kit.linear(WIDTH, WIDTH, bias=False)
             if fused:
                 self.wkv = kit.linear(WIDTH, 2 * WIDTH, bias=False)
@@ -117,9 +109,8 @@ def meta_llama(kit, fused=False, experts=0):
                 k, v = self.wk(x), self.wv(x)
             return self.wo(attend(kit, self.wq(x), k, v, HEADS, causal=True))
 
-    class FeedForward(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class FeedForward(kit.Net):
+        def build(self):
             if fused:
                 self.gate_up_proj = kit.linear(WIDTH, 2 * HIDDEN, bias=False)
                 self.down_proj = kit.linear(HIDDEN, WIDTH, bias=False)
@@ -134,9 +125,8 @@ def meta_llama(kit, fused=False, experts=0):
                 return self.down_proj(kit.silu(both[:, :, :HIDDEN]) * both[:, :, HIDDEN:])
             return self.w2(kit.silu(self.w1(x)) * self.w3(x))
 
-    class Mixture(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Mixture(kit.Net):
+        def build(self):
             self.ffns = kit.Dict({f"expert_{i}": FeedForward() for i in range(experts)})
             self.router = kit.linear(WIDTH, experts, bias=False)
 
@@ -144,9 +134,8 @@ def meta_llama(kit, fused=False, experts=0):
             share = kit.softmax(self.router(x))
             return sum(share[:, :, i : i + 1] * self.ffns[f"expert_{i}"](x) for i in range(experts))
 
-    class TransformerBlock(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class TransformerBlock(kit.Net):
+        def build(self):
             self.ffn_norm, self.attention_norm = norm(WIDTH), norm(WIDTH)
             self.feed_forward = Mixture() if experts else FeedForward()
             self.attention = Attention()
@@ -155,9 +144,8 @@ def meta_llama(kit, fused=False, experts=0):
             x = x + self.attention(self.attention_norm(x))
             return x + self.feed_forward(self.ffn_norm(x))
 
-    class Transformer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Transformer(kit.Net):
+        def build(self):
             self.output = kit.linear(WIDTH, VOCABULARY, bias=False)
             self.tok_embeddings = kit.embedding(VOCABULARY, WIDTH)
             self.norm = norm(WIDTH)

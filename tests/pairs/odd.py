@@ -19,9 +19,8 @@ def towers(kit):
     def tower():
         return kit.Sequential(kit.linear(WIDTH, WIDTH), kit.ReLU(), kit.linear(WIDTH, WIDTH), kit.layernorm(WIDTH))
 
-    class TwoTowers(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class TwoTowers(kit.Net):
+        def build(self):
             self.query_tower, self.document_tower = tower(), tower()
             self.temperature = kit.param(1)
 
@@ -34,18 +33,16 @@ def towers(kit):
 def other_towers(kit):
     """The document's first, all in an inner layer."""
 
-    class Tower(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Tower(kit.Net):
+        def build(self):
             self.norm = kit.layernorm(WIDTH)
             self.hidden, self.output = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
 
         def forward(self, x):
             return self.norm(self.output(kit.relu(self.hidden(x))))
 
-    class Retriever(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Retriever(kit.Net):
+        def build(self):
             self.doc_encoder, self.query_encoder = Tower(), Tower()
             self.logit_scale = kit.param(1)
 
@@ -77,9 +74,8 @@ def carry_towers(ref, cand):
 def shared(kit):
     """One layer called three times."""
 
-    class Recurrent(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Recurrent(kit.Net):
+        def build(self):
             self.into, self.step, self.out = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, 3)
 
         def forward(self, x):
@@ -94,9 +90,8 @@ def shared(kit):
 def shared_in_list(kit):
     """The same layer, found three times in a list."""
 
-    class Universal(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Universal(kit.Net):
+        def build(self):
             self.output_layer = kit.linear(WIDTH, 3)
             inner = kit.named(transition=kit.linear(WIDTH, WIDTH), act=kit.Tanh())
             self.steps = kit.List([inner, inner, inner])
@@ -117,9 +112,8 @@ SHARED = links("into input_layer\n step steps.0.transition\n out output_layer")
 def autoencoder(kit):
     """Attributes."""
 
-    class AutoEncoder(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class AutoEncoder(kit.Net):
+        def build(self):
             self.enc1, self.enc2, self.latent = kit.linear(WIDTH, 6), kit.linear(6, 6), kit.linear(6, 2)
             self.dec1, self.dec2, self.reconstruct = kit.linear(2, 6), kit.linear(6, 6), kit.linear(6, WIDTH)
 
@@ -137,15 +131,10 @@ def dictionary(kit):
         lines = [kit.linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
         return kit.Sequential(lines[0], kit.Tanh(), lines[1], kit.Tanh(), lines[2])
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.parts = kit.Dict({"decode": half((2, 6, 6, WIDTH)), "encode": half((WIDTH, 6, 6, 2))})
-
-        def forward(self, x):
-            return self.parts["decode"](self.parts["encode"](x))
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.parts["decode"](net.parts["encode"](x)),
+        parts=kit.Dict({"decode": half((2, 6, 6, WIDTH)), "encode": half((WIDTH, 6, 6, 2))}),
+    )
 
 
 AUTOENCODER = links(
@@ -163,9 +152,8 @@ AUTOENCODER = links(
 def multitask(kit):
     """A trunk with two heads; an auxiliary head that is defined and never runs."""
 
-    class MultiTask(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class MultiTask(kit.Net):
+        def build(self):
             self.trunk = kit.Sequential(kit.linear(WIDTH, WIDTH), kit.layernorm(WIDTH), kit.ReLU())
             self.head_age, self.head_sex = kit.linear(WIDTH, 3), kit.linear(WIDTH, 3)
             self.head_unused = kit.linear(WIDTH, 3)
@@ -180,9 +168,8 @@ def multitask(kit):
 def wrapped_multitask(kit):
     """The heads in a dictionary in the other order, in two wrappers."""
 
-    class Inner(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Inner(kit.Net):
+        def build(self):
             self.heads = kit.Dict({"sex": kit.linear(WIDTH, 3), "age": kit.linear(WIDTH, 3)})
             self.norm, self.fc = kit.layernorm(WIDTH), kit.linear(WIDTH, WIDTH)
 

@@ -24,9 +24,8 @@ def batch_first(kit, cell, inputs, layers=1, both=False):
 def stacked(kit, both=True):
     """One LSTM of two layers."""
 
-    class Tagger(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Tagger(kit.Net):
+        def build(self):
             self.lstm = batch_first(kit, kit.LSTM, WIDTH, layers=2, both=both)
             self.fc = kit.linear(2 * WIDTH if both else WIDTH, 4)
 
@@ -39,9 +38,8 @@ def stacked(kit, both=True):
 def two_lstms(kit):
     """Two bidirectional LSTMs of one layer, the second defined first."""
 
-    class Tagger(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Tagger(kit.Net):
+        def build(self):
             self.head = kit.linear(2 * WIDTH, 4)
             self.rnn_2 = batch_first(kit, kit.LSTM, 2 * WIDTH, both=True)
             self.rnn_1 = batch_first(kit, kit.LSTM, WIDTH, both=True)
@@ -63,24 +61,16 @@ def carry_to_two(ref, cand):
 def single(kit):
     """One LSTM of one layer, with torch's two biases."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.lstm = batch_first(kit, kit.LSTM, WIDTH)
-            self.fc = kit.linear(WIDTH, 4)
-
-        def forward(self, x):
-            return self.fc(self.lstm(x)[0][:, -1])
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.fc(net.lstm(x)[0][:, -1]), lstm=batch_first(kit, kit.LSTM, WIDTH), fc=kit.linear(WIDTH, 4)
+    )
 
 
 def by_gates(kit):
     """A cell with one Linear layer for each gate, on input and state together; one bias each."""
 
-    class LSTMCell(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LSTMCell(kit.Net):
+        def build(self):
             self.forget_gate, self.input_gate = kit.linear(2 * WIDTH, WIDTH), kit.linear(2 * WIDTH, WIDTH)
             self.output_gate, self.candidate = kit.linear(2 * WIDTH, WIDTH), kit.linear(2 * WIDTH, WIDTH)
 
@@ -95,9 +85,8 @@ def by_gates(kit):
 def one_bias(kit):
     """A cell with all gates in one Linear layer for the input, with bias, and one for the state, without."""
 
-    class LSTMCell(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LSTMCell(kit.Net):
+        def build(self):
             self.h2h = kit.linear(WIDTH, 4 * WIDTH, bias=False)
             self.x2h = kit.linear(WIDTH, 4 * WIDTH)
 
@@ -111,9 +100,8 @@ def one_bias(kit):
 
 
 def _unrolled(kit, cell):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.cell, self.out = cell, kit.linear(WIDTH, 4)
 
         def forward(self, x):
@@ -149,9 +137,8 @@ def carry_to_one_bias(ref, cand):
 def classifier(kit):
     """Embedding, GRU, head."""
 
-    class TextClassifier(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class TextClassifier(kit.Net):
+        def build(self):
             self.embedding = kit.embedding(VOCABULARY, WIDTH)
             self.gru = batch_first(kit, kit.GRU, WIDTH, layers=2)
             self.classifier = kit.Sequential(kit.Dropout(0.1), kit.linear(WIDTH, 4))
@@ -165,9 +152,8 @@ def classifier(kit):
 def cells(kit):
     """The same GRU as the framework's cells, one for each layer, called step by step."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.decide = kit.linear(WIDTH, 4)
             self.cells = kit.List([kit.nn.GRUCell(WIDTH, WIDTH) for _ in range(2)])
             self.lookup = kit.embedding(VOCABULARY, WIDTH)
@@ -189,18 +175,16 @@ def cells(kit):
 def other_classifier(kit):
     """The same GRU behind another name, the head first, all in an inner model."""
 
-    class Inner(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Inner(kit.Net):
+        def build(self):
             self.rnn = batch_first(kit, kit.GRU, WIDTH, layers=2)
             self.emb = kit.embedding(VOCABULARY, WIDTH)
 
         def forward(self, ids):
             return self.rnn(self.emb(ids))[0][:, -1]
 
-    class Outer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Outer(kit.Net):
+        def build(self):
             self.fc = kit.linear(WIDTH, 4)
             self.backbone = Inner()
 
@@ -221,17 +205,15 @@ def carry_to_cells(ref, cand):
 def translator(kit):
     """Encoder and decoder of the same shapes, the encoder first."""
 
-    class Half(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Half(kit.Net):
+        def build(self):
             self.embedding, self.rnn = kit.embedding(VOCABULARY, WIDTH), batch_first(kit, kit.LSTM, WIDTH)
 
         def forward(self, ids, state=None):
             return self.rnn(self.embedding(ids), state)
 
-    class Seq2Seq(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Seq2Seq(kit.Net):
+        def build(self):
             self.encoder, self.decoder = Half(), Half()
             self.generator = kit.linear(WIDTH, VOCABULARY)
 
@@ -244,9 +226,8 @@ def translator(kit):
 def flat_translator(kit):
     """The decoder first, no nesting."""
 
-    class Translator(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Translator(kit.Net):
+        def build(self):
             self.proj = kit.linear(WIDTH, VOCABULARY)
             self.decoder_lstm, self.decoder_embed = batch_first(kit, kit.LSTM, WIDTH), kit.embedding(VOCABULARY, WIDTH)
             self.encoder_lstm, self.encoder_embed = batch_first(kit, kit.LSTM, WIDTH), kit.embedding(VOCABULARY, WIDTH)

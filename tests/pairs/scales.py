@@ -16,17 +16,15 @@ def unet(kit, widths=(8, 12, 16)):
     """Encoders, bottleneck, decoders in the order they run; skips by concatenation."""
     one, two, three = widths
 
-    class Double(kit.Layer):
-        def __init__(self, inputs, outputs):
-            super().__init__()
+    class Double(kit.Net):
+        def build(self, inputs, outputs):
             self.conv1, self.conv2 = kit.conv(inputs, outputs, 3, padding=1), kit.conv(outputs, outputs, 3, padding=1)
 
         def forward(self, x):
             return kit.relu(self.conv2(kit.relu(self.conv1(x))))
 
-    class UNet(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class UNet(kit.Net):
+        def build(self):
             self.encoder1, self.encoder2 = Double(3, one), Double(one, two)
             self.bottleneck = Double(two, three)
             self.upconv2, self.decoder2 = kit.deconv(three, two, 2, stride=2), Double(2 * two, two)
@@ -51,17 +49,15 @@ def ups_and_downs(kit, widths=(8, 12, 16)):
         first, second = kit.conv(inputs, outputs, 3, padding=1), kit.conv(outputs, outputs, 3, padding=1)
         return kit.Sequential(first, kit.ReLU(), second, kit.ReLU())
 
-    class Up(kit.Layer):
-        def __init__(self, inputs, outputs):
-            super().__init__()
+    class Up(kit.Net):
+        def build(self, inputs, outputs):
             self.conv, self.up = double(2 * outputs, outputs), kit.deconv(inputs, outputs, 2, stride=2)
 
         def forward(self, x, skip):
             return self.conv(kit.cat([self.up(x), skip], 1))
 
-    class UNet(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class UNet(kit.Net):
+        def build(self):
             self.outc = kit.conv(one, 2, 1)
             self.up1, self.up2 = Up(three, two), Up(two, one)
             self.inc = double(3, one)
@@ -114,9 +110,8 @@ def generator(kit):
 def named_generator(kit):
     """The same as attributes, the last first."""
 
-    class Generator(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Generator(kit.Net):
+        def build(self):
             self.to_rgb = kit.deconv(16, 2, 3, padding=1)
             self.gn2, self.up2 = kit.groupnorm(4, 16), kit.deconv(16, 16, 3, padding=1)
             self.gn1, self.up1 = kit.groupnorm(4, 16), kit.deconv(3, 16, 2, stride=2)
@@ -142,9 +137,8 @@ GENERATOR = links(
 def convnext(kit):
     """timm's ConvNeXt: pointwise layers are Linear; layer scale is the block's own parameter."""
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.gamma = kit.param(8)
             self.dwconv = kit.conv(8, 8, 3, padding=1, groups=8)
             self.norm = kit.layernorm(8, eps=1e-6)
@@ -155,25 +149,19 @@ def convnext(kit):
             out = self.gamma * self.pwconv2(self.act(self.pwconv1(out)))
             return x + kit.permute(out, (0, 3, 1, 2))
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.stem = kit.conv(3, 8, 2, stride=2)
-            self.stages = kit.Sequential(Block(), Block())
-            self.head = kit.linear(8, 4)
-
-        def forward(self, x):
-            return self.head(self.stages(self.stem(x)).mean((2, 3)))
-
-    return Net()
+    return kit.net(
+        lambda net, x: net.head(net.stages(net.stem(x)).mean((2, 3))),
+        stem=kit.conv(3, 8, 2, stride=2),
+        stages=kit.Sequential(Block(), Block()),
+        head=kit.linear(8, 4),
+    )
 
 
 def channels_first(kit):
     """1x1 convolutions, a LayerNorm over channels of one's own, layer scale as a layer."""
 
-    class LayerNorm2d(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LayerNorm2d(kit.Net):
+        def build(self):
             self.scale, self.shift = kit.param(8), kit.param(8)
 
         def forward(self, x):
@@ -181,17 +169,15 @@ def channels_first(kit):
             x = x / kit.sqrt((x * x).mean(1, keepdim=True) + 1e-6)
             return x * self.scale.reshape((1, 8, 1, 1)) + self.shift.reshape((1, 8, 1, 1))
 
-    class LayerScale(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class LayerScale(kit.Net):
+        def build(self):
             self.lambda_ = kit.param(1, 8, 1, 1)
 
         def forward(self, x):
             return x * self.lambda_
 
-    class CNBlock(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class CNBlock(kit.Net):
+        def build(self):
             self.block = kit.Sequential(
                 kit.conv(8, 8, 3, padding=1, groups=8),
                 LayerNorm2d(),
@@ -204,9 +190,8 @@ def channels_first(kit):
         def forward(self, x):
             return x + self.block(x)
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.patchify = kit.conv(3, 8, 2, stride=2)
             self.body = kit.List([CNBlock(), CNBlock()])
             self.classifier = kit.linear(8, 4)

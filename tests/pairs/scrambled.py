@@ -17,9 +17,8 @@ def chain(kit, defined, run, make=None, act=None):
     make = make or (lambda: kit.linear(WIDTH, WIDTH))
     act = act or kit.tanh
 
-    class Chain(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Chain(kit.Net):
+        def build(self):
             for name in defined.split():
                 setattr(self, name, make())
 
@@ -56,9 +55,8 @@ def block_chain(kit, defined, run, names):
     """Whole transformer blocks with meaningless names, inside and out."""
     attention, out, norm1, up, down, norm2 = names.split()
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             for name in sorted(names.split()):
                 made = kit.layernorm(WIDTH) if name in (norm1, norm2) else kit.linear(WIDTH, WIDTH)
                 setattr(self, name, made)
@@ -93,9 +91,8 @@ def attention_by_letters(kit, order):
     """Attention whose projections have meaningless names; told by role: query, key, value, output."""
     q, k, v, o = order.split()
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             for name in sorted(order.split()):
                 setattr(self, name, kit.linear(WIDTH, WIDTH))
 

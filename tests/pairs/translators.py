@@ -14,44 +14,39 @@ def seq2seq(kit):
     """T5's nesting: encoder before decoder, sublayers in ``layer.0``, ``layer.1``, one embedding shared by both."""
     norm = rms_norm(kit, "weight")
 
-    class T5Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class T5Attention(kit.Net):
+        def build(self):
             for name in "qkvo":
                 setattr(self, name, kit.linear(WIDTH, WIDTH, bias=False))
 
         def forward(self, x, source, causal):
             return self.o(attend(kit, self.q(x), self.k(source), self.v(source), HEADS, causal))
 
-    class SelfAttention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class SelfAttention(kit.Net):
+        def build(self):
             self.SelfAttention, self.layer_norm = T5Attention(), norm(WIDTH)
 
         def forward(self, x, source, causal):
             inner = self.layer_norm(x)
             return x + self.SelfAttention(inner, inner, causal)
 
-    class CrossAttention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class CrossAttention(kit.Net):
+        def build(self):
             self.EncDecAttention, self.layer_norm = T5Attention(), norm(WIDTH)
 
         def forward(self, x, source, causal):
             return x + self.EncDecAttention(self.layer_norm(x), source, False)
 
-    class FF(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class FF(kit.Net):
+        def build(self):
             self.wi, self.wo = kit.linear(WIDTH, HIDDEN, bias=False), kit.linear(HIDDEN, WIDTH, bias=False)
             self.layer_norm = norm(WIDTH)
 
         def forward(self, x, source, causal):
             return x + self.wo(kit.relu(self.wi(self.layer_norm(x))))
 
-    class Block(kit.Layer):
-        def __init__(self, cross):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self, cross):
             self.layer = kit.List([SelfAttention(), *([CrossAttention()] if cross else []), FF()])
 
         def forward(self, x, source, causal):
@@ -59,9 +54,8 @@ def seq2seq(kit):
                 x = each(x, source, causal)
             return x
 
-    class Stack(kit.Layer):
-        def __init__(self, embed_tokens, decodes):
-            super().__init__()
+    class Stack(kit.Net):
+        def build(self, embed_tokens, decodes):
             self.decodes = decodes
             self.embed_tokens = embed_tokens
             self.block = kit.List([Block(decodes), Block(decodes)])
@@ -73,9 +67,8 @@ def seq2seq(kit):
                 x = block(x, source, self.decodes)
             return self.final_layer_norm(x)
 
-    class T5(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class T5(kit.Net):
+        def build(self):
             self.shared = kit.embedding(VOCABULARY, WIDTH)
             self.encoder, self.decoder = Stack(self.shared, False), Stack(self.shared, True)
             self.lm_head = kit.linear(WIDTH, VOCABULARY, bias=False)
@@ -90,9 +83,8 @@ def marian(kit):
     """The decoder is defined before the encoder, cross attention before self attention; one embedding in the root."""
     norm = rms_norm(kit, "gamma")
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.out_proj = kit.linear(WIDTH, WIDTH, bias=False)
             for name in ("k_proj", "v_proj", "q_proj"):
                 setattr(self, name, kit.linear(WIDTH, WIDTH, bias=False))
@@ -100,9 +92,8 @@ def marian(kit):
         def forward(self, x, source, causal=False):
             return self.out_proj(attend(kit, self.q_proj(x), self.k_proj(source), self.v_proj(source), HEADS, causal))
 
-    class Layer(kit.Layer):
-        def __init__(self, decodes):
-            super().__init__()
+    class Layer(kit.Net):
+        def build(self, decodes):
             self.decodes = decodes
             if decodes:
                 self.encoder_attn, self.encoder_attn_layer_norm = Attention(), norm(WIDTH)
@@ -117,9 +108,8 @@ def marian(kit):
                 x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory)
             return x + self.fc2(kit.relu(self.fc1(self.final_layer_norm(x))))
 
-    class Half(kit.Layer):
-        def __init__(self, decodes):
-            super().__init__()
+    class Half(kit.Net):
+        def build(self, decodes):
             self.layer_norm = norm(WIDTH)
             self.layers = kit.List([Layer(decodes), Layer(decodes)])
 
@@ -128,9 +118,8 @@ def marian(kit):
                 x = layer(x, memory)
             return self.layer_norm(x)
 
-    class Marian(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Marian(kit.Net):
+        def build(self):
             self.generator = kit.linear(WIDTH, VOCABULARY, bias=False)
             self.decoder, self.encoder = Half(True), Half(False)
             self.word_embedding = kit.embedding(VOCABULARY, WIDTH)
@@ -161,26 +150,23 @@ for _half, _last in (("encoder", 1), ("decoder", 2)):
 def wenet(kit):
     """A Conformer with WeNet's names: the second half of the MLP is defined before the first, norms last."""
 
-    class FeedForward(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class FeedForward(kit.Net):
+        def build(self):
             self.w_1, self.w_2 = kit.linear(WIDTH, HIDDEN), kit.linear(HIDDEN, WIDTH)
 
         def forward(self, x):
             return self.w_2(kit.silu(self.w_1(x)))
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.linear_q, self.linear_k = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
             self.linear_v, self.linear_out = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
 
         def forward(self, x):
             return self.linear_out(attend(kit, self.linear_q(x), self.linear_k(x), self.linear_v(x), HEADS))
 
-    class ConvolutionModule(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ConvolutionModule(kit.Net):
+        def build(self):
             self.pointwise_conv1 = kit.conv1d(WIDTH, 2 * WIDTH, 1)
             self.depthwise_conv = kit.conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
             self.norm = kit.batchnorm1d(WIDTH)
@@ -191,9 +177,8 @@ def wenet(kit):
             out = self.depthwise_conv(both[:, :WIDTH] * kit.sigmoid(both[:, WIDTH:]))
             return kit.permute(self.pointwise_conv2(kit.silu(self.norm(out))), (0, 2, 1))
 
-    class EncoderLayer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class EncoderLayer(kit.Net):
+        def build(self):
             self.self_attn, self.feed_forward, self.feed_forward_macaron = Attention(), FeedForward(), FeedForward()
             self.conv_module = ConvolutionModule()
             self.norm_ff, self.norm_mha = kit.layernorm(WIDTH), kit.layernorm(WIDTH)
@@ -216,9 +201,8 @@ def conformer(kit):
         up, down = kit.linear(WIDTH, HIDDEN), kit.linear(HIDDEN, WIDTH)
         return kit.named(sequential=kit.Sequential(kit.layernorm(WIDTH), up, kit.SiLU(), kit.Dropout(0.1), down))
 
-    class Convolution(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Convolution(kit.Net):
+        def build(self):
             self.layer_norm, self.into = kit.layernorm(WIDTH), kit.linear(WIDTH, 2 * WIDTH)
             depthwise = kit.conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
             self.sequential = kit.Sequential(depthwise, kit.batchnorm1d(WIDTH), kit.SiLU())
@@ -229,9 +213,8 @@ def conformer(kit):
             gated = kit.permute(both[:, :, :WIDTH] * kit.sigmoid(both[:, :, WIDTH:]), (0, 2, 1))
             return self.out(kit.permute(self.sequential(gated), (0, 2, 1)))
 
-    class ConformerLayer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ConformerLayer(kit.Net):
+        def build(self):
             self.ffn1 = feed()
             self.self_attn_layer_norm = kit.layernorm(WIDTH)
             self.self_attn = kit.Dict({f"{name}_proj": kit.linear(WIDTH, WIDTH) for name in ("q", "k", "v", "out")})
@@ -247,9 +230,8 @@ def conformer(kit):
             x = x + self.convolution(x)
             return self.final_layer_norm(x + 0.5 * self.ffn2(x))
 
-    class Recognizer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Recognizer(kit.Net):
+        def build(self):
             self.layers, self.output_linear = kit.List([ConformerLayer(), ConformerLayer()]), kit.linear(WIDTH, 4)
 
         def forward(self, x):

@@ -22,25 +22,22 @@ def patches(kit, conv, x):
 def timm(kit, scaled=False):
     """timm's names: qkv in one; class token and positions are parameters of the root; layer scale as a layer."""
 
-    class Scale(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Scale(kit.Net):
+        def build(self):
             self.gamma = kit.param(WIDTH)
 
         def forward(self, x):
             return x * self.gamma
 
-    class PatchEmbed(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class PatchEmbed(kit.Net):
+        def build(self):
             self.proj = kit.conv(3, WIDTH, 4, stride=4)
 
         def forward(self, x):
             return patches(kit, self.proj, x)
 
-    class Attention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attention(kit.Net):
+        def build(self):
             self.num_heads = HEADS
             self.qkv, self.proj = kit.linear(WIDTH, 3 * WIDTH), kit.linear(WIDTH, WIDTH)
 
@@ -49,17 +46,15 @@ def timm(kit, scaled=False):
             q, k, v = (qkv[:, :, part * WIDTH : (part + 1) * WIDTH] for part in range(3))
             return self.proj(attend(kit, q, k, v, HEADS))
 
-    class Mlp(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Mlp(kit.Net):
+        def build(self):
             self.fc1, self.act, self.fc2 = kit.linear(WIDTH, HIDDEN), kit.GELU(), kit.linear(HIDDEN, WIDTH)
 
         def forward(self, x):
             return self.fc2(self.act(self.fc1(x)))
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.norm1, self.attn = kit.layernorm(WIDTH, eps=1e-6), Attention()
             self.ls1 = Scale() if scaled else kit.Identity()
             self.norm2, self.mlp = kit.layernorm(WIDTH, eps=1e-6), Mlp()
@@ -69,9 +64,8 @@ def timm(kit, scaled=False):
             x = x + self.ls1(self.attn(self.norm1(x)))
             return x + self.ls2(self.mlp(self.norm2(x)))
 
-    class VisionTransformer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class VisionTransformer(kit.Net):
+        def build(self):
             self.cls_token, self.pos_embed = kit.param(1, 1, WIDTH), kit.param(1, PATCHES + 1, WIDTH)
             self.patch_embed = PatchEmbed()
             self.blocks = kit.Sequential(Block(), Block())
@@ -89,17 +83,15 @@ def timm(kit, scaled=False):
 def nested(kit):
     """Hugging Face's nesting: an embeddings layer owns the class token and positions; query, key, value apart."""
 
-    class Patch(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Patch(kit.Net):
+        def build(self):
             self.projection = kit.conv(3, WIDTH, 4, stride=4)
 
         def forward(self, x):
             return patches(kit, self.projection, x)
 
-    class Embeddings(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Embeddings(kit.Net):
+        def build(self):
             self.cls_token = kit.param(1, 1, WIDTH)
             self.patch_embeddings = Patch()
             self.position_embeddings = kit.param(1, PATCHES + 1, WIDTH)
@@ -108,18 +100,16 @@ def nested(kit):
             x = self.patch_embeddings(x)
             return kit.cat([self.cls_token.expand((x.shape[0], 1, WIDTH)), x], 1) + self.position_embeddings
 
-    class SelfAttention(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class SelfAttention(kit.Net):
+        def build(self):
             self.key, self.query = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, WIDTH)
             self.value = kit.linear(WIDTH, WIDTH)
 
         def forward(self, x):
             return attend(kit, self.query(x), self.key(x), self.value(x), HEADS)
 
-    class ViTLayer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ViTLayer(kit.Net):
+        def build(self):
             self.attention = kit.named(attention=SelfAttention(), output=kit.named(dense=kit.linear(WIDTH, WIDTH)))
             self.intermediate = kit.named(dense=kit.linear(WIDTH, HIDDEN), act=kit.GELU())
             self.output = kit.named(dense=kit.linear(HIDDEN, WIDTH), dropout=kit.Dropout(0.1))
@@ -130,9 +120,8 @@ def nested(kit):
             x = x + self.attention(self.layernorm_before(x))
             return x + self.output(self.intermediate(self.layernorm_after(x)))
 
-    class ViT(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ViT(kit.Net):
+        def build(self):
             self.embeddings = Embeddings()
             self.encoder = kit.named(layer=kit.Sequential(ViTLayer(), ViTLayer()))
             self.layernorm = kit.layernorm(WIDTH, eps=1e-6)
@@ -140,9 +129,8 @@ def nested(kit):
         def forward(self, x):
             return self.layernorm(self.encoder(self.embeddings(x)))
 
-    class ForImageClassification(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ForImageClassification(kit.Net):
+        def build(self):
             self.classifier = kit.linear(WIDTH, 5)
             self.vit = ViT()
 
@@ -158,9 +146,8 @@ def lucid(kit, unfolded=False):
     Unfolded: patches go through a Linear layer, each a row of (channel, row, column).
     """
 
-    class Attend(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Attend(kit.Net):
+        def build(self):
             self.norm = kit.layernorm(WIDTH, eps=1e-6)
             self.to_q, self.to_kv = kit.linear(WIDTH, WIDTH), kit.linear(WIDTH, 2 * WIDTH)
             self.to_out = kit.Sequential(kit.linear(WIDTH, WIDTH), kit.Dropout(0.1))
@@ -182,9 +169,8 @@ def lucid(kit, unfolded=False):
         lines = kit.linear(WIDTH, HIDDEN), kit.GELU(), kit.Dropout(0.1), kit.linear(HIDDEN, WIDTH)
         return kit.named(net=kit.Sequential(kit.layernorm(WIDTH, eps=1e-6), *lines))
 
-    class Transformer(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Transformer(kit.Net):
+        def build(self):
             self.norm = kit.layernorm(WIDTH, eps=1e-6)
             self.layers = kit.List([kit.List([Attend(), feed()]) for _ in range(2)])
 
@@ -194,9 +180,8 @@ def lucid(kit, unfolded=False):
                 x = x + feed_on(x)
             return self.norm(x)
 
-    class ViT(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class ViT(kit.Net):
+        def build(self):
             self.places = kit.embedding(PATCHES + 1, WIDTH)
             self.cls = kit.param(1, 1, WIDTH)
             into = Patchify(), kit.linear(48, WIDTH)
@@ -291,12 +276,5 @@ PAIRS = (
     # Key and value in one; positions in an embedding; lists of lists; the class token in the root.
     pair("vit_nested_to_fused_kv", nested, lucid, PICTURES, NESTED_TO_LUCID, carry_nested),
     # The same, and the patch convolution has become a Linear layer on unfolded patches.
-    pair(
-        "vit_patches_by_linear",
-        nested,
-        partial(lucid, unfolded=True),
-        PICTURES,
-        NESTED_TO_LUCID,
-        carry_to_unfolded,
-    ),
+    pair("vit_patches_by_linear", nested, partial(lucid, unfolded=True), PICTURES, NESTED_TO_LUCID, carry_to_unfolded),
 )

@@ -29,21 +29,12 @@ def sites(folder, file="report.json"):
 
 
 def nested(kit):
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.inner = kit.Sequential(kit.Linear(4, 4), kit.ReLU())
             self.last = kit.Linear(4, 4)
 
         def forward(self, x):
             return self.last(self.inner(x))
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
-            self.block, self.head = Block(), kit.Linear(4, 2)
-
-        def forward(self, x):
-            return self.head(self.block(x))
-
-    return Net()
+    return kit.net(lambda net, x: net.head(net.block(x)), block=Block(), head=kit.Linear(4, 2))

@@ -180,9 +180,8 @@ def test_a_missing_tensor_is_an_error_not_a_match(pair):
 def branched(kit, order):
     """Two parallel layers that are called in one order or the other."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             if order == "ab":
                 self.a, self.b = kit.Linear(4, 4), kit.Linear(4, 4)
             else:

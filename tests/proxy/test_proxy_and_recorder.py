@@ -57,10 +57,7 @@ def equal(pair):
 
 @pytest.mark.parametrize(
     ("dumping", "schedule", "numbers"),
-    [
-        ({"per_step": 3}, padiff.Schedule(every=3, first=2), (2, 5)),
-        ({"dump_freq": 3}, 3, (0, 3, 6)),
-    ],
+    [({"per_step": 3}, padiff.Schedule(every=3, first=2), (2, 5)), ({"dump_freq": 3}, 3, (0, 3, 6))],
 )
 def test_a_proxys_steps_and_a_recorders_meet(pair, dumping, schedule, numbers):
     base, raw = equal(pair)

@@ -92,9 +92,8 @@ def test_a_layer_map_hides_what_is_below_its_layers(kit):
 
 
 def test_auto_layer_map_finds_attention_and_recurrent_layers(kit, capsys):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             attention = KITS[kit.name].nn
             make = attention.MultiheadAttention if kit.name == "torch" else attention.MultiHeadAttention
             self.first, self.attention, self.rnn = kit.Linear(4, 4), make(4, 2), attention.LSTM(4, 4)

@@ -110,10 +110,7 @@ def test_a_recorder_that_could_not_open_its_folder_leaves_the_model_free(kit, tm
 
 def test_a_recorder_is_used_once(kit):
     model = mlp(kit)
-    with (
-        padiff.record(model) as rec,
-        pytest.raises(UsageError, match="this recorder is open already"),
-    ):
+    with padiff.record(model) as rec, pytest.raises(UsageError, match="this recorder is open already"):
         rec.open()
 
 
@@ -172,9 +169,8 @@ def test_the_hooks_in_a_copy_do_nothing_and_hold_nothing(kit):
 
 def test_a_copy_that_is_called_inside_the_models_own_forward_does_not_disturb_the_recording(kit):
     # A momentum teacher: a copy of a part, made while it is recorded, and called beside it.
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.student = kit.Linear(4, 3)
             self.teacher = []
 

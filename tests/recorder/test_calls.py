@@ -10,9 +10,8 @@ import padiff
 
 
 def test_a_layer_called_several_times_has_a_record_and_a_gradient_for_each_call(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc = kit.Linear(3, 3)
 
         def forward(self, x):
@@ -34,9 +33,8 @@ def test_a_layer_called_several_times_has_a_record_and_a_gradient_for_each_call(
 
 class Shared:
     def __new__(cls, kit):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Net(kit.Net):
+            def build(self):
                 self.first = kit.Linear(3, 3)
                 self.second = self.first
 
@@ -66,9 +64,8 @@ def test_a_shared_layer_can_be_named_by_either_path(kit):
 
 
 def test_tied_parameters_are_recorded_once_and_said_to_be_tied(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.encode, self.decode = kit.Linear(3, 3), kit.Linear(3, 3)
             self.decode.weight = self.encode.weight
 
@@ -105,9 +102,8 @@ def test_before_an_in_place_layer_the_values_and_the_gradient_are_those_of_the_l
 
 
 def test_a_residual_added_in_place_leaves_the_branch_as_it_was(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.a, self.b = kit.Linear(3, 3), kit.Linear(3, 3)
 
         def forward(self, x):
@@ -128,9 +124,8 @@ def test_a_residual_added_in_place_leaves_the_branch_as_it_was(kit):
 
 
 def test_layers_that_are_never_called_are_told_as_uncalled(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.used, self.unused = kit.Linear(3, 3), kit.Linear(3, 3)
 
         def forward(self, x):

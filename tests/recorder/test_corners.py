@@ -41,23 +41,14 @@ class Token:
     """A net with a layer that returns its own parameter, as a class token or a learned scale is kept."""
 
     def __new__(cls, kit):
-        class Own(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Own(kit.Net):
+            def build(self):
                 self.weight = kit.Linear(3, 1).weight
 
             def forward(self):
                 return self.weight
 
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.token, self.fc = Own(), kit.Linear(4, 3)
-
-            def forward(self, x):
-                return self.fc(x) * self.token().reshape([1, 3])
-
-        return Net()
+        return kit.net(lambda net, x: net.fc(x) * net.token().reshape([1, 3]), token=Own(), fc=kit.Linear(4, 3))
 
 
 def test_a_parameter_that_a_layer_returns_has_its_gradient_recorded(kit):
@@ -98,9 +89,8 @@ def test_no_hook_stays_on_an_input_that_asks_for_a_gradient(kit):
 
 
 def test_sparse_gradients_of_an_embedding_are_recorded_dense(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             make = torch.nn.Embedding if kit.name == "torch" else paddle.nn.Embedding
             self.embed = make(5, 2, sparse=True)
 
@@ -190,9 +180,8 @@ def test_a_forward_hook_of_the_user_that_replaces_the_output_is_seen(kit):
 
 
 def test_a_layer_that_calls_itself_is_recorded_call_by_call(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc = kit.Linear(2, 2)
 
         def forward(self, x, depth=2):

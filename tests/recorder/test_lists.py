@@ -15,17 +15,15 @@ PARAMETERS = ("weight", "grad", "update")
 def net(kit):
     """encoder (a Sequential of two blocks of two layers), head; 4 in, 3 out."""
 
-    class Block(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Block(kit.Net):
+        def build(self):
             self.fc, self.act = kit.Linear(4, 4), kit.ReLU()
 
         def forward(self, x):
             return self.act(self.fc(x))
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.encoder = kit.Sequential(Block(), Block())
             self.head = kit.Linear(4, 3)
 

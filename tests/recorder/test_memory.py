@@ -58,9 +58,8 @@ class Watched:
     def __new__(cls, kit):
         keep = TorchKeep if kit.name == "torch" else PaddleKeep
 
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Net(kit.Net):
+            def build(self):
                 self.first, self.last, self.graphs, self.activations = kit.Linear(4, 8), kit.Linear(8, 3), [], []
 
             def forward(self, x):

@@ -17,15 +17,11 @@ class Gan:
     """A generator and a discriminator, linear both, trained in turn."""
 
     def __new__(cls, kit):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
-                self.generator, self.discriminator = kit.Linear(2, 3), kit.Linear(3, 1)
-
-            def forward(self, noise):
-                return self.discriminator(self.generator(noise))
-
-        return Net()
+        return kit.net(
+            lambda net, noise: net.discriminator(net.generator(noise)),
+            generator=kit.Linear(2, 3),
+            discriminator=kit.Linear(3, 1),
+        )
 
 
 def gan_step(kit, model, opt_g, opt_d, noise, real):
@@ -168,9 +164,8 @@ def test_frozen_parameters_have_weights_but_neither_gradient_nor_update(kit):
 
 
 def test_a_parameter_that_took_no_part_in_the_backward_has_no_gradient(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.used, self.unused = kit.Linear(4, 3), kit.Linear(4, 3)
 
         def forward(self, x):

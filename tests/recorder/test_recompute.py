@@ -23,9 +23,8 @@ WAYS = {
 
 class Net:
     def __new__(cls, kit, call):
-        class Inner(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Inner(kit.Net):
+            def build(self):
                 self.first, self.block, self.last = kit.Linear(4, 4), mlp(kit, (4, 8, 4)), kit.Linear(4, 3)
                 self.call = call
 

@@ -31,9 +31,8 @@ class ModelOutput(OrderedDict):
 def record_output(kit, make):
     """Record one forward of a layer that returns what `make` makes of a linear layer's output."""
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc = kit.Linear(2, 2)
 
         def forward(self, x):
@@ -78,9 +77,8 @@ def test_each_slot_holds_its_own_tensor(kit):
 
 
 def test_each_outputs_gradient_is_its_own(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc = kit.Linear(2, 2)
 
         def forward(self, x):

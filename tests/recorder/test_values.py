@@ -160,9 +160,8 @@ def test_clipped_gradients_agree_across_the_frameworks():
 
 
 def test_inputs_are_recorded_as_the_model_received_them(kit):
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.fc = kit.Linear(4, 2)
 
         def forward(self, x, extra, *more, mask=None, nested=None):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import paddle
 import pytest
 import torch
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 from kit.frameworks import PADDLE, TORCH, hook_count
 from kit.nets import batch, mlp, one_step, recorded, sites
 
@@ -295,13 +292,7 @@ np.testing.assert_allclose(norm, 0.01, 1e-3)
 
 def test_fleets_hybrid_parallel_optimizer_is_recorded():
     """In a process of its own: fleet is initialised for good."""
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(HYBRID)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
+    process = run_child([*python_with_frameworks(), "-W", "ignore", "-c", HYBRID])
     assert process.returncode == 0, process.stderr[-2000:]
 
 

@@ -16,9 +16,8 @@ def conv_net(kit, bias):
     name = "bias" if kit.name == "torch" else "bias_attr"
     none = {} if bias else {name: False}
 
-    class Net(kit.Layer):
-        def __init__(self):
-            super().__init__()
+    class Net(kit.Net):
+        def build(self):
             self.conv, self.norm, self.head = kit.Conv(3, 4, 3, **none), kit.BatchNorm(4), kit.Linear(4, 2)
 
         def forward(self, x):
@@ -119,9 +118,8 @@ def test_what_an_earlier_try_wrote_is_undone(pair):
     """Names say ``fc``, the outputs say ``other``: then ``fc`` is as it was."""
 
     def net(kit, more):
-        class Net(kit.Layer):
-            def __init__(self):
-                super().__init__()
+        class Net(kit.Net):
+            def build(self):
                 if more:
                     self.other = kit.Linear(4, 4)
                 self.fc = kit.Linear(4, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from functools import wraps
 
 import numpy as np
 import paddle
@@ -14,6 +15,11 @@ from kit.nets import both, data
 
 import padiff
 from padiff import add_special_init, assign_weight
+
+
+def isolated(test):
+    """Runs a test in a context of its own, so that what it registers is gone afterwards."""
+    return wraps(test)(lambda *args, **given: contextvars.copy_context().run(test, *args, **given))
 
 
 class Packed(torch.nn.Module):
@@ -79,25 +85,21 @@ def test_without_a_rule_such_layers_are_refused(capsys):
     assert "add_special_init" in capsys.readouterr().out
 
 
-def test_a_rule_of_the_second_generation_copies_base_to_raw(isolated):
-    def work():
-        add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
-        base, raw = TorchNet(), PaddleNet()
-        assert assign_weight(base, raw)
-        equal_outputs(TORCH, base, PADDLE, raw)
-
-    isolated(work)
+@isolated
+def test_a_rule_of_the_second_generation_copies_base_to_raw():
+    add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
+    base, raw = TorchNet(), PaddleNet()
+    assert assign_weight(base, raw)
+    equal_outputs(TORCH, base, PADDLE, raw)
 
 
-def test_a_rule_in_the_other_direction_is_another_rule(isolated):
-    def work():
-        add_special_init("paddle", "Apart", "torch", "Packed", paddle_to_torch)
-        base, raw = PaddleNet(), TorchNet()
-        assert assign_weight(base, raw)
-        equal_outputs(PADDLE, base, TORCH, raw)
-        assert assign_weight(TorchNet(), PaddleNet()) is False
-
-    isolated(work)
+@isolated
+def test_a_rule_in_the_other_direction_is_another_rule():
+    add_special_init("paddle", "Apart", "torch", "Packed", paddle_to_torch)
+    base, raw = PaddleNet(), TorchNet()
+    assert assign_weight(base, raw)
+    equal_outputs(PADDLE, base, TORCH, raw)
+    assert assign_weight(TorchNet(), PaddleNet()) is False
 
 
 @pytest.mark.parametrize(
@@ -108,68 +110,58 @@ def test_a_rule_in_the_other_direction_is_another_rule(isolated):
         lambda func: add_special_init(func=func, torch_name="Packed", paddle_name="Apart"),
     ],
 )
-def test_a_rule_of_the_first_generation_gets_the_paddle_layer_first(isolated, register):
-    def work():
-        register(lambda layer, module: torch_to_paddle(module, layer))
-        layer, module = PaddleNet(), TorchNet()
-        assert assign_weight(layer, module, padiff.LayerMap())
-        equal_outputs(TORCH, module, PADDLE, layer)
-
-    isolated(work)
+@isolated
+def test_a_rule_of_the_first_generation_gets_the_paddle_layer_first(register):
+    register(lambda layer, module: torch_to_paddle(module, layer))
+    layer, module = PaddleNet(), TorchNet()
+    assert assign_weight(layer, module, padiff.LayerMap())
+    equal_outputs(TORCH, module, PADDLE, layer)
 
 
-def test_rules_by_keyword(isolated):
-    def work():
-        add_special_init(
-            base_framework="torch",
-            base_model_name="Packed",
-            raw_framework="paddle",
-            raw_model_name="Apart",
-            func=torch_to_paddle,
-        )
-        assert assign_weight(TorchNet(), PaddleNet())
-
-    isolated(work)
+@isolated
+def test_rules_by_keyword():
+    add_special_init(
+        base_framework="torch",
+        base_model_name="Packed",
+        raw_framework="paddle",
+        raw_model_name="Apart",
+        func=torch_to_paddle,
+    )
+    assert assign_weight(TorchNet(), PaddleNet())
 
 
-def test_auto_diff_uses_the_rule_and_compares_such_layers_as_wholes(isolated):
-    def work():
-        add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
-        report = padiff.auto_diff(
-            TorchNet(), PaddleNet(), both((TORCH, PADDLE), data(3, 4)), atol=1e-5, layer_map={"packed": "apart"}
-        )
-        assert report
-        paired = {d.pair.reference.layer for d in report if d.compared and d.pair.stage == "forward"}
-        assert "packed" in paired
-
-    isolated(work)
+@isolated
+def test_auto_diff_uses_the_rule_and_compares_such_layers_as_wholes():
+    add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
+    report = padiff.auto_diff(
+        TorchNet(), PaddleNet(), both((TORCH, PADDLE), data(3, 4)), atol=1e-5, layer_map={"packed": "apart"}
+    )
+    assert report
+    paired = {d.pair.reference.layer for d in report if d.compared and d.pair.stage == "forward"}
+    assert "packed" in paired
 
 
-def test_a_rule_comes_before_the_built_in_ones(isolated):
-    def work():
-        add_special_init("torch", "Linear", "paddle", "Linear", lambda base, raw: raw.weight.set_value(raw.weight * 0))
-        raw = PaddleNet().first
-        assert assign_weight(TorchNet().first, raw)
-        assert not raw.weight.numpy().any()
-
-    isolated(work)
+@isolated
+def test_a_rule_comes_before_the_built_in_ones():
+    add_special_init("torch", "Linear", "paddle", "Linear", lambda base, raw: raw.weight.set_value(raw.weight * 0))
+    raw = PaddleNet().first
+    assert assign_weight(TorchNet().first, raw)
+    assert not raw.weight.numpy().any()
 
 
-def test_a_rule_that_raises_leaves_the_raw_model_bit_by_bit_as_it_was(isolated, capsys):
+@isolated
+def test_a_rule_that_raises_leaves_the_raw_model_bit_by_bit_as_it_was(capsys):
     def half_way(base, raw):
         raw.top.weight.set_value(raw.top.weight * 0)
         raise ZeroDivisionError("half way")
 
-    def work():
-        add_special_init("torch", "Packed", "paddle", "Apart", half_way)
-        raw = PaddleNet()
-        before = PADDLE.state(raw)
-        assert assign_weight(TorchNet(), raw) is False
-        after = PADDLE.state(raw)
-        assert all(before[name].tobytes() == after[name].tobytes() for name in before)
-        assert "ZeroDivisionError('half way')" in capsys.readouterr().out
-
-    isolated(work)
+    add_special_init("torch", "Packed", "paddle", "Apart", half_way)
+    raw = PaddleNet()
+    before = PADDLE.state(raw)
+    assert assign_weight(TorchNet(), raw) is False
+    after = PADDLE.state(raw)
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+    assert "ZeroDivisionError('half way')" in capsys.readouterr().out
 
 
 def test_rules_of_one_thread_are_not_seen_by_another():
@@ -193,23 +185,19 @@ def test_rules_of_one_thread_are_not_seen_by_another():
     assert seen == {"with": True, "without": False}
 
 
-def test_a_rule_registered_by_the_main_thread_holds_there_afterwards(isolated):
-    def work():
-        add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
-        assert assign_weight(TorchNet(), PaddleNet())
-        assert assign_weight(TorchNet(), PaddleNet())
-
-    isolated(work)
+@isolated
+def test_a_rule_registered_by_the_main_thread_holds_there_afterwards():
+    add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
+    assert assign_weight(TorchNet(), PaddleNet())
+    assert assign_weight(TorchNet(), PaddleNet())
 
 
-def test_auto_layer_map_finds_the_classes_that_rules_are_about(isolated):
-    def work():
-        add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
-        assert padiff.create_model(TorchNet()).auto_layer_map("base") == ["packed"]
-        assert padiff.create_model(PaddleNet()).auto_layer_map("raw") == ["apart"]
-        assert padiff.create_model(TorchNet()).auto_layer_map("raw") == []
-
-    isolated(work)
+@isolated
+def test_auto_layer_map_finds_the_classes_that_rules_are_about():
+    add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
+    assert padiff.create_model(TorchNet()).auto_layer_map("base") == ["packed"]
+    assert padiff.create_model(PaddleNet()).auto_layer_map("raw") == ["apart"]
+    assert padiff.create_model(TorchNet()).auto_layer_map("raw") == []
 
 
 def test_wrong_rules_are_told():
@@ -224,27 +212,23 @@ def test_wrong_rules_are_told():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_layer_map_auto_finds_the_classes_that_rules_are_about(isolated, turned, capsys):
+@isolated
+def test_layer_map_auto_finds_the_classes_that_rules_are_about(turned, capsys):
     """As the proxies' ``auto_layer_map`` does, and whichever way the rule copies."""
 
-    def work():
-        add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
-        module, layer = TorchNet(), PaddleNet()
-        layer_map = padiff.LayerMap()
-        layer_map.auto(*((module, layer) if turned else (layer, module)))
-        pairs = {module.packed: layer.apart} if turned else {layer.apart: module.packed}
-        assert layer_map.map == pairs
-        assert assign_weight(layer, module, layer_map)
-        equal_outputs(TORCH, module, PADDLE, layer)
-        assert "LayerMap.auto: `" in capsys.readouterr().out
-
-    isolated(work)
+    add_special_init("torch", "Packed", "paddle", "Apart", torch_to_paddle)
+    module, layer = TorchNet(), PaddleNet()
+    layer_map = padiff.LayerMap()
+    layer_map.auto(*((module, layer) if turned else (layer, module)))
+    pairs = {module.packed: layer.apart} if turned else {layer.apart: module.packed}
+    assert layer_map.map == pairs
+    assert assign_weight(layer, module, layer_map)
+    equal_outputs(TORCH, module, PADDLE, layer)
+    assert "LayerMap.auto: `" in capsys.readouterr().out
 
 
-def test_layer_map_auto_passes_over_rules_that_are_about_none_of_these_layers(isolated):
-    def work():
-        add_special_init("torch", "Linear", "paddle", "SomethingElse", torch_to_paddle)
-        add_special_init("torch", "SomethingElse", "paddle", "Linear", torch_to_paddle)
-        assert len(padiff.LayerMap().auto(PaddleNet().first, TorchNet().first)) == 0
-
-    isolated(work)
+@isolated
+def test_layer_map_auto_passes_over_rules_that_are_about_none_of_these_layers():
+    add_special_init("torch", "Linear", "paddle", "SomethingElse", torch_to_paddle)
+    add_special_init("torch", "SomethingElse", "paddle", "Linear", torch_to_paddle)
+    assert len(padiff.LayerMap().auto(PaddleNet().first, TorchNet().first)) == 0

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from padiff.align.matching import names
 from padiff.align.matching.biases import recurrent_cells, with_packed_biases, with_summed_biases
+from padiff.align.matching.left_over import with_left_over
 from padiff.align.matching.matches import Match
 from padiff.align.matching.parameter_units import Unit, containers_of, whole_slice, without_ones
 from padiff.align.slices import Ambiguity, ParameterPair, Slice
@@ -48,7 +49,8 @@ class StoredParameters:
     @property
     def pairs(self) -> tuple[ParameterPair, ...]:
         pairs = [pair for _, pairs, _ in self._made for pair in pairs]
-        return tuple(with_packed_biases(self.matches, with_summed_biases(self._cells, pairs)))
+        found = with_packed_biases(self.matches, with_summed_biases(self._cells, pairs))
+        return tuple(with_left_over(self.infos, list(found)))
 
     @property
     def ambiguities(self) -> tuple[Ambiguity, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.layers import layer_differences, mode_differences
+from padiff.compare.declared.made_up import made_up, without_made_up
 from padiff.compare.declared.optimizers import (
     GroupPair,
     Optimizers,
@@ -18,7 +19,7 @@ from padiff.compare.declared.optimizers import (
     site_pairs,
 )
 from padiff.compare.declared.run import clip_differences, loss_differences, tied_differences, trained_differences
-from padiff.records import Both, Difference, RunInfo, Step, settings_at
+from padiff.records import Both, Diff, Difference, RunInfo, Step, settings_at
 
 
 class Declared:
@@ -32,6 +33,7 @@ class Declared:
         self._sites: list[Both[str]] = []
         self._first: dict[Any, Difference] = {}
         self._of_step: dict[int, tuple[Difference, ...]] = {}
+        self._made_up: dict[Any, int] = {}
 
     @property
     def all(self) -> tuple[Difference, ...]:
@@ -40,7 +42,14 @@ class Declared:
 
     def at(self, step: int) -> tuple[Difference, ...]:
         """What differs in a step that was looked at."""
-        return self._of_step.get(step, ())
+        found = self._of_step.get(step, ())
+        return without_made_up(found, self._made_up) if self._made_up else found
+
+    def hold_against(self, diffs: Sequence[Diff]) -> None:
+        """Hold what was found against the tensors of a step."""
+        for one in self._lasting:
+            if one.changes and one.key not in self._made_up and made_up(one, diffs):
+                self._made_up[one.key] = diffs[0].pair.step
 
     def rates_agree(self, steps: Both[Step]) -> bool:
         """Whether all parameters are stepped with the same rate in a step that was looked at, whatever group they are

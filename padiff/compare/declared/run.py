@@ -13,7 +13,9 @@ from padiff.model import equivalents
 from padiff.records import Both, Difference, RunInfo, Step, setting_text
 
 _NO_CLIP = {"kind": "none"}
-_OF_LOSS = frozenset({"label_smoothing", "ignore_index"})
+# What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
+# comes to the same: labels that one side ignores by their number and the other by a mask, say.
+_OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
 
 
 def clip_differences(
@@ -104,7 +106,7 @@ def loss_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
         function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
         alike = function.reference is not None and function.reference == function.candidate
         about = f"the loss {function.reference}" if alike else "the loss"
-        changes = alike and setting in _OF_LOSS
+        changes = alike and setting in _OF_LOSS and not number
         yield Difference(
             setting, Both(value, losses.candidate[name]), "loss", "loss_setting", about=about, changes=changes
         )

@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from padiff.align import Alignment
+from padiff.align import Alignment, LayerPair
+from padiff.compare.diagnose.between import cause_in_place
+from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.settings import cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
-from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
+from padiff.compare.judge.absent import whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import SIDES, Cause, Diff, Difference, Kind
+from padiff.records import SIDES, Cause, Diff, Difference, Kind, Pair
 
 
-def cause(diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference] = ()) -> Cause | None:
-    """The likely cause of a diff; `None` where nothing speaks for one.
+def recorded_cause(
+    diff: Diff, step: Sequence[Diff], alignment: Alignment, declared: Sequence[Difference], place: Place
+) -> Cause | None:
+    """The cause of a diff, where what was recorded says it; else `None`.
 
     Args:
         step: the diffs of its step.
         declared: what the runs declare differently in it.
+        place: where in the code it comes from.
     """
     pair = diff.pair
-    by_settings = cause_in_settings(pair, declared)
+    by_settings = cause_in_settings(pair, declared) if place.inside is not False else None
     if not pair.complete:
         return by_settings or _missing(diff, step)
-    layers = next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES
     if by_settings and (not diff.problem or shapes):
         return by_settings
-    if shapes:
+    if shapes and place.inside is not False:
         return Cause("sizes", "the layers have other sizes, or the tensor another layout")
-    if diff.problem:
+    if diff.problem and place.inside is not False:
         return Cause("overflow", "an overflow, a division by zero or a log of zero on one side")
     surplus = _surplus(step, alignment) if pair.stage not in ("input", "weight") else ""
-    if surplus:
-        return Cause("surplus_layers", surplus)
+    return Cause("surplus_layers", surplus) if surplus else cause_in_place(place)
+
+
+def guess(diff: Diff, step: Sequence[Diff], alignment: Alignment, excluded: tuple[str, ...]) -> Cause | None:
+    """Where the cause of a diff has to be looked for, where no hypothesis explains it.
+
+    Args:
+        excluded: what was tried.
+    """
+    if not diff.pair.complete:
+        return None
     try:
-        return cause_by_stage(diff, step, layers)
+        found = cause_by_stage(diff, step, _layers(diff.pair, alignment))
     except (RunFolderError, SketchOnlyError):
         return None  # the values are no longer there to look at; the figures stand
+    return replace(found, excluded=excluded)
+
+
+def _layers(pair: Pair, alignment: Alignment) -> LayerPair | None:
+    return next((p for p in alignment.pairs if p.reference.path == pair.anchor.layer), None)
 
 
 def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
@@ -54,25 +73,15 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
 
 def _missing(diff: Diff, step: Sequence[Diff]) -> Cause | None:
     pair = diff.pair
-    side, other = SIDES.swapped() if pair.candidate is None else SIDES
-    if pair.stage in ("forward", "backward", "grad", "update") and whole_stage_missing(diff, step):
+    side, _ = SIDES.swapped() if pair.candidate is None else SIDES
+    if pair.stage in ("forward", "backward") and whole_stage_missing(diff, step):
         if pair.stage == "forward":
             return Cause("not_called", f"the {side}'s model was not called in this step, as it was in others")
         if pair.stage == "backward":
             return Cause("no_backward", f"no backward ran on the {side} in this step, as it did in others")
-        return Cause("step_skipped", f"the {side}'s optimizer did not step in this step, as it did in others")
     if pair.stage == "weight":
         return Cause("not_owned", f"the {side}'s layer does not own this tensor")
     if pair.stage in ("grad", "update"):
-        steps = optimizer_steps(step)
-        here, there = steps.swapped() if pair.candidate is None else steps
-        if pair.anchor.call and here < there:
-            text = f"the {other}'s optimizer stepped {_often(there)} in this step, the {side}'s {_often(here)}"
-            return Cause("step_repeated", text)
         text = f"on the {side} the parameter gets no gradient: frozen, detached, unused, or not in its optimizer"
         return Cause("no_gradient", text)
     return None
-
-
-def _often(times: int) -> str:
-    return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")

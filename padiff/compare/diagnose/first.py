@@ -1,40 +1,101 @@
-"""The first diff: where it is, and why."""
+"""The first diff: where it is, how far it reaches, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.causes import cause
+from padiff.compare.diagnose.call_words import place_of
+from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.extent import extent_of
+from padiff.compare.diagnose.hypotheses import held
+from padiff.compare.diagnose.hypotheses.engine import Finding, explain
+from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.losses import loss_cause
+from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.shifted import shift_cause
-from padiff.records import Both, Diff, Difference, FirstDiff, Pair, Run
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
 
 
-def first_diff(
-    diffs: Sequence[Diff],
-    alignment: Alignment,
-    runs: Both[Run],
-    declared: Callable[[int], Sequence[Difference]] = lambda _: (),
-) -> FirstDiff | None:
-    """The first diff that did not pass, in one sentence; `None` if all passed.
+def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
+    """The first diff that did not pass; `None` if all passed.
 
     Args:
-        runs: the reference and the candidate, where other steps may be looked at.
-        declared: what the runs declare differently in a step.
+        compute: whether hypotheses on its cause are computed, which takes a second or so.
     """
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
     pair = diff.pair
-    reference, candidate = _paths(pair, alignment)
-    infos = runs.map(lambda run: run.info)
-    reason = (
-        shift_cause(diff, runs)
-        or environment_cause(diff, infos)
-        or cause(diff, [d for d in diffs if d.pair.step == pair.step], alignment, declared(pair.step))
+    reference, candidate = _paths(pair, evidence.alignment)
+    step = [d for d in diffs if d.pair.step == pair.step]
+    place = _place(diff, step, evidence)
+    return FirstDiff(
+        pair.step,
+        pair.stage,
+        reference,
+        candidate,
+        place.diff.pair.anchor.slot,
+        place.diff,
+        _cause(diff, step, place, evidence, compute),
+        extent=extent_of(diff, step, evidence.agreed),
+        last_agreeing=place.last_agreeing,
+        inside=place.inside,
+        call=_call(place),
     )
-    return FirstDiff(pair.step, pair.stage, reference, candidate, pair.anchor.slot, diff, reason)
+
+
+def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
+    """What the records say, else what explains them when it is computed, else where to look."""
+    runs, alignment = evidence.runs, evidence.alignment
+    scene = _scene(diff, step, alignment, runs)
+    found = (
+        shift_cause(diff, runs)
+        or environment_cause(diff, runs.map(lambda run: run.info))
+        or loss_cause(scene)
+        or next(held.causes(scene), None)
+        or recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
+    )
+    if found is not None:
+        return found
+    computed = explain(scene) if compute else Finding()
+    return computed.cause or guess(diff, step, alignment, computed.excluded)
+
+
+def _place(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Place:
+    try:
+        infos = evidence.runs.map(lambda run: run.info)
+        return place_of_diff(diff, step, evidence.steps, infos, evidence.policy)
+    except (RunFolderError, SketchOnlyError):
+        return Place(diff)  # what would tell it is no longer there to look at; the figures stand
+
+
+def _call(place: Place) -> str:
+    one = place.calls.one if place.calls is not None else None
+    if one is None or place.graphs is None:
+        return ""
+    call, is_reference = one
+    graphs = place.graphs
+    where = place_of(call, graphs.reference.trace if is_reference else graphs.candidate.trace)
+    return where if is_reference else f"{where} of the candidate"
+
+
+def _scene(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
+    """What hypotheses look at: of a step's diffs those of the first one's rank, which come one after the other."""
+    ranks: list[list[Diff]] = [[]]
+    seen: set[tuple[bool, str]] = set()
+    for one in step:
+        site = one.pair.reference is None, one.pair.anchor.site
+        if site in seen:
+            ranks.append([])
+            seen.clear()
+        seen.add(site)
+        ranks[-1].append(one)
+    number = next((k for k, rank in enumerate(ranks) if any(one is diff for one in rank)), 0)
+    return Scene(diff, ranks[number], alignment, runs, number)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from padiff.align import LayerPair
 from padiff.compare.diagnose.values import CONSTANT, masked_apart, ratio_of, round_ratio, same_values, times, values_of
-from padiff.compare.judge.drift import key_of
+from padiff.compare.judge.siblings import key_of
 from padiff.model import equivalents
 from padiff.records import LOOP, Both, Cause, Diff, is_functional
 
@@ -45,7 +45,7 @@ def _input(reference: np.ndarray, candidate: np.ndarray) -> Cause:
     ratio = ratio_of(reference, candidate)
     if ratio is not None:
         return Cause("input_scale", f"the inputs are {times(ratio)}: another normalisation")
-    return Cause("other_batch", "other batches: another order of the data, augmentation or normalisation")
+    return Cause("other_batch", "other batches: other samples, or the same prepared otherwise")
 
 
 def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> Cause:
@@ -59,11 +59,7 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> Cause:
     if slot.startswith("running_"):
         text = "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
         return Cause("running_statistics", text)
-    return Cause(
-        "weights_apart",
-        "small differences of the updates before that added up (betas, weight decay, learning rate schedule, steps "
-        "that were not recorded), or rounding that this training amplifies: see how the diffs of the steps before grew",
-    )
+    return _unknown("the weights come apart by more than the updates of the steps before explain")
 
 
 def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: LayerPair | None) -> Cause:
@@ -77,12 +73,7 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: La
     if reference.ndim > 1 and same_values(reference, candidate):
         text = "the same values in another order: another layout, axis or interpolation of indices"
         return Cause("output_order", text)
-    if "norm" in kind:
-        text = "a normalisation: its epsilon, its axes, or statistics of the batch against running ones (train, eval)"
-        return Cause("normalisation", text)
-    if kind in ("gelu",):
-        return Cause("gelu_form", "exact GELU against its tanh approximation")
-    return Cause("computation", "the computation at this very place: what goes in agrees up to here")
+    return _unknown("what goes in agrees up to here, so it is the computation at this very place")
 
 
 def _loss(ratio: float | None) -> Cause:
@@ -90,21 +81,18 @@ def _loss(ratio: float | None) -> Cause:
     if ratio is not None and round_ratio(ratio):
         text = f"the loss is {times(ratio)}: another reduction (mean, sum), weighting or scaling"
         return Cause("loss_scale", text)
-    return Cause(
-        "loss",
-        "the model's outputs agree, so the labels of this batch, or the loss function: its reduction, weights, "
-        "label smoothing or ignored labels",
-    )
+    return _unknown("the model's outputs agree, so it is the loss function or the labels of this batch")
 
 
 def _backward(ratio: float | None) -> Cause:
     if ratio is not None:
-        return Cause(
-            "gradient_scale",
-            f"the gradient is {times(ratio)}: another reduction of the loss, another number of accumulated "
-            "batches it is divided by, or a loss scale",
-        )
-    return Cause("backward", "forward agrees here, so the backward of what follows this layer, or of the loss")
+        return Cause("gradient_scale", f"the gradient is {times(ratio)}")
+    return _unknown("forward agrees here, so it is the backward of what follows this layer, or of the loss")
+
+
+def _unknown(where: str) -> Cause:
+    """Nothing explains it; but where it is is known."""
+    return Cause("unknown", f"unknown; {where}")
 
 
 def _drops_nothing(layers: LayerPair | None) -> bool:
@@ -123,15 +111,12 @@ def _grad(ratio: float | None, step: Sequence[Diff]) -> Cause:
             if d.figures and d.figures.reference_l2 / d.figures.size**0.5 > 1e-4 * largest
         ]
         if np.ptp(sizes) <= CONSTANT * abs(np.mean(sizes)):
-            return Cause(
-                "all_gradients_scaled",
-                f"all gradients are {times(ratio)}: clipping by norm on one side, another number of accumulated "
-                "batches, or gradients that are still scaled",
-            )
+            return Cause("gradient_scale", f"all gradients are {times(ratio)}")
     if ratio is not None:
         return Cause("gradient_scale", f"the gradient is {times(ratio)}")
-    text = "activation gradients agree up to here: clipping, accumulation, a shared parameter, or amplified rounding"
-    return Cause("gradient", text)
+    return _unknown(
+        "gradients of outputs agree, so it is what happens to gradients between the backward and the optimizer"
+    )
 
 
 def _update(
@@ -141,18 +126,16 @@ def _update(
     if rates:
         return Cause("learning_rate", rates)
     if ratio is not None:
-        same = "at the same gradient and learning rate"
-        return Cause("update_scale", f"the update is {times(ratio)} {same}: optimizer settings (momentum, betas)")
+        return Cause("update_scale", f"the update is {times(ratio)} at the same gradient and learning rate")
     weight = next((d for d in step if d.pair.stage == "weight" and d.compared and key_of(d) == key_of(diff)), None)
     if weight is not None:
         values, _ = values_of(weight.pair)
         rest = (candidate - reference).ravel()
         norm = float(np.linalg.norm(values) * np.linalg.norm(rest))
         if norm and abs(np.vdot(values.ravel(), rest)) > 0.99 * norm:
-            text = "the updates differ by a multiple of the weight: weight decay (its size, coupled or decoupled)"
+            text = "the updates differ by a multiple of the weight: weight decay"
             return Cause("weight_decay", text)
-    text = "the gradients agree, so the optimizer: weight decay, betas, epsilon, momentum, bias correction, state"
-    return Cause("optimizer", text)
+    return _unknown("the gradients agree, so it is what the optimizer makes of them")
 
 
 def _rates(step: Sequence[Diff]) -> str:

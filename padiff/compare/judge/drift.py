@@ -14,22 +14,23 @@ from padiff.compare.judge.limits import (
     MOST,
     ROUNDING,
     SURE,
+    TYPICAL_KINKS,
+    TYPICALLY_OFF,
     UNRELATED,
     UNSEEN_KINKS,
     allowed,
     coarse,
     is_running,
 )
+from padiff.compare.judge.siblings import Key, key_of, offs, typical_error, typical_ratio
 from padiff.compare.measure.arrays import few
-from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff
+from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff, is_of_loss
 from padiff.sketches.sketch import ELEMENTS
 
 # From so many steps on updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
 #: Figures that are relative L2 errors.
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
-#: A parameter: its layer and slot.
-Key = tuple[str, str]
 
 
 class Update(NamedTuple):
@@ -60,6 +61,10 @@ class Drift:
         known: whether all weights that train are recorded: else what a step starts from is not known.
         unseen: relative error of all weights together that may be where no sample of them looks.
         unseen_each: by how much a step may have added to it.
+        typical: median relative L2 error of the outputs, and of the updates, that passed.
+        element: root of the share that one element is of the smallest output before the last.
+        ratio: the largest ratio, less 1, that gradients or updates of a step had in common so far.
+        began: norms of the reference's weights in the first step that was compared.
     """
 
     step: int = -1
@@ -70,6 +75,10 @@ class Drift:
     known: bool = True
     unseen: float = 0.0
     unseen_each: float = 0.0
+    typical: Mapping[str, float] = field(default_factory=dict)
+    element: float = 0.0
+    ratio: float = 0.0
+    began: Mapping[Key, float] = field(default_factory=dict)
 
     def weight_error(self, key: Key, step: int, size: float, elements: int) -> tuple[float, bool]:
         """How far off (L2) a weight may be in a later step, given how far off it and its update were in this one.
@@ -112,6 +121,16 @@ class Drift:
             error += max(weight.l2 - self.weights[key], 0.0)
         return error
 
+    def typical_gap(self, step: int) -> float:
+        """How far off most weights may be in a later step, in updates, beyond what this step explains."""
+        share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), ROUNDING["float32"])
+        total = 0.0
+        for k in range(1, min(step - self.step, _LONG)):
+            growth = GROWTH**k
+            kinks = self.element + TYPICAL_KINKS * math.sqrt(min(growth * outputs, 1.0))
+            total += min(growth * share + TYPICALLY_OFF + kinks, UNRELATED)
+        return total + max(step - self.step - _LONG, 0) * UNRELATED
+
     def unseen_in(self, step: int) -> float:
         """`unseen`, in a later step."""
         return self.unseen + self.unseen_each * max(step - self.step, 0)
@@ -130,6 +149,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     stages: dict[str, float] = {}
     weights: dict[Key, float] = {}
     updates: dict[Key, Update] = {}
+    began = dict(before.began)
     scale = unseen = outputs = 0.0
     rounding = 0.0
     for diff in diffs:
@@ -139,7 +159,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         judged = diff.judgement
         # Without what an estimate was allowed beyond its limit.
         limited = judged is not None and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
-        ordinary = not is_running(diff.pair.anchor.slot) and stage != "input"
+        ordinary = not is_running(diff.pair.anchor.slot) and stage != "input" and not is_of_loss(diff.pair.anchor)
         if judged is not None and diff.passed and judged.figure in RELATIVE and limited and ordinary:
             stages[stage] = max(stages.get(stage, 0.0), judged.value)
         if judged is not None and stage == "forward" and diff.passed and judged.figure is Figure.REL_L2:
@@ -149,6 +169,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
             weights[key] = max(weights.get(key, 0.0), figures.l2)
             if ordinary:
                 scale += figures.reference_l2**2
+                began.setdefault(key, figures.reference_l2)
         elif stage == "update" and key[0] != LOOP:
             size = max(figures.reference_l2, figures.candidate_l2)
             before_it = updates.get(key, Update())
@@ -164,7 +185,13 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
-    return Drift(step, stages, weights, updates, gain, known, unseen, each)
+    found = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
+    typical = {stage: typical_error(found[stage]) for stage in ("forward", "update")}
+    last = next((d.pair.anchor.shape for d in reversed(diffs) if d.pair.stage == "forward"), ())
+    inner = [off.size for off in found["forward"] if diffs[off.place].pair.anchor.shape != last]
+    element = math.sqrt(1 / min(inner)) if inner else before.element
+    ratio = max(before.ratio, *(abs(typical_ratio(found[stage])) for stage in ("grad", "update")))
+    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, element, ratio, began)
 
 
 def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
@@ -209,8 +236,3 @@ def is_sampled(diff: Diff) -> bool:
     """Whether only some of the tensor's elements were looked at."""
     figures = diff.figures
     return figures is not None and figures.basis != "tensors" and figures.size > ELEMENTS
-
-
-def key_of(diff: Diff) -> Key:
-    """The parameter that a diff is of."""
-    return diff.pair.anchor.layer, diff.pair.anchor.slot

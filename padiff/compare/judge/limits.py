@@ -30,6 +30,9 @@ _HALVES = {"complex64": "float32", "complex128": "float64"}
 SCALAR = 1e-6
 #: A loss that goes to zero has no scale of its own there; it is judged as if it were at least this. Chosen.
 LOSS_SCALE = 1e-2
+#: A loss may be off by so many times what its outputs are off: of their error's norm times that of the gradient that
+#: came back to them, or as a share of itself. Measured: 0.5 and 0.6 times at most, in 2,100 steps of clean trainings.
+LOSS_OF_OUTPUTS = 3.0
 
 # -- what a step starts from ---------------------------------------------------------------------------------------
 
@@ -39,6 +42,9 @@ GAIN = {"input": 0.0, "weight": 0.0, "forward": 100.0, "loss": 100.0, "backward"
 #: However much is inherited, an error beyond this share is reported. Where layers were seen to amplify what a step
 #: starts from, the share grows with that. Chosen.
 AT_MOST = {"forward": 0.1, "loss": 0.1, "backward": 0.3, "grad": 0.3, "update": 0.5}
+#: Where outputs themselves are that share apart, gradients and updates may be so many times as far as else; further
+#: outputs, further gradients. Chosen.
+FURTHER = 10.0
 #: Up to tensors that have nothing in common but their size; of gradients, which go with a loss that may be ten times as
 #: small on one side, not even that. Chosen.
 APART = {"forward": 3.0, "loss": 3.0, "backward": 30.0, "grad": 30.0, "update": 3.0}
@@ -61,6 +67,9 @@ STEEPEST = 1.2
 #: gradient changes. The share of such elements goes with the error of forward, their L2 error with its root. Measured:
 #: benchmarks/noise.py.
 KINKS = {"backward": 4.0, "grad": 4.0}
+#: An error looks like that of few elements if the bulk has at most such a share of it, or if its mean is so much
+#: smaller beside its root mean square than the tensor's own. Chosen.
+FEW_LOOK, SPARSE = 0.5, 0.6
 #: A gradient whose bulk agrees may be off by this share in its few other elements, an update of a small tensor further.
 #: Chosen.
 FEW_AT_MOST, FEW_OF_UPDATES = 0.5, 1.0
@@ -103,6 +112,37 @@ UNBIASED = 1.05
 #: A BatchNorm's statistics of the training so far. What training computes does not come from them.
 RUNNING = frozenset({"running_mean", "running_var"})
 
+# -- losses --------------------------------------------------------------------------------------------------------
+
+#: Another label makes another gradient of its row of logits: of a share of all rows, the gradient is off by the root of
+#: that share, times what is left of it where the model is sure of neither class. Chosen.
+OF_LABELS = 0.3
+
+# -- what is systematic --------------------------------------------------------------------------------------------
+
+#: An error is one ratio if so much of it is; and a ratio is common to tensors if it goes through such a share of them,
+#: in each to within this share of itself. Measured: benchmarks/noise.py: where rounding made more than `ratio_floor` of
+#: a common ratio, it was at most 0.55 of the error.
+MOSTLY, MOST_OF_THEM, ALIKE = 0.9, 0.75, 0.25
+#: Roundings of one number that a common ratio may come from (a norm that clips, a scale), and the least ratio: torch
+#: adds 1e-6 to the norm that it clips by. Measured: 0.0074 in bfloat16 (two roundings), 2e-6 in float32.
+ROUNDINGS, LEAST_RATIO = 4.0, 1e-3
+#: A loss's gradient may be off by so many times what the last output is off. Measured: 2.2 times.
+OF_OUTPUTS = 4.0
+#: Elements that a tensor has to have, and tensors that there have to be, to be witnesses of what is common.
+WITNESS, FEWEST = 16, 3
+#: Standard deviations by which weights have to be larger by one share. Measured: 2.6 in 850 steps of 150 clean
+#: trainings in bfloat16; where weight decay was missing, 7 to 320.
+DECAY_SURE = 10.0
+#: To what a ratio of two norms is known: sums of squares are added up in float32 over short pieces.
+NORMS = 1e-7
+#: Updates that are all larger by a share let weights grow by that share more. Chosen: some room.
+OF_GROWTH = 3.0
+#: Share of an update by which most are off, at most, in a step that was not compared; and so many times the root of
+#: what outputs are off, beside one element of the smallest output that is wholly different: a value may have crossed a kink.
+#: Measured: where none had, 5e-4 at most over gaps of 3 steps; where one had, 0.03.
+TYPICALLY_OFF, TYPICAL_KINKS = 1e-3, 1.0
+
 # -- estimates -----------------------------------------------------------------------------------------------------
 
 #: Standard deviations by which an estimate has to be beyond its limit: chance reaches it once in 700 times.
@@ -112,6 +152,16 @@ SURE = 3.0
 def allowed(dtype: str, stage: str) -> float:
     """Relative L2 error that rounding explains in a step that starts from equal weights."""
     return _ALLOWED[dtype][_STAGE[stage]]
+
+
+def is_half(dtype: str) -> bool:
+    """Whether a dtype has half of float32's bits."""
+    return dtype in ("float16", "bfloat16")
+
+
+def ratio_floor(dtype: str) -> float:
+    """By how much of themselves the tensors of a stage may all be larger on one side."""
+    return max(LEAST_RATIO, ROUNDINGS * ROUNDING[dtype])
 
 
 def coarse(dtype: str) -> str:

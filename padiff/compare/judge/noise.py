@@ -10,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.compare.judge import drift, limits
-from padiff.compare.judge.drift import Drift, inherited, key_of
+from padiff.compare.judge.drift import Drift, inherited
+from padiff.compare.judge.kinks import may_have_kinks
 from padiff.compare.judge.policy import judged_together
+from padiff.compare.judge.siblings import Key, key_of
 from padiff.compare.judge.step_figures import (
     coarsest_dtypes,
     deviations_of,
@@ -19,13 +21,16 @@ from padiff.compare.judge.step_figures import (
     is_activation,
     is_exact,
     largest_errors,
+    outputs_of,
     samples_of,
 )
+from padiff.compare.judge.systematic import Start, without_systematic
 from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
+from padiff.compare.measure.arrays import few
 from padiff.compare.measure.operands import elements
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import LOOP, Diff, Figure, Figures, Rule
+from padiff.records import LOOP, Diff, Figure, Figures, Rule, is_of_loss, loss_role
 
 
 class _Limit(NamedTuple):
@@ -89,7 +94,7 @@ class NoisePolicy:
 
     def judge(self, diffs: Sequence[Diff], before: Drift = drift.NONE) -> list[Diff]:
         context = _Context(diffs, self.factor, before)
-        return judged_together([context.judge(diff) for diff in diffs])
+        return judged_together(without_systematic([context.judge(diff) for diff in diffs], context.start()))
 
 
 class _Context:
@@ -102,8 +107,8 @@ class _Context:
         self._scales = Scales.of(diffs)
         self._grad_scale = self._scales.layers
         self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
-        #: Figures of the weights that passed, as they are judged.
-        self._explained: dict[drift.Key, Figures] = {}
+        #: The weights that passed, as they are judged.
+        self._explained: dict[Key, Diff] = {}
         self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
         self._samples = samples_of(diffs)
         self._deviations = deviations_of(diffs)
@@ -133,7 +138,9 @@ class _Context:
         self._handed_back = 0.0
         #: Of the last output that passed: its shape, and its error (L2).
         self._last: tuple[tuple[int, ...], float] = ((), 0.0)
+        self._kinked = may_have_kinks(diffs)
         self._kinks = self._largest_kink(diffs)
+        self._outputs = outputs_of(diffs)
         self._came_back = largest_errors(diffs, "backward")
         self._went_in = max(largest_errors(diffs, "forward").values(), default=0.0)
         self._grad_errors = {
@@ -141,6 +148,10 @@ class _Context:
             for d in grads
             if d.figures is not None and d.figures.l2 <= self._grad_limit(d).value
         }
+
+    def start(self) -> Start:
+        """What has to be known of the step to tell what is systematic."""
+        return Start(self._factor, self._dtypes, self._noise_driven, self._inherited["forward"], self._before)
 
     def _largest_forward(self, diffs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an output, as far as it is allowed."""
@@ -197,11 +208,16 @@ class _Context:
         if self._stepped and stage != "update":
             inherited = min(inherited + math.sqrt(self._stepped / (self._weights or math.inf)), limits.MOST)
         gain = max(limits.GAIN[stage], self._gain) if stage in limits.APART else 0.0
-        more = gain * inherited + limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error)
-        # Weights that are a hundredth apart are as far as drift goes.
-        further = max(1.0, limits.MOST * self._gain / limits.AT_MOST["forward"])
+        kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
+        more = gain * inherited + kinks
+        # Weights a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
+        seen = max(self._gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self._gain
+        further = max(1.0, limits.MOST * seen / limits.AT_MOST["forward"])
+        if stage not in ("forward", "loss"):
+            further = max(further, limits.FURTHER * self._forward_error / limits.AT_MOST["forward"])
         at_most = min(limits.AT_MOST.get(stage, own) * further, limits.APART.get(stage, own))
-        larger = min(own + more, at_most)
+        # Of weights that are further apart than drift goes, nothing says how far.
+        larger = at_most if inherited >= limits.MOST else min(own + more, at_most)
         return _Limit(self._factor * max(own, larger), Rule.INHERITED if larger > own else Rule.ROUNDING)
 
     def judge(self, diff: Diff) -> Diff:
@@ -216,13 +232,17 @@ class _Context:
             limit = max(limit, _Limit(grown * figures.reference_l2, Rule.GROWN), key=_value)
         found = self._verdict(diff, limit)
         if stage == "weight" and found.passed:
-            self._explained[key_of(diff)] = figures
+            self._explained[key_of(diff)] = diff
         if found.passed and diff.compared:
             self._hand_on(found, figures)
         if stage == "update" and anchor.layer != LOOP and diff.compared and math.isfinite(figures.l2):
             self._stepped += figures.l2**2
         if not found.passed and stage in ("update", "weight"):
-            return self._without_noise(found, limit.value)
+            found = self._without_noise(found, limit.value)
+        if not found.passed and stage == "weight" and explained and diff.pair.step - self._before.step == 1:
+            judged = found.judgement
+            assert judged is not None
+            return found.judged(False, judged.figure, judged.value, judged.limit, Rule.WRITTEN)
         return found
 
     def _limit(self, diff: Diff, figures: Figures) -> tuple[_Limit, bool]:
@@ -231,20 +251,18 @@ class _Context:
         if diff.pair.anchor.layer == LOOP:
             if stage == "update":
                 return _Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR), False
+            if is_of_loss(diff.pair.anchor) and stage == "loss" and loss_role(diff.pair.anchor.slot) != "0":
+                return self._output_limit().times(reference), False  # what goes in is an output
             # A scalar that should go to zero (a loss) has no scale of its own there.
-            return self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0)), False
+            limit = self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0))
+            return (self._loss_limit(diff, limit) if stage == "loss" else limit), False
         if stage == "weight":
             return self._weight_limit(diff)
         if stage == "grad":
             return self._grad_limit(diff), self._is_made_of(diff)
         if stage == "update":
             return self._update_limit(diff, figures), key_of(diff) in self._grads
-        relative = self._relative(stage)
-        if stage == "forward":
-            deeper = min(
-                limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
-            )
-            relative = max(relative, _Limit(deeper, Rule.HANDED_ON), key=_value)
+        relative = self._output_limit() if stage == "forward" else self._relative(stage)
         if stage == "backward":
             # What a kink made of a few elements, the layers before spread over all of theirs.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
@@ -254,6 +272,25 @@ class _Context:
             # Where it lets little through, that little is off by as much as what went in.
             limit = max(limit, _Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=_value)
         return limit, False
+
+    def _output_limit(self) -> _Limit:
+        """What an output may be off by, given those before it."""
+        relative = self._relative("forward")
+        deeper = min(
+            limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
+        )
+        return max(relative, _Limit(deeper, Rule.HANDED_ON), key=_value)
+
+    def _loss_limit(self, diff: Diff, limit: _Limit) -> _Limit:
+        """A loss differs by what the outputs differ: by their error times the gradient that comes back to them."""
+        outputs = self._outputs
+        if outputs is None or outputs.error > limits.AT_MOST["forward"]:
+            return limit
+        assert diff.figures is not None
+        size = max(diff.figures.reference_l2, limits.LOSS_SCALE)
+        own = limits.allowed(limits.coarse(diff.pair.anchor.dtype), "loss") * size
+        made_of = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
+        return min(limit, _Limit(self._factor * (own + made_of), Rule.OUTPUTS), key=_value)
 
     def _update_limit(self, diff: Diff, figures: Figures) -> _Limit:
         key = key_of(diff)
@@ -265,10 +302,25 @@ class _Context:
         limit = _Limit((relative.value + of_gradient) * figures.reference_l2, relative.rule)
         if key in self._noise_driven:
             limit = _Limit(self._noise_limit(figures), Rule.NOISE_DRIVEN)
-        remembered = self._factor * self._before.remembered(key, diff.pair.step, self._explained.get(key))
+        weight = self._explained.get(key)
+        remembered = self._factor * self._before.remembered(key, diff.pair.step, weight.figures if weight else None)
         if limit.rule is not Rule.NOISE_DRIVEN and of_gradient * figures.reference_l2 + remembered > limit.value / 2:
             limit = _Limit(limit.value, Rule.OF_GRADIENT)
-        return _Limit(limit.value + remembered, limit.rule)
+        value = limit.value + remembered
+        return _Limit(value + self._rounded_weight(diff, value), limit.rule)
+
+    def _rounded_weight(self, diff: Diff, error: float) -> float:
+        """What rounding the weight to half precision makes of an update's error.
+
+        An update is told apart only by whole units of the weight's last place: where the sides differ by ``d``, one of
+        ``unit / d`` elements goes to the next unit on one side.
+        """
+        weight = self._explained.get(key_of(diff))
+        if weight is None or weight.figures is None or not limits.is_half(weight.pair.anchor.dtype):
+            return 0.0
+        unit = 2 * limits.ROUNDING[weight.pair.anchor.dtype] * weight.figures.reference_l2
+        single = math.sqrt(min(few(weight.figures.size) / max(weight.figures.size, 1), 1.0))
+        return self._factor * (math.sqrt(error * unit) + unit * single)
 
     def _hand_on(self, diff: Diff, figures: Figures) -> None:
         """Remember how far off a passed output, or a gradient of one, is: the next one is made of it."""

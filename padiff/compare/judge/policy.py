@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from padiff.compare.judge.drift import NONE, Drift
+from padiff.compare.judge.losses import confirmed
 from padiff.compare.judge.zero import Scales, is_nothing, is_rounding, level_of, noted
 from padiff.errors import UsageError
 from padiff.model import equivalents
@@ -116,7 +117,7 @@ class Tolerance:
 
 def judged_together(diffs: Sequence[Diff]) -> list[Diff]:
     """What can be said of a step's diffs, judged one by one, only with a look at the others."""
-    return _missing_fail(_overflows_pass(diffs))
+    return _missing_fail(_overflows_pass(confirmed(diffs)))
 
 
 def _overflows_pass(diffs: Sequence[Diff]) -> list[Diff]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from padiff.compare.judge import limits
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
-from padiff.records import STAGES, Diff, Record
+from padiff.records import LOOP, STAGES, Diff, Record
 
 
 def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
@@ -55,6 +56,43 @@ def largest_errors(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
             layer = diff.pair.anchor.layer
             errors[layer] = max(errors.get(layer, 0.0), diff.figures.rel_l2)
     return errors
+
+
+class Outputs(NamedTuple):
+    """What a step's last outputs say of its loss.
+
+    Attributes:
+        error: their largest relative L2 error, over all calls.
+        first_order: how far off the loss may be for it, all calls: the norm of their error times that of the gradient
+            that comes back to them.
+    """
+
+    error: float
+    first_order: float
+
+
+def outputs_of(diffs: Sequence[Diff]) -> Outputs | None:
+    """Those of a step, from its measured diffs; `None` where they, or gradients of all of them, were not recorded."""
+    forward = [d for d in diffs if d.pair.stage == "forward" and d.pair.anchor.layer != LOOP]
+    if not forward or any(d.figures is None or not d.compared for d in forward[-1:]):
+        return None
+    last = forward[-1].pair.anchor.layer
+    gradients = {
+        (d.pair.anchor.slot, d.pair.anchor.call): d.figures.reference_l2
+        for d in diffs
+        if d.pair.stage == "backward" and d.pair.anchor.layer == last and d.compared and d.figures is not None
+    }
+    error = first_order = 0.0
+    for diff in forward:
+        anchor, figures = diff.pair.anchor, diff.figures
+        if anchor.layer != last:
+            continue
+        gradient = gradients.get((anchor.slot, anchor.call))
+        if figures is None or not diff.compared or gradient is None or not math.isfinite(figures.rel_l2 * gradient):
+            return None
+        error = max(error, figures.rel_l2)
+        first_order += figures.l2 * gradient
+    return Outputs(error, first_order)
 
 
 def hides_noise(diff: Diff) -> bool:

@@ -26,7 +26,7 @@ import paddle
 from padiff.errors import UsageError
 from padiff.frameworks.api_names import common_name
 from padiff.frameworks.base import OnCall
-from padiff.frameworks.listening import Listening
+from padiff.frameworks.listening import Heard, Listening
 
 # Where paddle's functions are: what is called from there is called by one of them.
 _INTERNAL = (
@@ -66,19 +66,21 @@ class Seeing:
         while self._listening:
             self._listening.pop().remove()
 
-    def enter(self, caller: FrameType | None) -> bool:
-        if self._inside or threading.get_ident() != self._thread or _internal(caller) or not paddle.in_dynamic_mode():
+    def enter(self, call: Heard) -> bool:
+        if self._inside or threading.get_ident() != self._thread or is_internal(call.caller):
+            return False
+        if not paddle.in_dynamic_mode():
             return False
         self._inside = True
         return True
 
-    def leave(self, name: str, output: Any, failed: bool) -> None:
+    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
         self._inside = False
         if not failed:
             self._called[0](name, output)
 
 
-def _internal(caller: FrameType | None) -> bool:
+def is_internal(caller: FrameType | None) -> bool:
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith(_INTERNAL)
 
 

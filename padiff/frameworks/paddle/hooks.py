@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import paddle
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Handle, Hook, OnCall, OnGradient, Replaced
+from padiff.frameworks.base import (
+    AfterCall,
+    BeforeCall,
+    FunctionListener,
+    Handle,
+    Hook,
+    OnCall,
+    OnGradient,
+    Replaced,
+    breadth_first,
+)
 from padiff.frameworks.paddle.functions import Seeing
+from padiff.frameworks.paddle.hearing import Hearing
+from padiff.frameworks.paddle.losses import on_losses as on_losses
 
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
 
@@ -41,9 +53,17 @@ def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:
     return Seeing(called, third_party)
 
 
+def hear_functions(listener: FunctionListener) -> Hearing:
+    return Hearing(listener)
+
+
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     handle: Handle | None = None if tensor.stop_gradient else tensor.register_hook(gradient)
     return handle
+
+
+def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
+    return breadth_first(tensor.grad_fn, lambda node: node.next_functions, most)
 
 
 def transforming() -> bool:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import paddle
-from paddle.jit.dy2static.program_translator import ASTStaticFunction
+from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFunction
 
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
@@ -53,8 +53,18 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
             yield slot, tensor, "buffer"
 
 
+def is_builtin(layer: Any) -> bool:
+    if "forward" in vars(layer):
+        return isinstance(vars(layer)["forward"], StaticFunction)
+    return str(getattr(layer.forward, "__module__", "")).startswith("paddle.")
+
+
 def sharded(layer: Any) -> bool:
     return False
+
+
+def compiled(layer: Any) -> bool:
+    return isinstance(vars(layer).get("forward"), StaticFunction)
 
 
 def kind(layer: Any) -> str:

@@ -105,6 +105,14 @@ def memory(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.strides
 
 
+def same_values(tensor: Any, other: Any) -> bool:
+    if tensor.size != other.size or tensor.dtype != other.dtype or not tensor.size:
+        return False
+    if not all(t.is_dense() and not t.is_dist() and t.is_contiguous() for t in (tensor, other)):
+        return False
+    return bool(tensor.data_ptr() == other.data_ptr())
+
+
 def version_of(tensor: Any) -> int:
     return int(tensor.inplace_version)
 

@@ -11,7 +11,7 @@ import torch
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
-from padiff.frameworks.torch.calls import compiled_paths, original
+from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
 
 
 def is_model(value: Any) -> bool:
@@ -42,9 +42,19 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
                 yield slot, tensor, role
 
 
+def is_builtin(layer: Any) -> bool:
+    if original(layer) is not layer or compiled_in_place(layer) or isinstance(layer, torch.jit.ScriptModule):
+        return True
+    return str(getattr(layer.forward, "__module__", "")).startswith("torch.")
+
+
 def sharded(layer: Any) -> bool:
     # Both generations of FSDP set it, for torch.compile.
     return "_is_fsdp_managed_module" in vars(original(layer))
+
+
+def compiled(layer: Any) -> bool:
+    return original(layer) is not layer or compiled_in_place(layer)
 
 
 def kind(layer: Any) -> str:

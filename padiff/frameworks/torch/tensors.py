@@ -84,6 +84,15 @@ def live(tensor: Any) -> np.ndarray | None:
     return memory_of(tensor) if tensor.is_cpu and tensor.dtype in PLAIN else None
 
 
+def same_values(tensor: Any, other: Any) -> bool:
+    if tensor.numel() != other.numel() or tensor.dtype != other.dtype or tensor.device != other.device:
+        return False
+    plain = all(t.layout is torch.strided and not (t.is_conj() or t.is_neg()) for t in (tensor, other))
+    if not plain or not tensor.numel() or tensor.data_ptr() != other.data_ptr() or not tensor.data_ptr():
+        return False
+    return bool(tensor.is_contiguous() and other.is_contiguous())
+
+
 def version_of(tensor: Any) -> int:
     try:
         return int(tensor._version)

@@ -1,0 +1,91 @@
+"""Hypotheses on what a step is fed: another step's samples, another order, scale or axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses import transforms
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
+from padiff.records import Both
+
+# Steps around this one whose samples are looked at.
+_AROUND = 6
+_HEAD = "the candidate's input is"
+
+
+def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+    """Of a first diff in an input, the simplest first."""
+    pair = scene.diff.pair
+    sides = whole_of(pair)
+    if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
+        return
+    if not all(np.isfinite(side).all() for side in sides):
+        return
+    rounding, limit = rounding_of(pair), scene.limit(pair)
+    yield from _orders(scene, sides, rounding, limit)
+    few = Both(*transforms.cropped(*sides))
+    for one in transforms.orders(few.reference.shape):
+        yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    for one in transforms.affine(*few):
+        if rounding or one.kind == "offset":
+            yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+    grid = transforms.grid_of(few.candidate) if rounding else ""
+    if grid and grid != transforms.grid_of(few.reference):
+        one = transforms.Transform(
+            "precision",
+            f"{grid}",
+            f"in {grid}'s precision, the reference's is not",
+            lambda v: transforms.on_grid(v, grid),
+        )
+        yield transforms.hypothesis(one, _HEAD, "input", pair.anchor.site, tuple(few), rounding, limit)
+
+
+def _orders(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
+    """The same samples in another order, or those of steps around this one."""
+    if sides.reference.ndim < 1 or len(sides.reference) < 2:
+        return
+    order = transforms.row_order(*sides)
+    if order is not None and sides.reference[0].size > 1:
+        one = transforms.Transform(
+            "permuted",
+            "another order of the samples",
+            f"the same samples {transforms.order_text(order)}",
+            lambda v: v[order],
+            free=len(order),
+        )
+        site = scene.diff.pair.anchor.site
+        yield transforms.hypothesis(one, _HEAD, "input", site, tuple(sides), rounding, limit)
+    else:
+        yield from _of_other_steps(scene, sides, rounding, limit)
+
+
+def _of_other_steps(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
+    """Samples that the reference has in steps around this one."""
+    pair = scene.diff.pair
+    place = pair.anchor.layer, pair.anchor.slot, pair.anchor.call
+    near = sorted(scene.numbers, key=lambda n: abs(n - scene.number))[: 2 * _AROUND]
+    rows, steps = [], []
+    for number in near:
+        other = scene.pairs(number, "input").get(place)
+        values = whole_of(other) if other is not None else None
+        if values is not None and values.reference.shape[1:] == sides.reference.shape[1:]:
+            rows.append(values.reference)
+            steps += [number] * len(values.reference)
+    if len(rows) < 2 or sides.reference[0].size < 2:
+        return
+    pool = np.concatenate(rows)
+    order = transforms.row_order(pool, sides.candidate) if len(pool) >= len(sides.candidate) else None
+    if order is None:
+        return
+    used = sorted({steps[k] for k in order})
+    text = f"made of samples that the reference has in steps {', '.join(map(str, used))}: another shuffling"
+
+    def predict() -> Iterator[Prediction]:
+        predicted = pool[order]
+        noise = transforms.noise_of(predicted, rounding)
+        yield Prediction(pair.anchor.site, sides.candidate, predicted, sides.reference, noise, limit)
+
+    yield Hypothesis("batch_order", "samples of other steps", f"{_HEAD} {text}", predict, free=len(order))

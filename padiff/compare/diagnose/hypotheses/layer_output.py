@@ -1,0 +1,138 @@
+"""The output at which two runs part, and what is known of its layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
+from padiff.model import equivalents
+from padiff.records import Diff
+
+# Outputs before this one that may be what went into it.
+_BEFORE = 4
+# What two right implementations of a layer are off by: so many units of rounding, or so many times what the outputs
+# before are off by.
+_ROUNDINGS, _TIMES = 16.0, 2.0
+# Elements that are looked at: of larger tensors the first samples.
+_MOST = 400_000
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output at which the runs part.
+
+    Attributes:
+        reference, candidate: the tensors, or the first samples of them.
+        noise: what rounding makes of an element, as a share of the tensor's root mean square.
+        inputs: what may have gone into the layer: outputs before this one, the nearest first, in float64.
+    """
+
+    reference: np.ndarray
+    candidate: np.ndarray
+    noise: float
+    inputs: tuple[tuple[str, np.ndarray], ...]
+
+    @property
+    def absolute(self) -> float:
+        size = max(root(self.reference), root(self.candidate))
+        return max(self.noise * size, 1e-300)
+
+
+def output_of(scene: Scene) -> Output | None:
+    """The output of a scene's first diff; `None` where it can't be looked at."""
+    sides = whole_of(scene.diff.pair)
+    if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
+        return None
+    if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
+        return None
+    rows = _rows(sides.reference.shape)
+    noise = noise_level(scene)
+    found: list[tuple[str, np.ndarray]] = []
+    for one in _before(scene):
+        values = whole_of(one.pair)
+        if values is not None and values.reference.shape == sides.reference.shape and len(found) < _BEFORE:
+            # Of what went in, the candidate's is what the candidate's output was made of.
+            found.append((one.pair.anchor.site, values.candidate[:rows]))
+    return Output(sides.reference[:rows], sides.candidate[:rows], noise, tuple(found))
+
+
+def noise_level(scene: Scene) -> float:
+    """What two right implementations of a layer are off by, as a share of its output."""
+    errors = [d.figures.rel_l2 for d in _before(scene) if d.figures is not None and math.isfinite(d.figures.rel_l2)]
+    return max(_ROUNDINGS * rounding_of(scene.diff.pair), _TIMES * max(errors, default=0.0))
+
+
+def _before(scene: Scene) -> list[Diff]:
+    """Outputs and inputs before the first diff, the latest first; all of them passed."""
+    order = scene.diff.pair.anchor.order
+    found = [d for d in scene.diffs("forward", "input") if d.passed and d.pair.complete and d.pair.anchor.order < order]
+    return sorted(found, key=lambda d: -d.pair.anchor.order)
+
+
+def _rows(shape: Sequence[int]) -> int:
+    size = math.prod(shape)
+    return shape[0] if size <= _MOST else max(1, _MOST * shape[0] // size)
+
+
+def output_hypothesis(
+    scene: Scene, output: Output, kind: str, name: str, text: str, predicted: np.ndarray, free: int = 0, tried: int = 1,
+    telling: bool = True, changes: int = 1,
+) -> Hypothesis:  # fmt: skip
+    """A hypothesis on the output itself, given what it would be."""
+    pair = scene.diff.pair
+
+    def predict() -> Iterator[Prediction]:
+        limit = scene.limit(pair)
+        yield Prediction(pair.anchor.site, output.candidate, predicted, output.reference, output.absolute, limit)
+
+    return Hypothesis(kind, name, text, predict, "outputs", free, tried, changes, telling=telling)
+
+
+def channel_axes(scene: Scene, output: Output) -> list[int]:
+    """Which axes may be the channels: the second of convolutions and their like, else the last."""
+    last = output.reference.ndim - 1
+    kind = equivalents.kind(scene.layers.reference) if scene.layers is not None else ""
+    second = output.reference.ndim > 2 and any(
+        name in kind for name in ("conv", "batchnorm", "instancenorm", "groupnorm")
+    )
+    return [1, last] if second and last != 1 else [last]
+
+
+def is_norm(scene: Scene) -> bool:
+    """Whether the layer is a normalisation."""
+    return scene.layers is not None and "norm" in equivalents.kind(scene.layers.reference)
+
+
+def has_statistics(scene: Scene) -> bool:
+    """Whether the layer keeps running statistics."""
+    layer = scene.layers.reference if scene.layers is not None else None
+    return layer is not None and any(equivalents.slot(p.slot) == "running_mean" for p in layer.parameters)
+
+
+def named(scene: Scene, slot: str) -> list[tuple[str, np.ndarray]]:
+    """The reference's parameters of the layer, and of the layers inside of it, that are called so."""
+    layer = scene.diff.pair.anchor.layer
+    found = []
+    for pair in scene.pairs(scene.number, "weight").values():
+        path, own = pair.anchor.layer, equivalents.slot(pair.anchor.slot)
+        if (path == layer or path.startswith(f"{layer}.")) and own == slot:
+            values = whole_of(pair)
+            if values is not None:
+                found.append((f"{path}/{pair.anchor.slot}", values.reference))
+    return found
+
+
+def near(made: np.ndarray, values: np.ndarray, output: Output) -> bool:
+    """Whether two tensors are equal but for rounding."""
+    with np.errstate(all="ignore"):
+        return bool(root(made - values) <= 3 * output.absolute)
+
+
+def root(values: np.ndarray) -> float:
+    """The root of the mean square."""
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0

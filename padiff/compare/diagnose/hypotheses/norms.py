@@ -1,0 +1,110 @@
+"""Hypotheses on normalisations and softmax, from their outputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses import activations
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
+from padiff.compare.diagnose.hypotheses.layer_output import (
+    Output,
+    channel_axes,
+    has_statistics,
+    is_norm,
+    named,
+    near,
+    output_hypothesis,
+)
+from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.records import Both
+
+_AXIS = "softmax over another axis"
+
+
+def norm_hypotheses(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+    """Of a normalisation: its parameters, its statistics, its epsilon."""
+    if is_norm(scene):
+        yield from _channels(scene, output)
+        yield from _rowwise(scene, output)
+
+
+def softmax_hypotheses(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+    """Softmax over another axis: then either side adds up to one along an axis of its own."""
+    reference, candidate = output.reference, output.candidate
+    if reference.min() < 0 or candidate.min() < 0:
+        return
+    axes = Both(*([k for k in range(side.ndim) if _adds_up(side, k)] for side in (reference, candidate)))
+    for site, given in output.inputs:
+        for axis in range(given.ndim):
+            if near(activations.softmax(given, axis), reference, output):
+                for other in range(given.ndim):
+                    if other != axis:
+                        text = (
+                            f"the candidate takes the softmax over axis {other} for the reference's {axis} (of {site})"
+                        )
+                        made = activations.softmax(given, other)
+                        yield output_hypothesis(
+                            scene, output, "softmax_axis", "softmax over another axis", text, made, 0, 4
+                        )
+                return
+    if len(axes.reference) == 1 and len(axes.candidate) == 1 and axes.reference != axes.candidate:
+        one, other = axes.reference[0], axes.candidate[0]
+        # Each is the same exponentials, divided by sums over an axis of its own.
+        logs = np.log(np.maximum(candidate, 1e-300)) - np.log(np.maximum(reference, 1e-300))
+        parts = logs.mean(axis=other, keepdims=True) + logs.mean(axis=one, keepdims=True)
+        parts = parts - logs.mean(axis=(one, other), keepdims=True)
+        free = reference.size // reference.shape[one] + reference.size // reference.shape[other]
+        text = f"the candidate takes the softmax over axis {other} for the reference's {one}"
+        made = reference * np.exp(parts)
+        yield output_hypothesis(scene, output, "softmax_axis", _AXIS, text, made, free, 2)
+
+
+def _adds_up(values: np.ndarray, axis: int) -> bool:
+    return values.shape[axis] > 1 and bool(np.allclose(values.sum(axis=axis), 1, rtol=0, atol=1e-4))
+
+
+def _channels(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+    """A scale and an offset for each channel: a normalisation by other statistics, or without its parameters."""
+    axis = channel_axes(scene, output)[0]
+    count = output.reference.shape[axis]
+    rows = [np.moveaxis(side, axis, 0).reshape(count, -1) for side in (output.reference, output.candidate)]
+    if rows[0].shape[1] < 4:
+        return
+    shape = [-1 if k == axis else 1 for k in range(output.reference.ndim)]
+    weights, biases = (dict(named(scene, slot)) for slot in ("weight", "bias"))
+    weight, bias = (next((v.ravel() for v in found.values()), None) for found in (weights, biases))
+    if weight is not None and weight.shape == (count,) and np.all(weight != 0):
+        shift = bias.reshape(shape) if bias is not None and bias.shape == (count,) else 0.0
+        made = (output.reference - shift) / weight.reshape(shape)
+        text = "the candidate's normalisation does not apply its weight and bias, the reference's does"
+        yield output_hypothesis(
+            scene, output, "norm_affine_missing", "weight and bias of the normalisation", text, made
+        )
+    r = rows[0] - rows[0].mean(axis=1, keepdims=True)
+    c = rows[1] - rows[1].mean(axis=1, keepdims=True)
+    square = np.sum(np.square(r), axis=1)
+    factor = np.divide(np.sum(r * c, axis=1), square, out=np.ones(count), where=square > 0)
+    offset = rows[1].mean(axis=1) - factor * rows[0].mean(axis=1)
+    made = output.reference * factor.reshape(shape) + offset.reshape(shape)
+    name = "other statistics"
+    text = (
+        "each channel is scaled and offset by itself, as by other statistics (train, eval) or another weight and bias"
+    )
+    yield output_hypothesis(scene, output, "norm_statistics", name, text, made, 2 * count, 1, False, 2)
+
+
+def _rowwise(scene: Scene, output: Output) -> Iterator[Hypothesis]:
+    """A scale for each row that is normalised: an epsilon."""
+    if output.reference.ndim < 2 or has_statistics(scene):
+        return
+    bias = next((v.ravel() for _, v in named(scene, "bias")), None)
+    shift = bias if bias is not None and bias.shape == output.reference.shape[-1:] else 0.0
+    r, c = output.reference - shift, output.candidate - shift
+    square = np.sum(np.square(r), axis=-1, keepdims=True)
+    factor = np.divide(np.sum(r * c, axis=-1, keepdims=True), square, out=np.ones_like(square), where=square > 0)
+    text = "each row is scaled by a number of its own: another epsilon of the normalisation, or another norm"
+    yield output_hypothesis(
+        scene, output, "norm_eps", "epsilon", text, r * factor + shift, factor.size, telling=False, changes=2
+    )

@@ -1,0 +1,76 @@
+"""How the learning rates of two runs differ, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.hypotheses.tracks import Tracks
+from padiff.records import Both
+
+# Steps around the first diff whose learning rates are looked at.
+_AROUND = 12
+# How many steps a schedule may be late.
+_LATE = 3
+
+
+def rates_text(scene: Scene, tracks: Tracks) -> str:
+    """The learning rates of the step at which they part, and how the candidate's schedule goes."""
+    at = tracks.at
+    sides = tracks.rates.map(lambda rates: list(rates[at]))
+    if _equal(sides):
+        rows = zip(*tracks.rates)
+        at = next((k for k, row in enumerate(rows) if not _equal(Both(*map(list, row)))), at)
+        sides = tracks.rates.map(lambda rates: list(rates[at]))
+    step = "" if at == tracks.at else f" in step {tracks.numbers[at]}"
+    return f"the learning rates differ{step}: {rates_list(sides)}{_schedule(scene)}"
+
+
+def rates_list(sides: Both[list[float]]) -> str:
+    """Both runs' learning rates, by parameter group."""
+    by_group = " (by parameter group)" if max(map(len, sides)) > 1 else ""
+    return " against ".join(", ".join(f"{rate:.6g}" for rate in side) for side in sides) + by_group
+
+
+def _equal(sides: Both[list[float]]) -> bool:
+    return len(sides.reference) == len(sides.candidate) and np.allclose(
+        sides.reference, sides.candidate, rtol=1e-6, atol=0
+    )
+
+
+def _schedule(scene: Scene) -> str:
+    """How the candidate's learning rates follow from the reference's; empty where they do not."""
+    near = [n for n in scene.numbers if abs(n - scene.number) <= _AROUND or n <= _AROUND]
+    rates = {n: scene.rates(n) for n in near}
+    first = {n: r.map(lambda side: side[0]) for n, r in rates.items() if all(r)}
+    if len(first) < 2:
+        return ""
+    theirs = {n: r.reference for n, r in first.items()}
+    own = {n: r.candidate for n, r in first.items()}
+    if np.ptp([*theirs.values()]) <= 1e-9 * max(theirs.values()):
+        return _ratio(own, theirs) if np.ptp([*own.values()]) <= 1e-9 * max(own.values()) else ", by a schedule"
+    if np.ptp([*own.values()]) <= 1e-9 * max(own.values()):
+        return "; the candidate's schedule never steps (or once an epoch)"
+    for late in (1, -1, *(sign * k for k in range(2, _LATE + 1) for sign in (1, -1))):
+        if _follows(own, theirs, lambda n, late=late: n - late):
+            steps = "one step" if abs(late) == 1 else f"{abs(late)} steps"
+            return f"; the candidate's schedule is shifted: it is {steps} {'late' if late > 0 else 'early'}"
+    for pace in (2, 3, 4, 8):
+        if _follows(own, theirs, lambda n, pace=pace: n // pace):
+            return f"; the candidate's schedule goes on every {pace} steps" + (": half as fast" if pace == 2 else "")
+        if _follows(own, theirs, lambda n, pace=pace: n * pace):
+            return f"; the candidate's schedule goes {pace} times as fast: it steps {pace} times a step"
+    return _ratio(own, theirs)
+
+
+def _follows(own: dict[int, float], theirs: dict[int, float], of) -> bool:  # type: ignore[no-untyped-def]
+    """Whether the candidate's rate of each step is the reference's of another one, for three steps at least."""
+    known = [(own[n], theirs[of(n)]) for n in own if of(n) in theirs]
+    return len(known) >= 3 and len({b for _, b in known}) >= 2 and all(np.isclose(a, b, rtol=1e-6) for a, b in known)
+
+
+def _ratio(own: dict[int, float], theirs: dict[int, float]) -> str:
+    ratios = [own[n] / theirs[n] for n in own if theirs[n]]
+    if not ratios or np.ptp(ratios) > 1e-6 * max(map(abs, ratios)) or abs(ratios[0] - 1) < 1e-6:
+        return ""
+    return f"; the candidate's is {ratios[0]:.6g} times the reference's"

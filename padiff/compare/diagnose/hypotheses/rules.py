@@ -1,0 +1,306 @@
+"""The rules by which optimizers make updates of gradients, in numpy: those of torch and of paddle, with their forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class History:
+    """What an optimizer was given in a row of steps, from its first one on: some elements of some tensors.
+
+    Attributes:
+        gradients, weights: a row for each step, the tensors' elements one after the other; float64.
+        updates: what it made of them.
+        rates: the learning rate of each step.
+        tensors: where each tensor's elements are.
+        whole: whether all elements of each tensor are there.
+    """
+
+    gradients: np.ndarray
+    weights: np.ndarray
+    updates: np.ndarray
+    rates: np.ndarray
+    tensors: tuple[slice, ...] = ()
+    whole: bool = True
+
+    @property
+    def steps(self) -> int:
+        return len(self.gradients)
+
+    def between(self, first: int, last: int) -> History:
+        """The steps from ``first`` to before ``last``."""
+        cut = slice(first, last)
+        return replace(
+            self,
+            gradients=self.gradients[cut],
+            weights=self.weights[cut],
+            updates=self.updates[cut],
+            rates=self.rates[cut],
+        )
+
+
+#: Numbers and forms by name; a form is 0.0 or 1.0.
+Settings = Mapping[str, float]
+Run = Callable[[History, Settings], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How updates are made.
+
+    Attributes:
+        name: what it is called.
+        run: the updates that it makes, given a history and its settings.
+        numbers: the settings that are numbers, with their usual values; the first is the default.
+        forms: the settings that are one or the other, with their default.
+        linear: whether updates are linear in gradients and weights, so that projections of them show it, too.
+        fresh: whether it needs the history from the optimizer's first step on, as it remembers.
+    """
+
+    name: str
+    run: Run
+    numbers: Mapping[str, tuple[float, ...]]
+    forms: Mapping[str, float] = field(default_factory=dict)
+    linear: bool = False
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        return {"rate": 1.0, **{name: usual[0] for name, usual in self.numbers.items()}, **self.forms}
+
+
+# Share that a norm may be off by, times the root of how many elements it is estimated from: three deviations or so.
+_ROUGHLY = 3.0
+_DECAYS = (0.0, 1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5)
+_BETA1 = (0.9, 0.95, 0.8, 0.5, 0.0, 0.99, 0.85)
+_BETA2 = (0.999, 0.99, 0.95, 0.98, 0.9, 0.9999, 0.995, 0.98)
+_EPS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e-7, 1e-10, 1e-12)
+_MOMENTA = (0.0, 0.9, 0.8, 0.95, 0.99, 0.5, 0.85, 0.98)
+
+
+def _sgd(h: History, s: Settings) -> np.ndarray:
+    kept = np.zeros_like(h.gradients[0])
+    made = []
+    for t in range(h.steps):
+        rate = s["rate"] * h.rates[t]
+        gradient = h.gradients[t] + (0.0 if s["decoupled"] else s["weight_decay"]) * h.weights[t]
+        if s["rate_inside"]:
+            kept = s["momentum"] * kept + rate * gradient
+            step = s["momentum"] * kept + rate * gradient if s["nesterov"] else kept
+        else:
+            damped = gradient if t == 0 else (1 - s["dampening"]) * gradient
+            kept = s["momentum"] * kept + damped
+            step = rate * (gradient + s["momentum"] * kept if s["nesterov"] else kept)
+        made.append(-step - (rate * s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0))
+    return np.stack(made)
+
+
+class _Betas:
+    """The moments' two factors, and what a sum of them has come to; in float32 where the rule computes with that."""
+
+    def __init__(self, s: Settings) -> None:
+        self._number = np.float32 if s["single"] else np.float64
+        with np.errstate(all="ignore"):
+            self._betas = self._number(s["beta1"]), self._number(s["beta2"])
+            self._powers = [self._number(1), self._number(1)]
+        self.one, self.two = map(float, self._betas)
+        self.rest = tuple(float(self._number(1) - beta) for beta in self._betas)
+
+    def step(self) -> tuple[float, float]:
+        """What bias correction divides the moments by in the next step."""
+        self._powers = [self._number(power * beta) for power, beta in zip(self._powers, self._betas)]
+        one, two = (float(self._number(1) - power) for power in self._powers)
+        return one, two
+
+
+def _adam(h: History, s: Settings) -> np.ndarray:
+    m = v = largest = np.zeros_like(h.gradients[0])
+    betas, made = _Betas(s), []
+    for t in range(h.steps):
+        rate = s["rate"] * h.rates[t]
+        gradient = h.gradients[t]
+        if s["weight_decay"] and not s["decoupled"]:
+            gradient = gradient + s["weight_decay"] * h.weights[t]
+        m = betas.one * m + betas.rest[0] * gradient
+        v = betas.two * v + betas.rest[1] * np.square(gradient)
+        one, two = betas.step()
+        if not s["corrected"]:
+            one = two = 1.0
+        largest = np.maximum(largest, v)
+        square = (largest if s["amsgrad"] else v) / two
+        if s["inside"]:
+            root = np.sqrt(square + s["eps"])
+        else:
+            root = np.sqrt(square) + s["eps"] / (np.sqrt(two) if s["uncorrected_eps"] else 1.0)
+        step = _ratio(m / one, root)
+        made.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
+    return np.stack(made)
+
+
+def _nadam(h: History, s: Settings) -> np.ndarray:
+    m = v = np.zeros_like(h.gradients[0])
+    betas, made, product = _Betas(s), [], 1.0
+    for t in range(h.steps):
+        rate = s["rate"] * h.rates[t]
+        gradient = h.gradients[t] + (0.0 if s["decoupled"] else s["weight_decay"]) * h.weights[t]
+        now, then = (s["beta1"] * (1 - 0.5 * 0.96 ** ((t + k) * s["momentum_decay"])) for k in (1, 2))
+        product *= now
+        m = betas.one * m + betas.rest[0] * gradient
+        v = betas.two * v + betas.rest[1] * np.square(gradient)
+        _, two = betas.step()
+        ahead = (1 - now) / (1 - product) * gradient + then / (1 - product * then) * m
+        step = _ratio(ahead, np.sqrt(v / two) + s["eps"])
+        made.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
+    return np.stack(made)
+
+
+def _adamax(h: History, s: Settings) -> np.ndarray:
+    m = norm = np.zeros_like(h.gradients[0])
+    betas, made = _Betas(s), []
+    for t in range(h.steps):
+        gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
+        m = betas.one * m + betas.rest[0] * gradient
+        if s["inside"]:
+            norm = np.maximum(np.abs(gradient), betas.two * norm + s["eps"])
+        else:
+            norm = np.maximum(betas.two * norm, np.abs(gradient) + s["eps"])
+        one, _ = betas.step()
+        made.append(-s["rate"] * h.rates[t] / one * _ratio(m, norm))
+    return np.stack(made)
+
+
+def _rmsprop(h: History, s: Settings) -> np.ndarray:
+    v = mean = kept = np.zeros_like(h.gradients[0])
+    made = []
+    for t in range(h.steps):
+        rate = s["rate"] * h.rates[t]
+        gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
+        v = s["alpha"] * v + (1 - s["alpha"]) * np.square(gradient)
+        square = v
+        if s["centered"]:
+            mean = s["alpha"] * mean + (1 - s["alpha"]) * gradient
+            square = np.maximum(v - np.square(mean), 0.0)
+        root = np.sqrt(square + s["eps"]) if s["inside"] else np.sqrt(square) + s["eps"]
+        step = _ratio(gradient, root)
+        if s["rate_inside"]:
+            kept = s["momentum"] * kept + rate * step
+            made.append(-kept)
+        else:
+            kept = s["momentum"] * kept + step
+            made.append(-rate * kept)
+    return np.stack(made)
+
+
+def _adagrad(h: History, s: Settings) -> np.ndarray:
+    total = np.full_like(h.gradients[0], s["initial"])
+    made = []
+    for t in range(h.steps):
+        gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
+        total = total + np.square(gradient)
+        root = np.sqrt(total + s["eps"]) if s["inside"] else np.sqrt(total) + s["eps"]
+        made.append(-s["rate"] * h.rates[t] * _ratio(gradient, root))
+    return np.stack(made)
+
+
+def _adadelta(h: History, s: Settings) -> np.ndarray:
+    squares = steps = np.zeros_like(h.gradients[0])
+    made = []
+    for t in range(h.steps):
+        gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
+        squares = s["alpha"] * squares + (1 - s["alpha"]) * np.square(gradient)
+        step = np.sqrt(steps + s["eps"]) / np.sqrt(squares + s["eps"]) * gradient
+        steps = s["alpha"] * steps + (1 - s["alpha"]) * np.square(step)
+        made.append(-s["rate"] * h.rates[t] * step)
+    return np.stack(made)
+
+
+def _lion(h: History, s: Settings) -> np.ndarray:
+    m = np.zeros_like(h.gradients[0])
+    made = []
+    for t in range(h.steps):
+        step = np.sign(s["beta1"] * m + (1 - s["beta1"]) * h.gradients[t])
+        m = s["beta2"] * m + (1 - s["beta2"]) * h.gradients[t]
+        made.append(-s["rate"] * h.rates[t] * (step + s["weight_decay"] * h.weights[t]))
+    return np.stack(made)
+
+
+def _lamb(h: History, s: Settings) -> np.ndarray:
+    m = v = np.zeros_like(h.gradients[0])
+    betas, made = _Betas(s), []
+    for t in range(h.steps):
+        m = betas.one * m + betas.rest[0] * h.gradients[t]
+        v = betas.two * v + betas.rest[1] * np.square(h.gradients[t])
+        one, two = betas.step() if s["corrected"] else (1.0, 1.0)
+        step = _ratio(m / one, np.sqrt(v / two) + s["eps"]) + s["weight_decay"] * h.weights[t]
+        rate = s["rate"] * h.rates[t]
+        made.append(-rate * step * _trust(h, t, step, rate))
+    return np.stack(made)
+
+
+def _trust(h: History, t: int, step: np.ndarray, rate: float) -> np.ndarray:
+    """How much longer than its own norm each tensor's step is made, element by element: the norm of the weight."""
+    trust = np.ones_like(step)
+    for tensor in h.tensors:
+        own = step[tensor]
+        norms = np.linalg.norm(h.weights[t][tensor]), np.linalg.norm(own)
+        trust[tensor] = about = float(norms[0] / norms[1]) if min(norms) > 0 else 1.0
+        if not h.whole and norms[1] > 0 and rate:
+            # Of some elements the norm is known roughly: the step's exact length is taken from what was recorded.
+            solved = -float(np.dot(h.updates[t][tensor], own)) / float(rate * norms[1] ** 2)
+            trust[tensor] = solved if abs(solved - about) <= _ROUGHLY / math.sqrt(own.size) * about else about
+    return trust
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(above == 0, 0.0, above / below))
+
+
+_MOMENTS = {"beta1": _BETA1, "beta2": _BETA2, "eps": _EPS, "weight_decay": _DECAYS}
+
+SGD = Rule(
+    "SGD",
+    _sgd,
+    {"momentum": _MOMENTA, "dampening": (0.0, 0.1, 0.5, 0.9), "weight_decay": _DECAYS},
+    {"nesterov": 0.0, "decoupled": 0.0, "rate_inside": 0.0},
+    linear=True,
+)
+ADAM = Rule(
+    "Adam",
+    _adam,
+    _MOMENTS,
+    {"decoupled": 0.0, "corrected": 1.0, "amsgrad": 0.0, "inside": 0.0, "uncorrected_eps": 0.0, "single": 0.0},
+)
+NADAM = Rule("NAdam", _nadam, {**_MOMENTS, "momentum_decay": (4e-3,)}, {"decoupled": 0.0, "single": 0.0})
+ADAMAX = Rule("Adamax", _adamax, _MOMENTS, {"inside": 0.0, "single": 0.0})
+RMSPROP = Rule(
+    "RMSProp",
+    _rmsprop,
+    {"alpha": (0.99, 0.95, 0.9, 0.999, 0.98), "eps": _EPS, "momentum": _MOMENTA, "weight_decay": _DECAYS},
+    {"inside": 0.0, "centered": 0.0, "rate_inside": 0.0},
+)
+ADAGRAD = Rule(
+    "Adagrad",
+    _adagrad,
+    {"eps": (1e-10, *_EPS), "initial": (0.0, 0.1, 1e-3, 1.0), "weight_decay": _DECAYS},
+    {"inside": 0.0},
+)
+ADADELTA = Rule("Adadelta", _adadelta, {"alpha": (0.9, 0.95, 0.99), "eps": (1e-6, *_EPS), "weight_decay": _DECAYS})
+LION = Rule("Lion", _lion, {"beta1": (0.9, 0.95), "beta2": (0.99, 0.999, 0.98, 0.9), "weight_decay": _DECAYS})
+LAMB = Rule("Lamb", _lamb, {**_MOMENTS, "eps": (1e-6, *_EPS)}, {"corrected": 1.0, "single": 0.0})
+
+#: All of them, the plain ones first: where two explain as much, the first is told.
+RULES = (SGD, ADAM, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
+
+
+def updates(rule: Rule, history: History, settings: Settings) -> np.ndarray:
+    """The updates that a rule makes; where the state was lost, ``lost`` says before which step."""
+    lost = int(settings.get("lost", 0))
+    if not 0 < lost < history.steps:
+        return rule.run(history, settings)
+    parts = history.between(0, lost), history.between(lost, history.steps)
+    return np.concatenate([rule.run(part, settings) for part in parts])

@@ -1,0 +1,143 @@
+"""Hypotheses on the weights that a training begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses import transforms
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
+from padiff.model import equivalents
+from padiff.records import Both, Cause, Diff
+
+# Gates of recurrent cells whose rows lie one after the other: how many, by kind.
+_GATES = {"lstm": 4, "lstmcell": 4, "gru": 3, "grucell": 3}
+# Parameters of another layer that are looked at.
+_OTHERS = 200
+#: Places that are named.
+_NAMED = 3
+
+
+def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
+    """Of a first diff in a weight of the first step, the simplest first; at last, that it is another one."""
+    pair = scene.diff.pair
+    if scene.number != 0 or not _is_parameter(scene):
+        return
+    sides = whole_of(pair)
+    if sides is not None and sides.reference.shape == sides.candidate.shape and np.isfinite(sides.candidate).all():
+        yield from _changed(scene, sides)
+    yield Cause("start_weights", _others(scene), True, "they differ before the first step", _MEND)
+
+
+_MEND = "padiff.assign_weight(reference_model, candidate_model), or one checkpoint for both, before training"
+
+
+def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
+    """What was done to the weight when it was carried over."""
+    pair = scene.diff.pair
+    name = f"{pair.anchor.layer}/{pair.anchor.slot}"
+    head = f"the candidate's {name} is at the start"
+    rounding, limit, shape = rounding_of(pair), scene.limit(pair), sides.reference.shape
+
+    def of(one: transforms.Transform) -> Hypothesis:
+        return transforms.hypothesis(one, head, "weight", pair.anchor.site, tuple(sides), rounding, limit)
+
+    if len(shape) == 2 and shape[0] == shape[1]:
+        text = "transposed: carried over without regard to (in, out) against (out, in)"
+        yield of(transforms.Transform("transposed", "transposed", text, np.transpose))
+    kind = equivalents.kind(scene.layers.reference) if scene.layers is not None else ""
+    gates = _GATES.get(kind, 0)
+    if gates and shape and shape[0] % gates == 0:
+        yield from (of(one) for one in _gates(gates))
+    order = transforms.row_order(*sides) if shape and sides.reference[0].size > 1 else None
+    if order is not None and not np.array_equal(order, np.arange(len(order))):
+        text = f"the same with its rows {transforms.order_text(order)}"
+        yield of(transforms.Transform("rows_permuted", "rows in another order", text, lambda v: v[order], len(order)))
+    columns = transforms.row_order(sides.reference, sides.candidate, 1) if len(shape) == 2 else None
+    if columns is not None and not np.array_equal(columns, np.arange(len(columns))):
+        text = f"the same with its columns {transforms.order_text(columns)}"
+        yield of(
+            transforms.Transform(
+                "columns_permuted", "columns in another order", text, lambda v: v[:, columns], len(columns)
+            )
+        )
+    for one in transforms.orders(shape, first=0):
+        yield of(one)
+    for one in transforms.affine(*sides):
+        if one.kind == "scaled":
+            yield of(one)
+    grid = transforms.grid_of(sides.candidate)
+    if grid and not transforms.grid_of(sides.reference):
+        text = f"rounded to {grid}: carried over by way of a checkpoint in {grid}"
+        yield of(transforms.Transform("precision", grid, text, lambda v: transforms.on_grid(v, grid)))
+    yield from _of_another(scene, sides, head)
+
+
+def _gates(count: int) -> Iterator[transforms.Transform]:
+    for order in permutations(range(count)):
+        if order != tuple(range(count)):
+            text = f"the same with its {count} gates in the order {', '.join(map(str, order))}"
+
+            def make(values: np.ndarray, order: tuple[int, ...] = order) -> np.ndarray:
+                return np.concatenate([np.split(values, count)[k] for k in order])
+
+            yield transforms.Transform("gates_permuted", "gates in another order", text, make, tried=24)
+
+
+def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hypothesis]:
+    """That it is the reference's weight of another layer."""
+    pair = scene.diff.pair
+    size = 0
+    for (layer, slot, _), other in scene.pairs(scene.number, "weight").items():
+        if other is pair or other.anchor.shape != pair.anchor.shape:
+            continue
+        size += 1
+        values = whole_of(other) if size <= _OTHERS else None
+        if values is None or not np.allclose(
+            values.reference.ravel()[:64], sides.candidate.ravel()[:64], rtol=1e-5, atol=0
+        ):
+            continue
+
+        def predict(theirs: np.ndarray = values.reference) -> Iterator[Prediction]:
+            noise = transforms.noise_of(theirs, rounding_of(pair))
+            yield Prediction(pair.anchor.site, sides.candidate, theirs, sides.reference, noise, scene.limit(pair))
+
+        text = f"{head} the reference's {layer}/{slot}: layers in another order"
+        yield Hypothesis("weight_of_another_layer", "another layer's weight", text, predict, tried=size)
+
+
+def _others(scene: Scene) -> str:
+    """Which weights the runs start from differ, and how many do not."""
+    weights = [d for d in scene.diffs("weight") if d.compared and not _is_buffer(scene, d)]
+    wrong = [d for d in weights if not d.passed]
+    # Ones and zeros are nobody's doing.
+    weights = [d for d in weights if not d.passed or not _is_constant(d)]
+    names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in wrong]
+    if len(wrong) == len(weights):
+        return "the runs start from different weights: copy them over (or load one checkpoint) before training"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"the runs start from different weights in {', '.join(names[:_NAMED])}{more}, and from equal ones in "
+        f"{len(weights) - len(wrong)} others: not all were carried over"
+    )
+
+
+def _is_constant(diff: Diff) -> bool:
+    """Whether all elements have one size."""
+    figures = diff.figures
+    return figures is not None and figures.mean_reference * figures.size**0.5 >= figures.reference_l2 * (1 - 1e-6)
+
+
+def _is_parameter(scene: Scene) -> bool:
+    return not _is_buffer(scene, scene.diff)
+
+
+def _is_buffer(scene: Scene, diff: Diff) -> bool:
+    anchor = diff.pair.anchor
+    return any(
+        layer.path == anchor.layer and any(p.slot == anchor.slot and p.role == "buffer" for p in layer.parameters)
+        for layer in scene.runs.reference.info.layers
+    )

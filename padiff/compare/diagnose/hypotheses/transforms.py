@@ -1,0 +1,282 @@
+"""What may have been done to a tensor as a whole: another order, another scale and offset, a coarser grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, permutations
+
+import ml_dtypes
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+
+# What the arithmetic of a few operations rounds, in units of a number's rounding.
+_OPERATIONS = 8.0
+# Integers that differ do so by much more than this.
+_INTEGERS = 0.01
+#: Axes of so few entries may be channels, of which every order is tried.
+CHANNELS = 4
+# Elements that are looked at: of larger tensors the first samples.
+_MOST = 2_000_000
+# Places along an axis that a tensor may be shifted by.
+_SHIFTS = (1, -1, 2, -2)
+# Usual statistics that images are normalised with, by name.
+_IMAGES = {
+    "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CLIP's": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What may have been done to the reference's tensor to make the candidate's.
+
+    Attributes:
+        kind: machine-readable name, after the name of what it is done to.
+        name: in a word or two.
+        words: what was done, after "the candidate's ... is".
+        make: makes it of the reference's tensor.
+        free: how many numbers were solved for.
+        tried: how many alternatives there were.
+        changes: see `Hypothesis`.
+    """
+
+    kind: str
+    name: str
+    words: str
+    make: Callable[[np.ndarray], np.ndarray]
+    free: int = 0
+    tried: int = 1
+    changes: int = 1
+
+
+def hypothesis(
+    one: Transform, head: str, prefix: str, site: str, sides: Sequence[np.ndarray], rounding: float, limit: float
+) -> Hypothesis:
+    """A transform as a hypothesis on one tensor.
+
+    Args:
+        head: what the sentence begins with: ``the candidate's input is``.
+        prefix: what the kind begins with.
+        sides: the reference's and the candidate's tensor.
+        rounding: the relative error of rounding one number; 0 for integers.
+    """
+    reference, candidate = sides
+
+    def predict() -> Iterator[Prediction]:
+        predicted = one.make(reference)
+        yield Prediction(site, candidate, predicted, reference, noise_of(predicted, rounding), limit)
+
+    return Hypothesis(
+        f"{prefix}_{one.kind}",
+        one.name,
+        f"{head} {one.words}",
+        predict,
+        free=one.free,
+        tried=one.tried,
+        changes=one.changes,
+    )
+
+
+def noise_of(values: np.ndarray, rounding: float) -> np.ndarray:
+    """What rounding makes of each element of something that a few operations made."""
+    if not rounding:
+        return np.full(values.shape, _INTEGERS)
+    size = np.abs(values)
+    root = math.sqrt(float(np.mean(np.square(size)))) if size.size else 0.0
+    return np.asarray(np.maximum(_OPERATIONS * rounding * (size + root), 1e-300))
+
+
+def cropped(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first samples of large tensors."""
+    if reference.size <= _MOST or reference.ndim < 2:
+        return reference, candidate
+    rows = max(1, _MOST * len(reference) // reference.size)
+    return reference[:rows], candidate[:rows]
+
+
+# -- another order -------------------------------------------------------------------------------------------------
+
+
+def orders(shape: Sequence[int], first: int = 1) -> Iterator[Transform]:
+    """Flips, shifts, channels in another order, axes exchanged; of the axes from ``first`` on."""
+    axes = [axis for axis in range(first, len(shape)) if shape[axis] > 1]
+    tried = len(axes) * (1 + len(_SHIFTS))
+    for axis in axes:
+        text = f"flipped along axis {axis}"
+        text += " (RGB against BGR, where these are channels)" if shape[axis] == 3 else ""
+        yield Transform("flipped", "a flip", text, partial(np.flip, axis=axis), tried=tried)
+        for shift in _SHIFTS:
+            if shape[axis] > 2 * abs(shift):
+                text = f"shifted by {abs(shift)} along axis {axis}, {'forward' if shift > 0 else 'back'}"
+                yield Transform("shifted", "a shift", text, partial(np.roll, shift=shift, axis=axis), tried=tried)
+        if 2 < shape[axis] <= CHANNELS:
+            plain = tuple(range(shape[axis]))
+            for order in permutations(plain):
+                if order not in (plain, plain[::-1]):
+                    text = f"the same with axis {axis} in the order {', '.join(map(str, order))}"
+                    make = partial(np.take, indices=order, axis=axis)
+                    many = math.factorial(shape[axis])
+                    yield Transform("channels", "another order of channels", text, make, tried=many)
+    for one, other in combinations(axes, 2):
+        if shape[one] == shape[other]:
+            text = f"the same with axes {one} and {other} exchanged"
+            make = partial(np.swapaxes, axis1=one, axis2=other)
+            yield Transform("transposed", "axes exchanged", text, make, tried=len(axes))
+
+
+def row_order(reference: np.ndarray, candidate: np.ndarray, axis: int = 0) -> np.ndarray | None:
+    """The order in which the candidate has the reference's rows, if it has all of them; equal rows in their order."""
+    rows = [np.moveaxis(side, axis, 0).reshape(side.shape[axis], -1) for side in (reference, candidate)]
+    places: dict[bytes, list[int]] = {}
+    for k, key in reversed(list(enumerate(map(_key, rows[0])))):
+        places.setdefault(key, []).append(k)
+    order = []
+    for key in map(_key, rows[1]):
+        left = places.get(key)
+        if not left:
+            return None
+        order.append(left.pop())
+    return np.array(order)
+
+
+def order_text(order: np.ndarray) -> str:
+    """The name of a permutation, or its beginning."""
+    count = len(order)
+    if np.array_equal(order, np.arange(count)[::-1]):
+        return "in reverse"
+    shift = int(order[0])
+    if np.array_equal(order, np.roll(np.arange(count), -shift)):
+        return f"shifted by {min(shift, count - shift)}"
+    if count % 2 == 0 and np.array_equal(order, np.arange(count).reshape(2, -1).T.ravel()):
+        return "interleaved: the first half and the second in turn"
+    if count % 2 == 0 and np.array_equal(order, np.arange(count).reshape(-1, 2).T.ravel()):
+        return "the even ones before the odd ones"
+    shown = ", ".join(map(str, order[:8]))
+    return f"in the order {shown}{', ...' if count > 8 else ''}"
+
+
+def _key(row: np.ndarray) -> bytes:
+    # What differs by rounding has to be the same; a difference in sign of zero is none.
+    if row.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            return np.asarray(row.astype(np.float32) + np.float32(0)).astype(ml_dtypes.bfloat16).tobytes()
+    return row.tobytes()
+
+
+# -- another scale -------------------------------------------------------------------------------------------------
+
+
+def affine(reference: np.ndarray, candidate: np.ndarray) -> Iterator[Transform]:
+    """A scale, an offset, or both; then for each channel."""
+    factor, offset = _line(reference.ravel(), candidate.ravel())
+    if not (math.isfinite(factor) and math.isfinite(offset)):
+        return
+    yield from _of_line(reference, candidate, factor, offset)
+    for axis in dict.fromkeys((1, reference.ndim - 1)):
+        if (
+            0 < axis < reference.ndim
+            and 1 < reference.shape[axis] <= 64
+            and reference.size >= 16 * reference.shape[axis]
+        ):
+            moved = [np.moveaxis(side, axis, 0).reshape(side.shape[axis], -1) for side in (reference, candidate)]
+            lines = np.array([_line(r, c) for r, c in zip(*moved)])
+            shape = [-1 if k == axis else 1 for k in range(reference.ndim)]
+            factors, offsets = lines[:, 0].reshape(shape), lines[:, 1].reshape(shape)
+            text = f"scaled and offset by channel (axis {axis}): {_lines_text(lines)}"
+            make = partial(_line_of, factors=factors, offsets=offsets)
+            yield Transform("normalised", "scale and offset by channel", text, make, 2 * len(lines), 2, 3)
+
+
+def _line_of(values: np.ndarray, factors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    return np.asarray(values * factors + offsets)
+
+
+def _of_line(reference: np.ndarray, candidate: np.ndarray, factor: float, offset: float) -> Iterator[Transform]:
+    square = float(np.vdot(reference, reference))
+    alone = float(np.vdot(reference, candidate)) / square if square else 0.0
+    mean = float(np.mean(candidate - reference))
+    written = _written(alone)
+    if abs(alone - 1) > 1e-6 and alone:
+        yield Transform(
+            "scaled", "a scale", f"{written:.6g} times the reference's{_known(written)}", lambda v: v * written, 1
+        )
+    if mean:
+        off = _written(mean)
+        yield Transform("offset", "an offset", f"the reference's {off:+.6g}", lambda v: v + off, 1)
+    a, b = _written(factor), _written(offset)
+    if a and b and abs(a - 1) > 1e-6:
+        text = f"{a:.6g} times the reference's {b:+.6g}{_known(a)}"
+        yield Transform("normalised", "scale and offset", text, lambda v: v * a + b, 2, changes=2)
+
+
+def _line(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
+    """The scale and the offset that make most of the candidate's values of the reference's."""
+    r, c = reference - reference.mean(), candidate - candidate.mean()
+    square = float(np.vdot(r, r))
+    factor = float(np.vdot(r, c)) / square if square else 0.0
+    return factor, float(candidate.mean() - factor * reference.mean())
+
+
+def _written(value: float) -> float:
+    """A number as somebody wrote it, where it is one to 1e-6 of itself."""
+    for digits in (1, 2, 3, 4):
+        rounded = float(f"{value:.{digits}g}")
+        if abs(rounded - value) <= 1e-6 * abs(value):
+            return rounded
+    for known in (255.0, 1 / 255, 127.5, 1 / 127.5, 256.0, 1 / 256):
+        if abs(value - known) <= 1e-6 * known:
+            return known
+    return value
+
+
+def round_limit(value: float) -> float:
+    """A limit as somebody wrote it: a number of two digits, where it is one to float32's rounding."""
+    rounded = float(f"{value:.2g}")
+    return rounded if abs(rounded - value) <= 1e-6 * abs(value) else value
+
+
+def _known(factor: float) -> str:
+    for value, text in ((255.0, " (0 to 255 against 0 to 1)"), (1 / 255, " (0 to 1 against 0 to 255)")):
+        if abs(factor - value) <= 1e-6 * value:
+            return text
+    return ""
+
+
+def _lines_text(lines: np.ndarray) -> str:
+    for name, (mean, deviation) in _IMAGES.items():
+        if len(lines) == len(mean):
+            expected = np.stack([1 / np.array(deviation), -np.array(mean) / np.array(deviation)], axis=1)
+            if np.allclose(lines, expected, rtol=1e-4, atol=1e-5):
+                return f"normalised with {name} mean and deviation, which the reference's is not"
+            back = np.stack([np.array(deviation), np.array(mean)], axis=1)
+            if np.allclose(lines, back, rtol=1e-4, atol=1e-5):
+                return f"not normalised with {name} mean and deviation, which the reference's is"
+    shown = ", ".join(f"{a:.4g} x {b:+.4g}" for a, b in lines[:3])
+    return f"{shown}{', ...' if len(lines) > 3 else ''}"
+
+
+# -- a coarser grid ------------------------------------------------------------------------------------------------
+
+_GRIDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def grid_of(values: np.ndarray) -> str:
+    """The coarsest type that holds all values as they are; empty if none but float32 does, or too few values tell."""
+    finite = values[np.isfinite(values) & (values != 0)]
+    if len(np.unique(finite)) < 16:
+        return ""
+    for name, kind in _GRIDS.items():
+        with np.errstate(all="ignore"):
+            if np.array_equal(finite.astype(kind).astype(np.float64), finite.astype(np.float64)):
+                return name
+    return ""
+
+
+def on_grid(values: np.ndarray, name: str) -> np.ndarray:
+    """Values as a coarser type holds them."""
+    return np.asarray(values.astype(np.float32).astype(_GRIDS[name]).astype(np.float64))

@@ -1,0 +1,76 @@
+"""What went into a loss function and came out of it, and what clipping measured: evidence, not a verdict by itself.
+
+Two people write one loss in different ways: one ignores labels of -100 and one multiplies by a mask, one smooths labels
+before and one has the function do it, one takes the sum and divides. Where losses and gradients agree, that is no diff.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from padiff.compare.judge import limits
+from padiff.compare.judge.step_figures import coarsest, is_exact
+from padiff.compare.measure.operands import elements
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss
+
+
+def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
+    """The judged diffs of a step: what a loss function was called with, or gave, passes where nothing comes of it."""
+    if all(diff.passed or not is_of_loss(diff.pair.anchor) for diff in diffs):
+        return list(diffs)
+    compared = [diff for diff in diffs if diff.compared]
+    after = [*(diff for diff in compared if is_loss(diff.pair.anchor)), *_first_gradients(compared)]
+    grads = [diff for diff in compared if diff.pair.stage == "grad" and diff.pair.anchor.layer != LOOP]
+    after = after or grads
+    noise = limits.allowed(coarsest(diffs, ("input", "weight", "forward")), "forward")
+
+    def counts(diff: Diff) -> bool:
+        if diff.passed or not is_of_loss(diff.pair.anchor):
+            return True
+        told = grads if diff.pair.stage == "grad" else after
+        if not told:
+            return diff.pair.stage == "loss"
+        if any(not other.passed for other in told):
+            return not is_exact(diff) or _other_labels(diff) > 0
+        return diff.pair.stage == "loss" and is_exact(diff) and _tells(_other_labels(diff), told, noise)
+
+    return [diff if counts(diff) else _excused(diff) for diff in diffs]
+
+
+def _first_gradients(diffs: Iterable[Diff]) -> list[Diff]:
+    """Of each call, the gradient that backward came to first: nothing but the loss made it."""
+    first: dict[int, Diff] = {}
+    for diff in diffs:
+        if diff.pair.stage == "backward":
+            first.setdefault(diff.pair.anchor.call, diff)
+    return list(first.values())
+
+
+def _other_labels(diff: Diff) -> float:
+    """The share of labels that differ; numbers below zero are no classes, and mean alike that a label is ignored."""
+    try:
+        sides: Both[np.ndarray] | None = elements(diff.pair)
+    except (RunFolderError, SketchOnlyError):
+        return 1.0
+    if sides is None or not sides.reference.size:
+        return 1.0
+    differ = (sides.reference != sides.candidate) & ~((sides.reference < 0) & (sides.candidate < 0))
+    return float(differ.mean())
+
+
+def _tells(share: float, told: Sequence[Diff], noise: float) -> bool:
+    """Whether a gradient is off by as much as so many other labels make it, though less than is allowed."""
+    least = max(limits.OF_LABELS * math.sqrt(share), noise)
+    gradients = [diff.figures for diff in told if diff.pair.stage == "backward"]
+    return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)
+
+
+def _excused(diff: Diff) -> Diff:
+    judged = diff.judgement
+    figure, value = (judged.figure, judged.value) if judged is not None else (Figure.REL_L2, 0.0)
+    limit = max(value, judged.limit if judged is not None else 0.0)
+    return Diff(diff.pair, diff.figures, True, Judgement(figure, value, limit, Rule.WRITTEN_OTHERWISE), diff.problem)

@@ -1,0 +1,89 @@
+"""Hearing paddle's functions and operators while a model's own code runs.
+
+They are listened to as `padiff.frameworks.paddle.functions` does; see there what is not heard.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import paddle
+
+from padiff.frameworks.api_names import heard_name, parameters_of
+from padiff.frameworks.base import FunctionListener
+from padiff.frameworks.listening import Heard, Listening
+from padiff.frameworks.paddle.functions import is_internal
+
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+
+
+class Hearing:
+    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.base.Hooking`."""
+
+    def __init__(self, listener: FunctionListener) -> None:
+        self.listener = listener
+        #: Whether it listens, and whether a function is under way: what that calls itself is not heard.
+        self.on = self.inside = False
+        self.thread = threading.get_ident()
+        self._listening: list[Listening] = []
+        try:
+            for owner, attribute, common in _functions():
+                self._listening.append(Listening(owner, attribute, _Function(self, common), common))
+        except BaseException:
+            self.remove()
+            raise
+
+    def listen(self, on: bool) -> None:
+        if threading.get_ident() == self.thread:
+            self.on = on
+
+    def remove(self) -> None:
+        self.on = False
+        while self._listening:
+            self._listening.pop().remove()
+
+
+class _Function:
+    """Hears of one function."""
+
+    __slots__ = ("_begun", "_hearing", "_name")
+
+    def __init__(self, hearing: Hearing, name: str) -> None:
+        self._hearing, self._name = hearing, name
+        self._begun: Any = None
+
+    def enter(self, call: Heard) -> bool:
+        hearing = self._hearing
+        if not hearing.on or hearing.inside or threading.get_ident() != hearing.thread or is_internal(call.caller):
+            return False
+        if not paddle.in_dynamic_mode():
+            return False
+        hearing.inside = True
+        names = call.names or parameters_of(self._name)
+        self._begun = hearing.listener.function_begins(self._name, names, call.args, call.kwargs)
+        return True
+
+    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
+        begun, self._begun = self._begun, None
+        try:
+            if begun is not None and not failed:
+                self._hearing.listener.function_ended(begun, output)
+        finally:
+            self._hearing.inside = False
+
+
+def _functions() -> Iterator[tuple[Any, str, str]]:
+    known: set[int] = set()
+    for owner in (paddle, paddle.nn.functional, paddle.linalg, paddle.Tensor):
+        for name in dir(owner):
+            common = heard_name(name)
+            if common is None:
+                continue
+            function = getattr(owner, name, None)
+            # Not ``paddle.tensor``, which is called, and is a module too.
+            if isinstance(function, _FUNCTIONS) and id(function) not in known:
+                known.add(id(function))
+                yield owner, name, common

@@ -1,0 +1,144 @@
+"""Pairing what went into loss functions and came out of them: by what a tensor is to the loss, call by call.
+
+Two people write a loss in different ways, so only what is the same quantity for certain is paired: calls of one
+function of which either side makes as many, and of them tensors with as many elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.pair.layouts import layout_between
+from padiff.pair.parameters import RecordPair, alone
+from padiff.records import BROADCAST, RESHAPED, SAME, Both, Layout, Record, loss_role
+
+# Tensors of one quantity are at most so far apart, relative to their size, where the runs have not parted. Chosen.
+_ALIKE = 0.1
+#: What tells one call from another: in most losses the labels, else what is predicted.
+_TELLING = ("labels", "target", "logits", "prediction", "log_probabilities", "probabilities", "scores", "first")
+_INTEGERS = ("int", "uint", "bool")
+# Labels mean the same, whatever function they go into.
+_LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A loss function's call: its records by role; that of what it gave is called ``0``."""
+
+    function: str
+    roles: Mapping[str, Record]
+
+
+def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
+    """Pair the records of the loss functions of a step."""
+    calls = records.map(_calls)
+    pairs: list[RecordPair] = []
+    waiting: Both[list[_Call]] = Both([], [])
+    for function in dict.fromkeys(call.function for side in calls for call in side):
+        same = Both(*([call for call in side if call.function == function] for side in calls))
+        matched = _matched(same) if len(same.reference) == len(same.candidate) else []
+        for reference, candidate in matched:
+            pairs += _pair_roles(reference, candidate)
+        for left, side, taken in zip(waiting, same, zip(*matched) if matched else ((), ())):
+            left += [call for call in side if all(call is not other for other in taken)]
+    labels = waiting.map(lambda side: [call for call in side if _LABELS in call.roles])
+    if len(labels.reference) == len(labels.candidate) == 1:
+        # One takes logits, the other their logarithms of the softmax: the labels are the same quantity all the same.
+        (reference,), (candidate,) = labels
+        pairs += _pair_roles(reference, candidate, only=_LABELS)
+        waiting = waiting.zip(labels).map(lambda side: [call for call in side[0] if call is not side[1][0]])
+    return pairs + alone(waiting.map(lambda side: [record for call in side for record in call.roles.values()]))
+
+
+def _calls(records: Sequence[Record]) -> list[_Call]:
+    found: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
+    for record in records:
+        found[record.slot.partition("()")[0], record.call][loss_role(record.slot)] = record
+    return [_Call(function, roles) for (function, _), roles in found.items()]
+
+
+def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
+    """Which call answers to which: in their order, unless what goes in says otherwise."""
+    in_order = list(zip(*calls))
+    if len(in_order) == 1:
+        return in_order
+    if all(_alike(a, b) for a, b in in_order):
+        return in_order
+    left, found = list(calls.candidate), []
+    for call in calls.reference:
+        partner = next((other for other in left if _alike(call, other)), None)
+        if partner is not None:
+            left.remove(partner)
+            found.append((call, partner))
+    return found
+
+
+def _alike(a: _Call, b: _Call) -> bool:
+    """Whether what two calls are told apart by agrees, more or less."""
+    for role in _TELLING:
+        one, other = a.roles.get(role), b.roles.get(role)
+        if one is not None and other is not None:
+            return _agree(one, other)
+    return False
+
+
+def _agree(a: Record, b: Record) -> bool:
+    layout = _layout(a.shape, b.shape)
+    if layout is None:
+        return False
+    try:
+        if a.sketch is not None or b.sketch is not None:
+            return a.sketch is not None and b.sketch is not None and _near(a.sketch.projection, b.sketch.projection)
+        one, other = a.value, layout.apply(b.value, a.shape).reshape(a.shape)
+    except (RunFolderError, SketchOnlyError):
+        return False
+    if one.dtype.kind in "iub" and other.dtype.kind in "iub":
+        return bool(np.array_equal(one, other))
+    return _near(one.astype(np.float64), other.astype(np.float64))
+
+
+def _near(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.linalg.norm(a - b) <= _ALIKE * np.linalg.norm(a))
+
+
+def _pair_roles(reference: _Call, candidate: _Call, only: str = "") -> list[RecordPair]:
+    pairs: list[RecordPair] = []
+    for role in dict.fromkeys((*reference.roles, *candidate.roles)):
+        a, b = reference.roles.get(role), candidate.roles.get(role)
+        layout = _layout(a.shape, b.shape) if a is not None and b is not None else None
+        if layout is None or (only and role != only) or not _of_one_kind(a, b):
+            pairs += alone(Both([a] if a is not None else [], [b] if b is not None else []))
+        else:
+            pairs.append(RecordPair(a, b, layout))
+    return pairs
+
+
+def _of_one_kind(a: Record | None, b: Record | None) -> bool:
+    """Whether both are numbers of classes, or neither is."""
+    return a is not None and b is not None and a.dtype.startswith(_INTEGERS) == b.dtype.startswith(_INTEGERS)
+
+
+def _layout(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Layout | None:
+    """How a candidate's tensor is brought into the reference's shape; `None` where it is another quantity."""
+    if math.prod(reference) != math.prod(candidate):
+        return None
+    if reference == candidate:
+        return SAME
+    layout = layout_between(reference, candidate)
+    if layout and layout != BROADCAST:
+        return layout
+    few, many = sorted((reference, candidate), key=len)
+    if len(few) == len(many):
+        return Layout(("transpose",)) if len(few) == 2 and few == many[::-1] else None
+    if len(few) <= 1 or few[-1] == many[-1]:
+        return RESHAPED  # all rows in one row, classes last in both
+    if few == reference and len(many) > 2 and few[-1] == many[1]:
+        # Classes are the second axis there, the last here.
+        return Layout(((0, *range(2, len(many)), 1), "reshape"))
+    return None

@@ -1,0 +1,87 @@
+"""The tensors that were seen in a step's forward, each known again for as long as it is unchanged."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from padiff.frameworks.base import Framework
+from padiff.model.selection import Node
+from padiff.recorder.detail import FULL
+from padiff.recorder.left_out import Left
+from padiff.recorder.record_buffer import Taken
+
+# How many of the last ones are looked at for one that a tensor is a view of.
+_LAST = 16
+
+
+@dataclass(slots=True)
+class SeenTensor:
+    """A tensor seen in forward: its copies, and every site at which it was seen unchanged.
+
+    Attributes:
+        alive: the tensor, as long as the training has it.
+        version: how often it had been written in place.
+        sources: its values as they were copied as an output, by level.
+        traced: its values as they were copied for the trace. No record of an output is made of them: what is written
+            by ways that torch and paddle do not count (``x.data``) must not be missed there.
+        sites: where its gradient is recorded.
+        followed: whether a hook on its gradient was asked for.
+        number: in the step's trace; -1: it is not in it.
+    """
+
+    alive: weakref.ref[Any]
+    version: int
+    sources: dict[str, Taken | Left] = field(default_factory=dict)
+    traced: Taken | Left | None = None
+    sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
+    followed: bool = False
+    number: int = -1
+
+    @property
+    def best(self) -> Taken | None:
+        """The best copy that there is."""
+        copies = [taken for taken in (*self.sources.values(), self.traced) if taken and not isinstance(taken, Left)]
+        return next((taken for taken in copies if taken.level == FULL), copies[0] if copies else None)
+
+
+class SeenTensors:
+    """Knows a tensor again; keeps none."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._version_of, self._same_values = framework.tensors.version_of, framework.tensors.same_values
+        self._seen: dict[int, SeenTensor] = {}
+
+    def of(self, tensor: Any) -> SeenTensor:
+        """What is known of a tensor as it is now."""
+        version = self._version_of(tensor)
+        seen = self._seen.get(id(tensor))
+        if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
+            seen = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
+        return seen
+
+    def taken(self, tensor: Any, level: str) -> Taken | None:
+        """What was copied of a tensor already, or of one of the last seen that it is another view of, of all of it.
+
+        `None` where nothing was.
+        """
+        seen = self._seen.get(id(tensor))
+        if seen is None or seen.alive() is not tensor:
+            seen = self._of_same_memory(tensor)
+        if seen is None or seen.version != self._version_of(tensor) or seen.version < 0:
+            return None
+        taken = seen.sources.get(level)
+        return None if isinstance(taken, Left) else taken
+
+    def _of_same_memory(self, tensor: Any) -> SeenTensor | None:
+        for seen in islice(reversed(self._seen.values()), _LAST):
+            other = seen.alive()
+            if other is not None and self._same_values(tensor, other):
+                return seen
+        return None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._seen.clear()

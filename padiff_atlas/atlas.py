@@ -1,0 +1,125 @@
+"""Asking both frameworks all probes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from padiff.compare.diagnose.known import Atlas, AtlasRow
+from padiff.errors import UsageError
+from padiff.model.selection import nearest
+from padiff.records import Both
+from padiff_atlas import sides
+from padiff_atlas.measure import Outputs, gap
+from padiff_atlas.probe import Group, Probe
+from padiff_atlas.sides import Side
+from padiff_atlas.ways import answer
+
+#: Functions in a call that make its arguments, or take its result apart, and are not what it is about.
+_AUXILIARY = frozenset({"tensor", "to_tensor", "unique", "astype", "float", "empty", "create_parameter"})
+
+
+def chosen(groups: Sequence[Group], only: Sequence[str]) -> list[Group]:
+    """The groups that are asked for; all of them where none is named.
+
+    Raises:
+        UsageError: there is no group of that name.
+    """
+    names = [group.name for group in groups]
+    for name in only:
+        if name not in names:
+            raise UsageError(f"no group of probes is called {name!r}. {nearest(name, names)}")
+    return [group for group in groups if not only or group.name in only]
+
+
+def survey(groups: Sequence[Group]) -> Atlas:
+    """Ask both frameworks; random states and settings are as before afterwards.
+
+    Raises:
+        UsageError: a framework is not installed.
+    """
+    both = sides.load()
+    with sides.kept(both):
+        rows = tuple(ask(both, group, probe) for group in groups for probe in group.probes)
+    return Atlas(both.map(lambda side: side.version), rows)
+
+
+def ask(both: Both[Side], group: Group, probe: Probe) -> AtlasRow:
+    """What one probe finds, within `sides.kept`."""
+    torch, layer = _asked(both, both.reference, probe, probe.torch, group.inputs, None)
+    paddle, _ = _asked(both, both.candidate, probe, probe.paddle, group.inputs, layer)
+    found = gap(torch, paddle, probe.tolerance)
+    agree = {"mended": False, "mended_torch": False}
+    if probe.mended:
+        outputs, _ = _asked(both, both.candidate, probe, probe.mended, group.inputs, layer)
+        agree["mended"] = gap(torch, outputs, probe.tolerance).kind == "same"
+    if probe.mended_torch:
+        outputs, _ = _asked(both, both.reference, probe, probe.mended_torch, group.inputs, None)
+        agree["mended_torch"] = gap(outputs, paddle, probe.tolerance).kind == "same"
+    return AtlasRow(
+        name=probe.name,
+        group=group.name,
+        operations=tuple(_operations(probe, group.inputs)),
+        torch=probe.torch,
+        paddle=probe.paddle,
+        kind=found.kind,
+        at=(found.torch, found.paddle),
+        rel_l2=found.rel_l2,
+        max_abs=found.max_abs,
+        ratio=found.ratio,
+        direction=found.direction,
+        mended=probe.mended,
+        mended_agrees=agree["mended"],
+        mended_torch=probe.mended_torch,
+        mended_torch_agrees=agree["mended_torch"],
+        formula=probe.formula,
+        agrees=_agreeing(probe, group.inputs, Both(torch, paddle)),
+        note=probe.note,
+    )
+
+
+def _asked(
+    both: Both[Side], side: Side, probe: Probe, text: str, inputs: Mapping[str, Any], like: Any
+) -> tuple[Outputs, Any]:
+    sides.seed(both, 0)
+    try:
+        given = answer(side, probe, text, inputs, like)
+    except Exception as error:  # that one side refuses a call is a difference, too
+        return error, None
+    return given.outputs, given.layer
+
+
+def _agreeing(probe: Probe, inputs: Mapping[str, Any], outputs: Both[Outputs]) -> str:
+    if not probe.formula:
+        return ""
+    import scipy.special as special  # here, as the frameworks are: it takes a while
+
+    names = {"np": np, "special": special} | {
+        name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+        for name, value in inputs.items()
+    }
+    right = np.asarray(eval(probe.formula, names), dtype=np.float64)
+    agree = outputs.map(lambda side: gap([right], side, probe.tolerance).kind == "same")
+    if agree.reference == agree.candidate:
+        return "both" if agree.reference else "neither"
+    return "torch" if agree.reference else "paddle"
+
+
+def _operations(probe: Probe, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """The functions and layers of the frameworks that the two calls name, each once."""
+    seen: set[str] = set()
+    for text in (probe.torch, probe.paddle):
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            root = node.func.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            known = isinstance(root, ast.Name) and root.id in {"torch", "paddle", "nn", "F", "init", *inputs}
+            name = node.func.attr.lower()
+            if known and name not in _AUXILIARY | seen:
+                seen.add(name)
+                yield name

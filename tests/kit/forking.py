@@ -1,0 +1,173 @@
+"""Child processes that have both frameworks already: one process imports them, and forks for each child.
+
+    run_child([*python_with_frameworks(), "-W", "ignore", "train.py"])
+
+is ``run_child([sys.executable, "-W", "ignore", "train.py"])``, seconds sooner: arguments, folder, environment, pipes,
+Ctrl-C and exit code are those of a fresh interpreter. What is not: torch and paddle are imported already, and random
+numbers of Python and numpy begin alike in each. So a test of what an import does takes ``sys.executable``.
+
+The process that forks imports, and computes nothing: there are no threads that a fork would lose. The processes of
+pytest-xdist share it, and it ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import socket
+import struct
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+
+#: An optimizer of torch imports its compiler; Lightning imports the other two.
+IMPORTED = ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics", "paddle")
+
+
+def python_with_frameworks() -> list[str]:
+    """The beginning of a command, in the place of ``sys.executable``."""
+    tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
+    address = f"padiff-tests-{tests}"
+    if not _listens(address):
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        command = [sys.executable, __file__, "serve", address, tests]
+        pid = os.posix_spawn(sys.executable, command, {**os.environ, **threads, "PYTHONPATH": ""}, setsid=True)
+        while not _listens(address):
+            ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
+            assert code == 0, "the process that forks has failed"
+            pid = 0 if ended else pid
+            time.sleep(0.05)
+    return [sys.executable, "-IS", __file__, "start", address]
+
+
+def interpreter(folder: Path) -> Path:
+    """The same as a program, for what takes one word only."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(python_with_frameworks())} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def _listens(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as trial:
+        return trial.connect_ex(f"\0{address}") == 0
+
+
+def start(address: str, *arguments: str) -> None:
+    """In the process that a test starts: hand on all that it has, and wait for the fork."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(f"\0{address}")
+        request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(server, [len(request).to_bytes(4, "little")], [0, 1, 2])
+        server.sendall(request)
+        pid = int.from_bytes(server.recv(4), "little")
+        signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
+        code = int.from_bytes(server.recv(4), "little", signed=True)
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def serve(address: str, tests: str) -> None:
+    """Fork for each that asks, until the tests end. Returns in the forks, when they have done what they were to do."""
+    path = sys.path[1:]  # without this folder
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(f"\0{address}")
+    except OSError:  # another process of these tests was first
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in IMPORTED:
+            importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
+    gc.collect()
+    gc.freeze()
+    listener.listen(64)
+    waiting: dict[int, socket.socket] = {}
+    while os.path.exists(f"/proc/{tests}"):
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                with waiting.pop(ended[0]) as client, contextlib.suppress(OSError):
+                    client.send(os.waitstatus_to_exitcode(ended[1]).to_bytes(4, "little", signed=True))
+        listener.settimeout(0.02 if waiting else 1)
+        try:
+            client, _ = listener.accept()
+        except TimeoutError:
+            continue
+        size, files, *_ = socket.recv_fds(client, 4, 3)
+        if not size:  # somebody only looked
+            client.close()
+            continue
+        request = json.loads(client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+        pid = os.fork()
+        if not pid:
+            for other in (listener, *waiting.values()):
+                other.close()
+            _become(client, files)
+            _run(path, *request)
+            return
+        client.send(pid.to_bytes(4, "little"))
+        for file in files:
+            os.close(file)
+        waiting[pid] = client
+
+
+def _become(client: socket.socket, files: list[int]) -> None:
+    """Take the place of the process that a test started."""
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    # Anew: of those that were there Python remembers whether they could seek.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    # The fork, and all that it forks, are killed when the process that a test started for it is gone.
+    fcntl.fcntl(client, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(client, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(client, fcntl.F_SETFL, fcntl.fcntl(client, fcntl.F_GETFL) | os.O_ASYNC)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pid, *_ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    os.getppid = lambda: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    _become.client = client  # it stays open for as long as the fork lives
+
+
+def _run(path: list[str], args: list[str], folder: str, environment: dict[str, str]) -> None:
+    """Do what ``python ARGS`` would."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    while args[0] == "-W":
+        warnings.simplefilter(args[1])
+        args = args[2:]
+    main = types.ModuleType("__main__")
+    kind, sys.argv = ("file", args) if args[0] not in ("-c", "-m") else (args[0], args[1:])
+    first = os.path.dirname(os.path.abspath(sys.argv[0])) if kind == "file" else folder if kind == "-m" else ""
+    given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [first, *dict.fromkeys([*given, *path])]
+    importlib.invalidate_caches()
+    sys.modules["__main__"], _run.before = main, sys.modules["__main__"]
+    if kind == "-c":
+        code, sys.argv[0] = sys.argv[0], "-c"
+    else:
+        if kind == "-m":
+            main.__spec__ = importlib.util.find_spec(sys.argv[0])
+            main.__package__, sys.argv[0] = main.__spec__.parent, main.__spec__.origin
+        main.__file__ = sys.argv[0]
+        with open(main.__file__) as file:
+            code = file.read()
+    exec(compile(code, getattr(main, "__file__", "<string>"), "exec"), vars(main))
+
+
+if __name__ == "__main__":
+    {"serve": serve, "start": start}[sys.argv[1]](*sys.argv[2:])
