@@ -27,7 +27,7 @@ _INTEGERS = ("int", "uint", "bool")
 _LABELS = "labels"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Call:
     """A loss function's call: its records by role; that of what it gave is called ``0``."""
 

@@ -139,8 +139,8 @@ NORMS = 1e-7
 #: Updates that are all larger by a share let weights grow by that share more. Chosen: some room.
 OF_GROWTH = 3.0
 #: Share of an update by which most are off, at most, in a step that was not compared; and so many times the root of
-#: what outputs are off, beside one element of the smallest output that is wholly different: a value may have crossed a kink.
-#: Measured: where none had, 5e-4 at most over gaps of 3 steps; where one had, 0.03.
+#: what outputs are off, beside one element of the smallest output that is wholly different, as a value may have crossed
+#: a kink. Measured: where none had, 5e-4 at most over gaps of 3 steps; where one had, 0.03.
 TYPICALLY_OFF, TYPICAL_KINKS = 1e-3, 1.0
 
 # -- estimates -----------------------------------------------------------------------------------------------------

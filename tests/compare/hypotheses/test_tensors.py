@@ -169,6 +169,41 @@ def test_steps_between_that_are_not_recorded_are_named():
     assert cause.kind == "unknown" and "in step 1 to 2, of which nothing is recorded" in cause.sentence
 
 
+class OtherNorm(torch.nn.BatchNorm1d):
+    """A BatchNorm whose momentum no setting tells, or that keeps no statistics."""
+
+    share: float | None = None
+
+    def forward(self, x):
+        statistics = (None, None) if self.share is None else (self.running_mean, self.running_var)
+        return F.batch_norm(x, *statistics, self.weight, self.bias, True, self.share or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "kind", "words"),
+    [
+        (0.3, "running_momentum", "take 0.3 of each batch's, the reference's 0.1"),
+        (0.9, "running_momentum", "(paddle's own is 1 minus it)"),
+        (
+            0.19,
+            "running_momentum",
+            "take in each batch twice (its forward runs twice in a step), or their momentum is 0.19",
+        ),
+        (None, "running_statistics_frozen", "do not move, the reference's do"),
+    ],
+)
+def test_how_running_statistics_move_is_proven(share, kind, words):
+    def change(model):
+        norm = OtherNorm(24)
+        norm.load_state_dict(model.norm.state_dict())
+        norm.share = share
+        model.norm = norm
+
+    cause = cause_in(change)
+    assert (cause.kind, cause.proven) == (kind, True), cause.text
+    assert words in cause.sentence
+
+
 # -- outputs -------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import clipping, data, gradients, optimizers, outputs, start, written
+from padiff.compare.diagnose.hypotheses import (
+    clipping,
+    data,
+    gradients,
+    optimizers,
+    outputs,
+    start,
+    statistics,
+    written,
+)
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import (
     NEAR,
@@ -28,7 +37,13 @@ Group = Callable[[Scene], Iterable["Hypothesis | Cause"]]
 #: The groups that apply to a first diff, by its stage.
 GROUPS: Mapping[str, tuple[Group, ...]] = {
     "input": (data.hypotheses,),
-    "weight": (start.hypotheses, written.hypotheses, optimizers.hypotheses, written.unrecorded),
+    "weight": (
+        start.hypotheses,
+        statistics.hypotheses,
+        written.hypotheses,
+        optimizers.hypotheses,
+        written.unrecorded,
+    ),
     "forward": (outputs.hypotheses,),
     "loss": (gradients.backward_hypotheses,),
     "backward": (gradients.backward_hypotheses,),
