@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from padiff.align import Alignment
-from padiff.compare.declared.fixes import clip_fix
+from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.model import equivalents
 from padiff.records import Both, Difference, RunInfo, Step, setting_text
 
 _NO_CLIP = {"kind": "none"}
+#: Settings that say how the classes lie: two runs may have them in other axes.
+OF_LAYOUT = ("axis",)
 # What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
 # comes to the same: labels that one side ignores by their number and the other by a mask, say.
 _OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
@@ -92,23 +94,28 @@ def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
     return {name[len(family) :]: value for name, value in settings.items() if name.startswith(family)}
 
 
-def loss_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
+def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Iterator[Difference]:
     """How the losses are set differently. Two functions may well be one loss, and so may two reductions, by a factor
     that is the loop's: tensors show that.
     """
     losses = settings.map(lambda side: _of(side, "loss."))
     for name, value in losses.reference.items():
-        if name not in losses.candidate or same(value, losses.candidate[name]):
-            continue
         # Of several losses each has a number in front.
         number, _, setting = name.rpartition(".")
+        if name not in losses.candidate or setting in OF_LAYOUT or same(value, losses.candidate[name]):
+            continue
         said = f"{number}.function" if number else "function"
         function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
         alike = function.reference is not None and function.reference == function.candidate
         about = f"the loss {function.reference}" if alike else "the loss"
-        changes = alike and setting in _OF_LOSS and not number
         yield Difference(
-            setting, Both(value, losses.candidate[name]), "loss", "loss_setting", about=about, changes=changes
+            setting,
+            Both(value, losses.candidate[name]),
+            "loss",
+            "loss_setting",
+            about=about,
+            changes=alike and setting in _OF_LOSS and not number,
+            fix=loss_fix(framework, str(function.reference), {setting: value}) if alike else "",
         )
 
 
