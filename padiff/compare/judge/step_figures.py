@@ -59,7 +59,7 @@ def largest_errors(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
 
 
 def bulk_of(diff: Diff) -> float | None:
-    """A gradient's, or an update's, error (L2) without a few of its elements; of a small tensor, without the largest."""
+    """A gradient's or update's error (L2) without a few of its elements; of a small tensor, without the largest."""
     figures = diff.figures
     if figures is None or figures.bulk_l2 is not None:
         return figures.bulk_l2 if figures is not None else None
