@@ -50,7 +50,7 @@ class Tally:
         for diff in diffs:
             pair, compared = diff.pair, diff.compared
             anchor = pair.anchor
-            if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES:
+            if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and anchor.layer != LOOP:
                 self._views.setdefault(anchor.layer, f"{anchor.layer} ({pair.layout.describe()})")
             # Functional calls that only one side makes are ways of writing, not gaps.
             if not compared and _optional(anchor.slot):
