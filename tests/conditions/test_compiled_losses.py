@@ -16,7 +16,9 @@ import padiff
 from padiff.records import is_of_loss
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:padiff. what .* compiled is recorded", "ignore:.*no layer of the recorded"
+    "ignore:padiff. what .* compiled is recorded",
+    "ignore:.*no layer of the recorded",
+    "ignore:The .grad attribute of a Tensor",  # of torch's compiler
 )
 RNG = np.random.default_rng(0)
 X, LABELS = RNG.standard_normal((6, 4)).astype("float32"), RNG.integers(0, 3, 6)

@@ -62,6 +62,7 @@ class Drift:
         unseen: relative error of all weights together that may be where no sample of them looks.
         unseen_each: by how much a step may have added to it.
         typical: median relative L2 error of the outputs, and of the updates, that passed.
+        rounding: relative error of rounding one number of the coarsest outputs.
         element: root of the share that one element is of the smallest output before the last.
         ratio: the largest ratio, less 1, that gradients or updates of a step had in common so far.
         began: norms of the reference's weights in the first step that was compared.
@@ -76,6 +77,7 @@ class Drift:
     unseen: float = 0.0
     unseen_each: float = 0.0
     typical: Mapping[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
     element: float = 0.0
     ratio: float = 0.0
     began: Mapping[Key, float] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class Drift:
 
     def typical_gap(self, step: int) -> float:
         """How far off most weights may be in a later step, in updates, beyond what this step explains."""
-        share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), ROUNDING["float32"])
+        share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), self.rounding)
         total = 0.0
         for k in range(1, min(step - self.step, _LONG)):
             growth = GROWTH**k
@@ -191,7 +193,7 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     inner = [off.size for off in found["forward"] if diffs[off.place].pair.anchor.shape != last]
     element = math.sqrt(1 / min(inner)) if inner else before.element
     ratio = max(before.ratio, *(abs(typical_ratio(found[stage])) for stage in ("grad", "update")))
-    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, element, ratio, began)
+    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, rounding, element, ratio, began)
 
 
 def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:

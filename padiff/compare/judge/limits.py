@@ -129,6 +129,9 @@ MOSTLY, MOST_OF_THEM, ALIKE = 0.9, 0.75, 0.25
 ROUNDINGS, LEAST_RATIO = 4.0, 1e-3
 #: A loss's gradient may be off by so many times what the last output is off. Measured: 2.2 times.
 OF_OUTPUTS = 4.0
+#: A norm of all gradients may be off by so many times what gradients of outputs are typically off, in a step that does
+#: not start equal; clipping makes it a ratio of all of them. Measured: 5 times.
+OF_NORM = 15.0
 #: Elements that a tensor has to have, and tensors that there have to be, to be witnesses of what is common.
 WITNESS, FEWEST = 16, 3
 #: Standard deviations by which weights have to be larger by one share. Measured: 2.6 in 850 steps of 150 clean

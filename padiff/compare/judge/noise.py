@@ -15,6 +15,7 @@ from padiff.compare.judge.kinks import may_have_kinks
 from padiff.compare.judge.policy import judged_together
 from padiff.compare.judge.siblings import Key, key_of
 from padiff.compare.judge.step_figures import (
+    bulk_of,
     coarsest_dtypes,
     deviations_of,
     hides_noise,
@@ -412,7 +413,7 @@ class _Context:
         figures = diff.figures
         assert figures is not None
         scale = figures.reference_l2
-        bulk = figures.bulk_l2
+        bulk = bulk_of(diff)
         # An estimate is reported only where chance does not explain it.
         most, rule = limit.value * (1 + limits.SURE * figures.spread), limit.rule
         few = limits.FEW_OF_UPDATES if diff.pair.stage == "update" else limits.FEW_AT_MOST

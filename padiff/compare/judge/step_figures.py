@@ -58,6 +58,16 @@ def largest_errors(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
     return errors
 
 
+def bulk_of(diff: Diff) -> float | None:
+    """A gradient's or update's error (L2) without a few of its elements; of a small tensor, without the largest."""
+    figures = diff.figures
+    if figures is None or figures.bulk_l2 is not None:
+        return figures.bulk_l2 if figures is not None else None
+    if diff.pair.stage not in ("backward", "update") or figures.basis != "tensors" or figures.size < limits.WITNESS:
+        return None
+    return math.sqrt(max(figures.l2**2 - figures.max_abs**2, 0.0))
+
+
 class Outputs(NamedTuple):
     """What a step's last outputs say of its loss.
 
