@@ -13,6 +13,7 @@ from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_non
 from padiff.pair.processes import describe_processes
 from padiff.records import (
     AMPLIFIED,
+    LOOP,
     PARAMETER_STAGES,
     SIDES,
     Both,

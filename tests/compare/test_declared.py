@@ -302,3 +302,21 @@ def test_groups_in_another_order_with_rates_of_their_own_are_no_difference():
         ("lr", ("0/bias", "2/bias")),
     }
     assert report.first_diff.cause.kind == "learning_rate"
+
+
+@pytest.mark.parametrize("sides", SIDES, ids="-".join)
+def test_the_line_that_mends_a_rule_says_all_of_it(sides):
+    words, others = (dict(zip(("torch", "paddle"), RULES[rule])) for rule in ("momentum", "Adam"))
+    reference = trained(sides[0], optimizer_of(sides[0], *words[sides[0]]))
+    report = padiff.compare_runs(reference, trained(sides[1], optimizer_of(sides[1], *others[sides[1]])))
+    function, mended = parsed(next(one.fix for one in report.settings_differ if one.name == "rule"))
+    kind, options = words[sides[1]]
+    rate = next(iter(options))  # is a record of its own
+    assert function.rpartition(".")[2] == kind and mended == {k: v for k, v in options.items() if k != rate}
+
+
+def test_the_line_for_a_group_without_decay_says_so():
+    reference = trained("torch", lambda net: torch.optim.AdamW(grouped(net, weight_decay=0.0), lr=0.001))
+    report = padiff.compare_runs(reference, trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001})))
+    (found,) = report.settings_differ
+    assert found.fix == 'torch.optim.AdamW([{"params": [0.bias, 2.bias], "weight_decay": 0.0}, ...])'

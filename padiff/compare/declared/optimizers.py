@@ -228,7 +228,13 @@ def _together(
             one.kind,
             about="" if one.name in ("rule", "lr") else pair.reference.rule,
             changes=one.changes,
-            fix=optimizer_fix(framework, one.rule, one.names, {**_USUAL, **pair.reference.values}, some.candidate)
+            fix=optimizer_fix(
+                framework,
+                one.rule,
+                one.names,
+                {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values},
+                some.candidate,
+            )
             if one.names or one.name == "rule"
             else "",
             parameters=some,
@@ -241,8 +247,7 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     if _family(reference.rule) != _family(candidate.rule):
         if not (reference.known and candidate.known):
             return []  # a class of somebody's own may well compute the same
-        names = tuple(name for name in _said(reference) if name in candidate.values or name not in _USUAL)
-        return [_Found("rule", pair.map(lambda group: group.rule), names, reference.rule)]
+        return [_Found("rule", pair.map(lambda group: group.rule), tuple(_said(reference)), reference.rule)]
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
     found = _decay(pair)

@@ -72,8 +72,8 @@ def _clip_text(clip: Mapping[str, Any]) -> str:
 
 def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, Any] | None:
     """How a run clips; `None` where it is not known."""
-    called = _of(settings, "clip.")
-    given = [_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
+    called = _clip_of(settings, "clip.")
+    given = [_clip_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
     set_ = [_NO_CLIP if _is_none(clip) else clip for clip in given if "kind" in clip]
     acting = [clip for clip in set_ if clip["kind"] != "none"]
     if "kind" in called and not _is_none(called):
@@ -82,6 +82,11 @@ def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, A
         return acting[0] if len(set_) == len(given) and all(clip == acting[0] for clip in set_) else None
     # Where calls were watched, and nothing else could clip.
     return _NO_CLIP if "kind" in called else None
+
+
+def _clip_of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
+    found = _of(settings, family)
+    return found if isinstance(found.get("kind"), str) else {}
 
 
 def _is_none(clip: Mapping[str, Any]) -> bool:
