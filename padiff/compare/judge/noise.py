@@ -164,17 +164,15 @@ class _Context:
 
     def _largest_kink(self, diffs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an activation gradient that is off in a few elements only."""
-        limit = self._relative("backward").value
-        errors = (
-            d.figures.rel_l2
-            for d in diffs
-            if d.pair.stage == "backward" and d.figures is not None and d.figures.bulk_l2 is not None
-            if d.figures.bulk_l2
-            <= limit * d.figures.reference_l2
-            < d.figures.l2
-            <= limits.FEW_AT_MOST * d.figures.reference_l2
-        )
-        return max(errors, default=0.0)
+        limit, largest = self._relative("backward").value, 0.0
+        for diff in diffs:
+            figures, bulk = diff.figures, bulk_of(diff) if diff.pair.stage == "backward" else None
+            if figures is None or bulk is None or not diff.compared:
+                continue
+            own = figures.reference_l2
+            if bulk <= limit * own < figures.l2 <= limits.FEW_AT_MOST * own:
+                largest = max(largest, figures.rel_l2)
+        return largest
 
     def _allowed(self, stage: str) -> float:
         return limits.allowed(self._dtypes[stage], stage)
@@ -189,8 +187,7 @@ class _Context:
             limit = _Limit(limit.value + 2 * self._factor * self._kinks, Rule.HANDED_BACK)
         if self._is_made_of(diff):
             made_of = limits.MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
-            most = self._factor * (self._allowed("grad") + made_of)
-            limit = min(limit, _Limit(most, Rule.MADE_OF), key=_value)
+            limit = _Limit(self._factor * (self._allowed("grad") + made_of), Rule.MADE_OF)
         return _Limit(limit.value * max(reference, scale), Rule.LAYER if scale > reference else limit.rule)
 
     def _is_made_of(self, diff: Diff) -> bool:
