@@ -59,13 +59,18 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, c
         or environment_cause(diff, runs.map(lambda run: run.info))
         or loss_cause(scene)
         or next(held.causes(scene), None)
-        or recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
     )
     if found is not None:
         return found
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute else Finding()
+    recorded = recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
+    if recorded is not None:
+        if computed.cause is None or not computed.cause.proven:
+            return recorded
+        # What is declared differently says how to mend what was computed.
+        return replace(computed.cause, fix=computed.cause.fix or recorded.fix)
     known = computed.cause or where_in_code(place, computed.excluded)
     return known or guess(diff, step, alignment, computed.excluded)
 
