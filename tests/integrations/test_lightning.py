@@ -127,7 +127,9 @@ def test_accumulation_and_clipping_together_and_recording_every_second_step(tmp_
     )
     assert padiff.open_run(tmp_path / "run").numbers() == [0, 2]
     found = values(tmp_path / "run", 2)
-    total = sum((v.astype(np.float64) ** 2).sum() for site, v in found.items() if "/grad/" in site and "(loop)" not in site)
+    total = sum(
+        (v.astype(np.float64) ** 2).sum() for site, v in found.items() if "/grad/" in site and "(loop)" not in site
+    )
     assert np.sqrt(total) == pytest.approx(0.05, rel=1e-3)
 
 
