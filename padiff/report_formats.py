@@ -198,7 +198,7 @@ def to_junit(report: Report) -> str:
         tests, errors = tests + 1, 1
         case = ElementTree.SubElement(suite, "testcase", classname="coverage", name="parameters without a record")
         ElementTree.SubElement(case, "error", message=verdict(report))
-    skipped = sum(not diff.counts for diff in report.diffs)
+    first, skipped = True, sum(not diff.counts for diff in report.diffs)
     for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
         suite.set(name, str(count))
     for diff in report.diffs:
@@ -206,7 +206,10 @@ def to_junit(report: Report) -> str:
             suite, "testcase", classname=f"step {diff.pair.step}.{diff.pair.stage}", name=diff.pair.anchor.site
         )
         if not diff.passed:
-            ElementTree.SubElement(case, "failure", message=figures_text(diff))
+            # The first one has all of the message, with its cause.
+            message = report.first_diff.message if first and report.first_diff is not None else figures_text(diff)
+            ElementTree.SubElement(case, "failure", message=message)
+            first = False
         elif not diff.counts:
             ElementTree.SubElement(case, "skipped", message=str(diff.problem or ""))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

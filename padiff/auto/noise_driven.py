@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from padiff.compare.judge.drift import Key, key_of
 from padiff.compare.judge.limits import UNRELATED
+from padiff.compare.judge.siblings import Key, key_of
 from padiff.compare.judge.zero import Scales, is_rounding, level_of, noted
 from padiff.records import Diff, Step
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from padiff.align import Alignment, LayerPair
 from padiff.align.matching.parameter_units import containers_of
+from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Diff, Kind, Layer
 
@@ -46,7 +47,7 @@ def other_boundaries(diffs: Sequence[Diff], alignment: Alignment, values: bool =
         if _error(d) >= (_GROSS if _paths(d) in containers else _VISIBLE)
     ]
     first = min((_order(d) for d in sure if not d.passed and _error(d) >= _VISIBLE / 2), default=math.inf)
-    last = max((_order(d) for d in sure if _error(d) < _VISIBLE / 2 and _order(d) < first), default=-1)
+    last = max((_order(d) for d in sure if _agrees(d) and _order(d) < first), default=-1)
     return frozenset(_paths(d) for d in wide if _order(d) < last)
 
 
@@ -54,6 +55,13 @@ def _error(diff: Diff) -> float:
     if diff.problem or diff.figures is None:
         return math.inf
     return diff.figures.rel_l2 if diff.figures.l2 else 0.0
+
+
+def _agrees(diff: Diff) -> bool:
+    """Whether an output is off by no more than its dtype rounds."""
+    dtype = coarse(diff.pair.anchor.dtype)
+    rounding = allowed(dtype, "forward") if dtype in COARSENESS else 0.0
+    return _error(diff) < max(_VISIBLE / 2, rounding)
 
 
 class _Built:

@@ -13,6 +13,7 @@ from padiff.model.equivalents import ONE_SIDED, STATISTICS, slot, stands_for_non
 from padiff.pair.processes import describe_processes
 from padiff.records import (
     AMPLIFIED,
+    LOOP,
     PARAMETER_STAGES,
     SIDES,
     Both,
@@ -50,7 +51,7 @@ class Tally:
         for diff in diffs:
             pair, compared = diff.pair, diff.compared
             anchor = pair.anchor
-            if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES:
+            if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and anchor.layer != LOOP:
                 self._views.setdefault(anchor.layer, f"{anchor.layer} ({pair.layout.describe()})")
             # Functional calls that only one side makes are ways of writing, not gaps.
             if not compared and _optional(anchor.slot):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,15 +62,11 @@ class Activations:
         level = self._levels(call.node.path, "input")
         if level == NOTHING:
             return
-        try:
-            seen = self._tensors.of(tensor)
-        except Exception as error:
-            self._records.write(call.node, "input", slot, Left.because(error), call.number, call.training)
-            return
-        taken = seen.sources.get(level)
-        if taken is None:
-            taken = seen.sources[level] = self._records.take(tensor, level)
+        taken = self._records.take(tensor, level)
         self._records.write(call.node, "input", slot, taken, call.number, call.training)
+        if not isinstance(taken, Left):
+            with suppress(Exception):  # what is not known again is copied again
+                self._tensors.of(tensor).traced = taken
 
     def see(self, call: Call, slot: str, tensor: Any) -> None:
         """Record a tensor that a call gave, and from now on its gradient."""

@@ -24,7 +24,9 @@ class SeenTensor:
     Attributes:
         alive: the tensor, as long as the training has it.
         version: how often it had been written in place.
-        sources: its values as they were copied, by level; empty where nobody asked for them.
+        sources: its values as they were copied as an output, by level.
+        traced: its values as they were copied for the trace. No record of an output is made of them: what is written
+            by ways that torch and paddle do not count (``x.data``) must not be missed there.
         sites: where its gradient is recorded.
         followed: whether a hook on its gradient was asked for.
         number: in the step's trace; -1: it is not in it.
@@ -33,6 +35,7 @@ class SeenTensor:
     alive: weakref.ref[Any]
     version: int
     sources: dict[str, Taken | Left] = field(default_factory=dict)
+    traced: Taken | Left | None = None
     sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
     followed: bool = False
     number: int = -1
@@ -40,8 +43,8 @@ class SeenTensor:
     @property
     def best(self) -> Taken | None:
         """The best copy that there is."""
-        taken = self.sources.get(FULL) or next(iter(self.sources.values()), None)
-        return None if isinstance(taken, Left) else taken
+        copies = [taken for taken in (*self.sources.values(), self.traced) if taken and not isinstance(taken, Left)]
+        return next((taken for taken in copies if taken.level == FULL), copies[0] if copies else None)
 
 
 class SeenTensors:

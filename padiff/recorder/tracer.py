@@ -183,11 +183,10 @@ class Tracer:
         seen = self._tensors.of(tensor)
         if seen.number < 0:
             known = None
-            if not seen.sources:
+            if not seen.sources and seen.traced is None:
                 tensors = self._framework.tensors
                 small = level == FULL and math.prod(tensors.shape(tensor)) <= ELEMENTS
-                kept = FULL if small else SKETCH
-                seen.sources[kept] = self._records.take(tensor, kept)
+                seen.traced = self._records.take(tensor, FULL if small else SKETCH)
             if seen.best is None:  # it can't be copied, but it is known where it went
                 known = TracedTensor(None, self._framework.tensors.dtype(tensor), ())
             seen.number = len(self._numbered)
@@ -198,8 +197,7 @@ class Tracer:
 def _traced(seen: SeenTensor, known: TracedTensor | None) -> TracedTensor:
     taken = seen.best
     if taken is None:
-        assert known is not None
-        return known
+        return known or TracedTensor(None, "", ())
     return TracedTensor(taken.source, taken.dtype, tuple(taken.shape))
 
 

@@ -35,5 +35,7 @@ class Cause:
         """All of it, as the sentences that follow a message."""
         known = "Cause" if self.kind == "unknown" else "Cause, proven" if self.proven else "Likely cause"
         found = f"{known}: {self.sentence}{f' ({self.evidence})' if self.evidence else ''}."
-        found += f" To mend it: {self.fix}" if self.fix else ""
-        return f"{found} Tried and excluded: {', '.join(self.excluded)}." if self.excluded else found
+        found += f" To mend it: {self.fix}." if self.fix else ""
+        if self.excluded and not self.proven:
+            found += f" Tried and excluded: {', '.join(self.excluded)}."
+        return found

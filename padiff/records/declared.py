@@ -65,7 +65,9 @@ class Difference:
     def text_alone(self) -> str:
         """What differs, in words, without whose it is."""
         values = self.values.map(setting_text)
-        return f"{self.name} {values.reference} against {values.candidate}"
+        # The kind says of a learning rate what it is.
+        name = "" if self.kind == "learning_rate" else f"{_WORDS.get(self.name, self.name)} "
+        return f"{name}{values.reference} against {values.candidate}"
 
     @property
     def text(self) -> str:
@@ -92,6 +94,8 @@ class Difference:
         return Both(LOOP, LOOP)
 
 
+#: Names that are said in words.
+_WORDS = {"weight_decay": "weight decay"}
 _SAID = {
     "optimizer_setting": "the optimizers are set differently",
     "learning_rate": "the learning rates differ",

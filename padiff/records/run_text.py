@@ -24,18 +24,18 @@ def run_line(run: Run) -> str:
 
 
 def run_text(run: Run) -> str:
-    """A run's framework, model, steps, what its first step recorded, and its layers."""
+    """A run's framework, model, steps, what its first step recorded, its layers, and what it declares."""
     numbers = run.numbers()
     lines = [run_line(run)]
     if numbers:
         lines.append(steps_text(numbers))
         lines += [step_text(step) for step in run.steps(numbers[0])]
-    lines += declared_lines(run.info.settings)
     rows = [(layer.path, layer.type, owned_text(layer), settings_text(layer)) for layer in run.info.layers[:_LAYERS]]
     widths = [max(len(row[k]) for row in rows) for k in range(3)]
     lines += ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
     more = len(run.info.layers) - _LAYERS
-    return "\n".join([*lines, f"... and {more} more layers"] if more > 0 else lines)
+    lines += [f"... and {more} more layers"] if more > 0 else []
+    return "\n".join([*lines, *declared_lines(run.info.settings)])
 
 
 def model_text(info: RunInfo) -> str:

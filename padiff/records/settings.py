@@ -76,4 +76,4 @@ def setting_text(value: Any) -> str:
     """A setting's value in words."""
     if value is None:
         return "not set"
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
+    return str(float(f"{value:.7g}")) if isinstance(value, float) else str(value)

@@ -97,7 +97,11 @@ def test_an_optimizer_that_is_off_by_a_setting_is_told_with_the_line_that_mends_
     assert (found.name, found.stage, found.kind, found.step) == (name, "update", "optimizer_setting", 0)
     first = report.first_diff
     assert (first.step, first.stage) == (0, "update") and first.cause.kind == "optimizer_setting"
-    assert name in first.cause.sentence and first.cause.fix == found.fix and found.fix in first.message
+    assert (
+        name.replace("weight_", "weight ") in first.cause.sentence
+        and first.cause.fix == found.fix
+        and found.fix in first.message
+    )
     # What the line says is done, and nothing else: then the runs agree.
     function, mended = parsed(found.fix)
     module, _, named = function.rpartition(".")
@@ -207,7 +211,7 @@ def test_the_form_of_decay_is_told_with_its_value():
     runs = [trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001, "weight_decay": 1e-4}))]
     runs.append(trained("paddle", optimizer_of("paddle", "Adam", {"learning_rate": 0.001, "weight_decay": 1e-4})))
     first = padiff.compare_runs(*runs).first_diff
-    said = "weight_decay 0.0001 (decoupled) against 0.0001 (coupled, as L2 of the gradient)"
+    said = "weight decay 0.0001 (decoupled) against 0.0001 (coupled, as L2 of the gradient)"
     assert said in first.message and first.cause.fix == "paddle.optimizer.AdamW(..., weight_decay=0.0001)"
     assert padiff.compare_runs(*runs[::-1]).first_diff.cause.fix == "torch.optim.Adam(..., weight_decay=0.0001)"
 
@@ -216,7 +220,7 @@ def test_l1_decay_and_the_decay_of_a_parameter_itself_are_seen():
     plain = trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01, "weight_decay": 1e-6}))
     lasso = {"learning_rate": 0.01, "weight_decay": paddle.regularizer.L1Decay(1e-6)}
     report = padiff.compare_runs(plain, trained("paddle", optimizer_of("paddle", "SGD", lasso)))
-    assert "weight_decay 1e-06 (coupled, as L2 of the gradient) against 1e-06 (L1)" in report.first_diff.message
+    assert "weight decay 1e-06 (coupled, as L2 of the gradient) against 1e-06 (L1)" in report.first_diff.message
     attr = paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(2e-6))
     own = trained(
         "paddle",
@@ -298,3 +302,21 @@ def test_groups_in_another_order_with_rates_of_their_own_are_no_difference():
         ("lr", ("0/bias", "2/bias")),
     }
     assert report.first_diff.cause.kind == "learning_rate"
+
+
+@pytest.mark.parametrize("sides", SIDES, ids="-".join)
+def test_the_line_that_mends_a_rule_says_all_of_it(sides):
+    words, others = (dict(zip(("torch", "paddle"), RULES[rule])) for rule in ("momentum", "Adam"))
+    reference = trained(sides[0], optimizer_of(sides[0], *words[sides[0]]))
+    report = padiff.compare_runs(reference, trained(sides[1], optimizer_of(sides[1], *others[sides[1]])))
+    function, mended = parsed(next(one.fix for one in report.settings_differ if one.name == "rule"))
+    kind, options = words[sides[1]]
+    rate = next(iter(options))  # is a record of its own
+    assert function.rpartition(".")[2] == kind and mended == {k: v for k, v in options.items() if k != rate}
+
+
+def test_the_line_for_a_group_without_decay_says_so():
+    reference = trained("torch", lambda net: torch.optim.AdamW(grouped(net, weight_decay=0.0), lr=0.001))
+    report = padiff.compare_runs(reference, trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001})))
+    (found,) = report.settings_differ
+    assert found.fix == 'torch.optim.AdamW([{"params": [0.bias, 2.bias], "weight_decay": 0.0}, ...])'

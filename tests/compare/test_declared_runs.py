@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import paddle
 import pytest
 import torch
-from kit.trainings import optimizer_of, paddle_net, torch_net, trained
+from kit.trainings import STEPS, X, Y, optimizer_of, paddle_net, torch_net, trained
 
 import padiff
 from padiff.report_formats import to_json, to_junit, to_markdown
@@ -106,7 +108,7 @@ def test_a_parameter_that_only_one_run_trains_is_told():
     report = padiff.compare_runs(*runs)
     (found,) = report.settings_differ
     assert (found.kind, found.parameters.candidate) == ("trainable", ("0/bias",))
-    assert report.first_diff.cause.kind == "trainable" and report.first_diff.slot == "bias"
+    assert report.first_diff.cause.kind in ("trainable", "frozen") and report.first_diff.slot == "bias"
     # Frozen there, and in no optimizer here, is one.
     runs[0] = trained(
         "torch", lambda net: torch.optim.SGD([p for p in net.parameters() if p is not net[0].bias], lr=0.01)
@@ -152,13 +154,15 @@ def test_limits_of_clipping_are_compared_before_they_act():
     assert (first.step, first.stage, first.slot, first.cause.kind) == (0, "grad", "clip limit", "clipping")
     assert first.cause.fix == "paddle.optimizer.SGD(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(1000.0))"
     first = padiff.compare_runs(wide, clipped(paddle.nn.ClipGradByValue(1000.0))).first_diff
-    assert "clip by global norm 1000 against by value 1000" in first.message
+    assert "clip by global norm 1000.0 against by value 1000.0" in first.message
     first = padiff.compare_runs(wide, clipped(paddle.nn.ClipGradByNorm(1000.0))).first_diff
-    assert "clip by global norm 1000 against by tensor norm 1000" in first.message
+    assert "clip by global norm 1000.0 against by tensor norm 1000.0" in first.message
 
 
 def test_where_one_side_clips_and_the_other_is_not_known_nothing_is_said():
     free = trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01}))
+    unseen = {name: value for name, value in free.info.settings.items() if not name.startswith("clip.")}
+    free.describe(replace(free.info, settings=unseen))
     report = padiff.compare_runs(free, clipped(paddle.nn.ClipGradByGlobalNorm(1000.0)))
     assert report.passed and not report.settings_differ
 
@@ -235,3 +239,88 @@ def test_a_class_of_ones_own_is_not_held_against_the_frameworks():
         assert not padiff.compare_runs(made, plain).settings_differ
     other = trained("torch", lambda net: Own(net.parameters(), lr=0.001, betas=(0.9, 0.9991)))
     assert [one.name for one in padiff.compare_runs(made, other).settings_differ] == ["beta2"]
+
+
+# -- what is called -------------------------------------------------------------------------------------------
+
+
+def classified(framework, clip=None, **options):
+    """A run of a training by a loss function, which clips by a call in torch and by the optimizer in paddle."""
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    if framework == "torch":
+        net, F, tensor = torch_net(), torch.nn.functional, torch.tensor
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    else:
+        net, F, tensor = paddle_net(), paddle.nn.functional, paddle.to_tensor
+        clipping = None if clip is None else paddle.nn.ClipGradByGlobalNorm(clip)
+        optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters(), grad_clip=clipping)
+    with padiff.record(net, optimizer=optimizer) as rec:
+        for step in range(3):
+            F.cross_entropy(net(tensor(X[step])), tensor(labels), **options).backward()
+            if framework == "torch" and clip is not None:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad() if framework == "torch" else optimizer.clear_grad()
+            rec.try_dump()
+    return rec.run
+
+
+@pytest.mark.parametrize("sides", [("torch", "paddle"), ("paddle", "torch")], ids="-".join)
+def test_clipping_that_is_called_is_one_with_the_optimizers(sides):
+    reference = classified(sides[0], 100.0)
+    report = padiff.compare_runs(reference, classified(sides[1], 100.0))
+    assert report.passed and not report.settings_differ
+    report = padiff.compare_runs(reference, classified(sides[1], 50.0))
+    assert (report.first_diff.stage, report.first_diff.slot) == ("grad", "clip limit")
+    line = {
+        "torch": "torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)",
+        "paddle": "paddle.optimizer.SGD(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(100.0))",
+    }
+    assert report.first_diff.cause.fix == line[sides[1]]
+    # Whoever is not seen to clip may do so in code of its own: listed, and no diff until the gradients part.
+    report = padiff.compare_runs(reference, classified(sides[1]))
+    assert report.passed and [one.name for one in report.settings_differ] == ["clip"]
+    report = padiff.compare_runs(reference, classified(sides[1], float("inf") if sides[1] == "torch" else None))
+    assert report.passed and [one.values.candidate for one in report.settings_differ] == ["none"]
+    first = padiff.compare_runs(classified(sides[0], 0.01), classified(sides[1])).first_diff
+    assert (first.stage, first.cause.kind) == ("grad", "clipping") and first.diff is not None
+
+
+@pytest.mark.parametrize("sides", [("torch", "paddle"), ("paddle", "torch")], ids="-".join)
+def test_a_setting_of_the_loss_that_may_come_to_the_same_is_listed_and_named_where_the_loss_parts(sides):
+    reference = classified(sides[0])
+    report = padiff.compare_runs(reference, classified(sides[1], ignore_index=-1))
+    (found,) = report.settings_differ
+    assert report.passed and (found.name, *found.values) == ("ignore_index", -100, -1)
+    assert found.fix == f"{sides[1]}.nn.functional.cross_entropy(..., ignore_index=-100)"
+    report = padiff.compare_runs(reference, classified(sides[1], label_smoothing=0.1))
+    assert report.first_diff.stage == "loss" and report.first_diff.diff is not None
+    assert "label_smoothing=0.0" in report.first_diff.cause.fix
+
+
+@pytest.mark.parametrize("sides", [("torch", "paddle"), ("paddle", "torch")], ids="-".join)
+def test_other_functions_that_come_to_the_same_loss_are_no_diff(sides):
+    report = padiff.compare_runs(
+        trained(sides[0], optimizer_of(sides[0], "SGD", {RATE[sides[0]]: 0.01})), by_function(sides[1])
+    )
+    assert report.passed, report.first_diff
+
+
+RATE = {"torch": "lr", "paddle": "learning_rate"}
+
+
+def by_function(framework):
+    """The training of `trained`, whose loss is a sum that is divided here."""
+    net, module, tensor = (
+        (torch_net(), torch.nn, torch.tensor) if framework == "torch" else (paddle_net(), paddle.nn, paddle.to_tensor)
+    )
+    optimizer = optimizer_of(framework, "SGD", {RATE[framework]: 0.01})(net)
+    with padiff.record(net, optimizer=optimizer) as rec:
+        for step in range(STEPS):
+            loss = module.functional.mse_loss(net(tensor(X[step])), tensor(Y[step]), reduction="sum") / Y[step].size
+            loss.backward()
+            rec.log_loss(loss)
+            optimizer.step()
+            optimizer.zero_grad() if framework == "torch" else optimizer.clear_grad()
+            rec.try_dump()
+    return rec.run

@@ -30,7 +30,7 @@ def test_steps_that_are_numbered_differently_are_named(by, step, words):
     first = compare_runs(toy_run(range(6)), candidate).first_diff
     assert (first.step, first.stage) == (step, "input")
     assert first.cause.sentence.startswith(words) and "start_step" in first.cause.sentence
-    assert first.message.endswith(f"Likely cause: {first.cause.sentence}.")
+    assert first.cause.proven and first.message.endswith(f"Cause, proven: {first.cause.sentence} (they are equal).")
 
 
 def test_a_batch_that_was_left_out_is_named():

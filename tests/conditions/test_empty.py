@@ -59,7 +59,9 @@ def test_match_each_other_and_differ_from_others_in_shape(kit, options, other, t
     train(Selecting(kit, fault=True), tmp_path / "wrong", other)
     first = padiff.compare_runs(tmp_path / "torch", tmp_path / "wrong").first_diff
     assert (first.step, first.stage, first.reference) == (1, "forward", "head")
-    assert "shapes differ: (0, 3) against" in first.message
+    # What the code of the model selects goes into the head.
+    assert (first.slot, first.inside) == ("input.input", False)
+    assert "shapes differ: (0, 8) against" in first.message
 
 
 def test_in_memory(kit, options):

@@ -9,7 +9,7 @@ import pytest
 from kit.records import info, linear, memory_run, plain, planted, record, root, step, toy_info, toy_run, toy_steps
 
 from padiff import Tolerance, compare_runs
-from padiff.records import Report, Rule, coverage_lines, failed_lines, stage_table, verdict
+from padiff.records import Cause, Report, Rule, coverage_lines, failed_lines, stage_table, verdict
 from padiff.report_formats import number, to_json, to_junit, to_markdown
 
 
@@ -116,6 +116,18 @@ def test_junit_parses_and_counts(bad):
     [failed] = [case for case in cases if case.find("failure") is not None]
     assert (failed.get("classname"), failed.get("name")) == ("step 1.grad", "fc2/grad/weight")
     assert "relative L2" in failed.find("failure").get("message")
+
+
+def test_the_first_failure_of_a_junit_file_has_the_cause(bad):
+    failures = [case.get("message") for case in ElementTree.fromstring(to_junit(bad)).iter("failure")]
+    assert failures[0] == bad.first_diff.message and str(bad.first_diff.cause) in failures[0]
+
+
+def test_what_was_excluded_is_told_where_nothing_is_proven():
+    cause = Cause("unknown", "unknown; it is here", excluded=("epsilon", "bias"))
+    assert cause.text == "Cause: unknown; it is here. Tried and excluded: epsilon, bias."
+    proven = Cause("beta", "beta2 is 0.9", True, "to 0.8 times the noise", "Adam(...)", ("epsilon",))
+    assert proven.text == "Cause, proven: beta2 is 0.9 (to 0.8 times the noise). To mend it: Adam(...)."
 
 
 def test_junit_skips_what_one_side_lacks_and_escapes_names():

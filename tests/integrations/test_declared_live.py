@@ -35,7 +35,7 @@ def said_by(caught):
 def test_raise_ends_the_training_before_its_first_batch(reference, tmp_path):
     network = Net()
     options = {"reference": reference, "on_diff": "raise"}
-    with pytest.raises(RunsDifferError, match="weight_decay 1e-07 against 2e-07") as caught:
+    with pytest.raises(RunsDifferError, match="weight decay 1e-07 against 2e-07") as caught:
         fit(tmp_path / "run", network, sgd(2e-7), options)
     assert network.calls == 0
     assert "To mend it: paddle.optimizer.SGD(..., weight_decay=1e-07)" in str(caught.value)
@@ -55,7 +55,7 @@ def test_warn_says_it_once_and_the_training_goes_on(reference, tmp_path):
         warnings.simplefilter("always")
         callback, _ = fit(tmp_path / "run", network, sgd(2e-7), {"reference": reference}, callbacks=[Listen()])
     (said,) = [text for text in said_by(caught) if "set differently" in text]
-    assert "before any step is compared" in said and "SGD: weight_decay 1e-07 against 2e-07" in said
+    assert "before any step is compared" in said and "SGD: weight decay 1e-07 against 2e-07" in said
     assert seen[0] == 1 and network.calls == 6
     # The first step's own report takes the place of what was said before it.
     first = callback.first_diff
@@ -98,14 +98,14 @@ def test_a_resumed_training_is_held_against_the_step_that_it_goes_on_with(refere
         model.prepare(sgd(2e-7)(model.network.parameters()), paddle.nn.CrossEntropyLoss())
         model.fit([], epochs=1, verbose=0, callbacks=[callback])
     (said,) = [text for text in said_by(caught) if "set differently" in text]
-    assert "weight_decay 1e-07 against 2e-07" in said
+    assert "weight decay 1e-07 against 2e-07" in said
 
 
 def test_watch_tells_it_with_the_first_step(reference, tmp_path, capsys):
     fit(tmp_path / "run", optimizer=sgd(2e-7))
     arguments = ["watch", str(reference), str(tmp_path / "run"), "--logdir", str(tmp_path / "log"), "--timeout", "0"]
     assert main(arguments) == 1
-    assert "weight_decay 1e-07 against 2e-07" in capsys.readouterr().out.replace("\n", " ")
+    assert "weight decay 1e-07 against 2e-07" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_show_prints_it(reference, capsys):

@@ -127,7 +127,13 @@ def test_a_printed_run_is_what_it_holds(kit, tmp_path):
         assert f"{kit.name} " in lines[0] and "Sequential, 4 layers, 67 parameters, 3 recorded steps" in lines[0]
         assert lines[1] == "steps: 0, 1, 2"
         assert lines[2].startswith("step 0, rank 0: 4 weight, 1 input, 4 forward, ")
-        assert [line.split()[0] for line in lines[3:]] == ["(root)", "0", "1", "2"]
+        assert [line.split()[0] for line in lines[3:7]] == ["(root)", "0", "1", "2"]
+        assert [line.split(", ")[0] for line in lines[7:]] == [
+            "optimizer.0: rule SGD",
+            lines[8].split(", ")[0],
+            "run: training True",
+        ]
+        assert lines[8].startswith("optimizer.0.group.0: ")
         assert "Sequential, 4 layers" in repr(run) and len(repr(run)) < 250
     assert repr(rec) == (
         f"<Recorder closed Sequential ({kit.name}) into {tmp_path / 'run'}, every 1 steps: step 3 is under way, "

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from kit.frameworks import TORCH
 
 import padiff
 from padiff.dump.zoom import Zoom, ask
@@ -144,6 +145,19 @@ def test_several_calls_and_several_inputs_are_told_apart(kit):
     assert [o.slot for o in second.inputs] == ["input.a"]
     assert (first.call, second.call) == (0, 1)
     assert first.inputs[1].tensor == second.inputs[0].tensor
+
+
+def test_a_record_is_of_the_output_as_it_is_given_out():
+    """However it was written in between: torch does not count what is written to ``data``."""
+
+    def forward(net, x):
+        y = net.first(x) + 1
+        y.data.mul_(3)
+        return y
+
+    run = recorded(TORCH, net_of(TORCH, forward))
+    outputs = {r.layer: r.value for r in run.steps(0)[0].records if r.stage == "forward"}
+    np.testing.assert_allclose(outputs["(root)"], 3 * (outputs["first"] + 1), rtol=1e-6)
 
 
 # -- functions -----------------------------------------------------------------------------------------------------
@@ -311,7 +325,7 @@ def test_an_exception_in_a_function_leaves_nothing_behind(kit):
         return net.last(net.first(x)).reshape([7, 7])
 
     before = heard(kit)
-    with pytest.raises(Exception, match="reshape|shape|size"):
+    with pytest.raises(Exception, match=r"reshape|shape|size"):
         recorded(kit, net_of(kit, failing))
     assert heard(kit) == before
 

@@ -108,7 +108,7 @@ class Declared:
         self._lasting = (
             *layer_differences(alignment, settings, called, frameworks.candidate),
             *mode_differences(alignment, settings, called),
-            *loss_differences(settings),
+            *loss_differences(settings, frameworks.candidate),
             *clip_differences(settings, self._optimizers, frameworks.candidate),
             *tied_differences(alignment, infos),
             *optimizer_differences(self._groups, frameworks),

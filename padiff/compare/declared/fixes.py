@@ -71,6 +71,24 @@ def clip_fix(framework: str, rule: str, kind: str, limit: Any) -> str:
     return line
 
 
+def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
+    """A call of a loss function with settings as the reference has them.
+
+    Args:
+        function: its common name.
+    """
+    spelling = SPELLINGS.get(framework)
+    if spelling is None:
+        return ""
+    name, more = spelling.losses.get(function, (function, ""))
+    arguments = [
+        f"{spelling.loss_arguments.get(key, key)}={number_text(value)}"
+        for key, value in settings.items()
+        if key != "function"
+    ]
+    return f"{spelling.layers}.functional.{name}({', '.join(['...', *([more] if more else []), *arguments])})"
+
+
 def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
     """A layer with a setting as the reference has it."""
     spelling = SPELLINGS.get(framework)

@@ -15,7 +15,7 @@ from typing import Any
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import optimizer_fix
 from padiff.frameworks.spelled import SPELLINGS
-from padiff.records import LOOP, Both, Difference, RunInfo, Step, unzipped
+from padiff.records import LOOP, Both, Difference, RunInfo, Step, setting_text, unzipped
 
 _NAME = re.compile(r"optimizer\.(\d{1,6})\.(?:group\.(\d{1,6})\.)?(.+)", re.DOTALL)
 # What a value is where it is not said: the framework has nothing of the kind, or it is off.
@@ -226,9 +226,15 @@ def _together(
             one.values,
             "update",
             one.kind,
-            about=pair.reference.rule if one.name != "rule" else "",
+            about="" if one.name in ("rule", "lr") else pair.reference.rule,
             changes=one.changes,
-            fix=optimizer_fix(framework, one.rule, one.names, {**_USUAL, **pair.reference.values}, some.candidate)
+            fix=optimizer_fix(
+                framework,
+                one.rule,
+                one.names,
+                {**_USUAL, **dict.fromkeys(_FORMS, 0.0), **pair.reference.values},
+                some.candidate,
+            )
             if one.names or one.name == "rule"
             else "",
             parameters=some,
@@ -241,8 +247,7 @@ def _between(pair: GroupPair, frameworks: Both[str]) -> list[_Found]:
     if _family(reference.rule) != _family(candidate.rule):
         if not (reference.known and candidate.known):
             return []  # a class of somebody's own may well compute the same
-        names = tuple(name for name in _said(reference) if name in candidate.values or name not in _USUAL)
-        return [_Found("rule", pair.map(lambda group: group.rule), names, reference.rule)]
+        return [_Found("rule", pair.map(lambda group: group.rule), tuple(_said(reference)), reference.rule)]
     if not reference.known and frameworks.reference != frameworks.candidate:
         return []
     found = _decay(pair)
@@ -311,7 +316,7 @@ def _decay(pair: GroupPair) -> list[_Found]:
 
 
 def _decay_text(values: Mapping[str, float], used: list[str]) -> str:
-    return " and ".join(f"{values[name]:.7g} ({_FORMS[name]})" for name in used) or "0"
+    return " and ".join(f"{setting_text(values[name])} ({_FORMS[name]})" for name in used) or "0.0"
 
 
 def same(one: Any, other: Any) -> bool:

@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from padiff.align import Alignment
-from padiff.compare.declared.fixes import clip_fix
+from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.model import equivalents
-from padiff.records import Both, Difference, RunInfo, Step
+from padiff.records import Both, Difference, RunInfo, Step, setting_text
 
 _NO_CLIP = {"kind": "none"}
+#: Settings that say how the classes lie: two runs may have them in other axes.
+OF_LAYOUT = ("axis",)
 # What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
 # comes to the same: labels that one side ignores by their number and the other by a mask, say.
 _OF_LOSS = frozenset({"delta", "beta", "weight", "pos_weight"})
@@ -63,13 +65,15 @@ def _clip_text(clip: Mapping[str, Any]) -> str:
     if clip["kind"] == "none":
         return "none"
     limit = clip.get("limit")
-    return f"by {str(clip['kind']).replace('_', ' ')}" + (f" {limit:.7g}" if isinstance(limit, (int, float)) else "")
+    return f"by {str(clip['kind']).replace('_', ' ')}" + (
+        f" {setting_text(limit)}" if isinstance(limit, (int, float)) else ""
+    )
 
 
 def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, Any] | None:
     """How a run clips; `None` where it is not known."""
-    called = _of(settings, "clip.")
-    given = [_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
+    called = _clip_of(settings, "clip.")
+    given = [_clip_of(settings, f"optimizer.{number}.clip.") for number in range(optimizers.count)]
     set_ = [_NO_CLIP if _is_none(clip) else clip for clip in given if "kind" in clip]
     acting = [clip for clip in set_ if clip["kind"] != "none"]
     if "kind" in called and not _is_none(called):
@@ -78,6 +82,11 @@ def _clip(settings: Mapping[str, Any], optimizers: Optimizers) -> Mapping[str, A
         return acting[0] if len(set_) == len(given) and all(clip == acting[0] for clip in set_) else None
     # Where calls were watched, and nothing else could clip.
     return _NO_CLIP if "kind" in called else None
+
+
+def _clip_of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
+    found = _of(settings, family)
+    return found if isinstance(found.get("kind"), str) else {}
 
 
 def _is_none(clip: Mapping[str, Any]) -> bool:
@@ -90,23 +99,28 @@ def _of(settings: Mapping[str, Any], family: str) -> dict[str, Any]:
     return {name[len(family) :]: value for name, value in settings.items() if name.startswith(family)}
 
 
-def loss_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
+def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Iterator[Difference]:
     """How the losses are set differently. Two functions may well be one loss, and so may two reductions, by a factor
     that is the loop's: tensors show that.
     """
     losses = settings.map(lambda side: _of(side, "loss."))
     for name, value in losses.reference.items():
-        if name not in losses.candidate or same(value, losses.candidate[name]):
-            continue
         # Of several losses each has a number in front.
         number, _, setting = name.rpartition(".")
+        if name not in losses.candidate or setting in OF_LAYOUT or same(value, losses.candidate[name]):
+            continue
         said = f"{number}.function" if number else "function"
         function = losses.map(lambda side, said=said: side.get(said))  # type: ignore[misc]
         alike = function.reference is not None and function.reference == function.candidate
         about = f"the loss {function.reference}" if alike else "the loss"
-        changes = alike and setting in _OF_LOSS and not number
         yield Difference(
-            setting, Both(value, losses.candidate[name]), "loss", "loss_setting", about=about, changes=changes
+            setting,
+            Both(value, losses.candidate[name]),
+            "loss",
+            "loss_setting",
+            about=about,
+            changes=alike and setting in _OF_LOSS and not number,
+            fix=loss_fix(framework, str(function.reference), {setting: value}) if alike else "",
         )
 
 

@@ -4,46 +4,48 @@ from __future__ import annotations
 
 from padiff.compare.diagnose.call_words import called, calls_text
 from padiff.compare.diagnose.place import Calls, Place
-from padiff.compare.diagnose.values import masked_apart, ratio_of, same_values, times, values_of
+from padiff.compare.diagnose.values import masked_apart, values_of
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, TracedCall
 
+# So many calls that only one side makes are a step too many or too few; more are another way to write it.
+_FEW = 3
+_CAST = "cast"
+
 
 def cause_in_place(place: Place) -> Cause | None:
-    """The likely cause of a diff that does not come from what the layer itself computes; else `None`."""
-    by_calls = _by_calls(place.calls) if place.calls is not None else None
-    if not place.between:
-        return by_calls
-    try:
-        return _by_values(place, by_calls)
-    except (RunFolderError, SketchOnlyError):
-        return by_calls
-
-
-def _by_values(place: Place, by_calls: Cause | None) -> Cause:
-    if place.diff.problem is not None:
-        return by_calls or Cause("between_layers", "the code between the layers gives something else")
-    reference, candidate = values_of(place.diff.pair)
-    if masked_apart(reference, candidate):
+    """The likely cause of a diff, where one call of the layer's code shows it, or the code between two layers drops
+    values at random; else `None`.
+    """
+    if place.between and place.diff.problem is None and _is_dropout(place):
         text = "dropout: each run draws its own random mask; train with rate 0 (or record in eval mode) to compare"
         return Cause("dropout", text)
-    if by_calls is not None:
-        return by_calls
-    what = "what goes in" if place.inside is False else "the output"
+    return _by_calls(place.calls) if place.calls is not None else None
+
+
+def where_in_code(place: Place, excluded: tuple[str, ...] = ()) -> Cause | None:
+    """Where the cause has to be looked for, where neither a call nor a hypothesis shows it; `None` if that is not
+    known.
+    """
+    if place.calls is not None and max(map(len, place.calls.only)) <= 2 * _FEW:
+        texts = place.calls.only.map(lambda some: calls_text(some) if some else "nothing")
+        calls = f"the reference calls {texts.reference} there, the candidate {texts.candidate}"
+        return Cause("unknown", f"unknown; {calls}", excluded=excluded)
+    if not place.between:
+        return None
     where = "before this layer" if place.inside is False else "of this layer, after those inside of it"
-    ratio = ratio_of(reference, candidate)
-    if ratio is not None:
-        return Cause("between_layers", f"{what} is {times(ratio)}: a factor in the code {where}")
-    if reference.ndim > 1 and same_values(reference, candidate):
-        text = f"{what} has the same values in another order: another axis, layout or order of reshaping"
-        return Cause("between_layers", text)
-    return Cause(
-        "between_layers",
-        f"the code {where}: what it adds, scales or masks, the functions that it calls, or which tensors it hands on",
-    )
+    text = f"unknown; the code {where}: what it adds, scales or masks, and which tensors it hands on"
+    return Cause("unknown", text, excluded=excluded)
 
 
-def _by_calls(calls: Calls) -> Cause:
+def _is_dropout(place: Place) -> bool:
+    try:
+        return masked_apart(*values_of(place.diff.pair))
+    except (RunFolderError, SketchOnlyError):
+        return False
+
+
+def _by_calls(calls: Calls) -> Cause | None:
     both = calls.same
     if both is None:
         return _one_sided(calls.only)
@@ -57,10 +59,12 @@ def _by_calls(calls: Calls) -> Cause:
     return Cause("call", f"{texts.reference} gives something else, though the same goes in")
 
 
-def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause:
+def _one_sided(only: Both[tuple[TracedCall, ...]]) -> Cause | None:
+    one = only.reference or only.candidate
+    # That values were rounded to another dtype is computed.
+    if all(only) or len(one) > _FEW or all(call.function == _CAST for call in one):
+        return None
     texts = only.map(calls_text)
     if not only.candidate:
         return Cause("missing_call", f"only the reference calls {texts.reference} there")
-    if not only.reference:
-        return Cause("surplus_call", f"only the candidate calls {texts.candidate} there")
-    return Cause("other_calls", f"the reference calls {texts.reference} there, the candidate {texts.candidate}")
+    return Cause("surplus_call", f"only the candidate calls {texts.candidate} there")

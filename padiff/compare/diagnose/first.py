@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from padiff.align import Alignment
+from padiff.compare.diagnose.between import where_in_code
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
 from padiff.compare.diagnose.environments import environment_cause
@@ -61,8 +63,11 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, c
     )
     if found is not None:
         return found
+    if place.between:
+        scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute else Finding()
-    return computed.cause or guess(diff, step, alignment, computed.excluded)
+    known = computed.cause or where_in_code(place, computed.excluded)
+    return known or guess(diff, step, alignment, computed.excluded)
 
 
 def _place(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Place:

@@ -6,20 +6,22 @@ reference's: where that gives the reference's loss, the cause is proven.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from padiff.compare.declared.fixes import loss_fix
 from padiff.compare.declared.optimizers import same
+from padiff.compare.declared.run import OF_LAYOUT
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.values import ratio_of, round_ratio, same_values, times
 from padiff.compare.measure.losses import RecordedLoss, loss_of, loss_settings, recorded_losses
 from padiff.compare.measure.operands import operands
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.frameworks.known import FRAMEWORKS
-from padiff.frameworks.spelled import SPELLINGS, number_text
+from padiff.frameworks.spelled import SPELLINGS
 from padiff.records import (
     Both,
     Cause,
@@ -47,8 +49,6 @@ _KINDS = {
     "weight": "loss_weight",
     "pos_weight": "loss_weight",
 }
-# Settings that say how the classes lie: two runs may have them in other axes.
-_OF_LAYOUT = ("axis",)
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def _differing(calls: Both[_Call]) -> dict[str, Both[Any]]:
     return {
         name: values
         for name, values in found.items()
-        if name not in _OF_LAYOUT and (None not in values or name in optional) and not same(*values)
+        if name not in OF_LAYOUT and (None not in values or name in optional) and not same(*values)
     }
 
 
@@ -408,14 +408,5 @@ def _spelled(framework: str, function: str) -> str:
 
 def _fix(calls: Both[_Call], settings: Mapping[str, Any], function: str = "") -> str:
     """The candidate's call with settings as the reference has them."""
-    framework, function = calls.candidate.framework, function or calls.candidate.loss.function
-    spelling = SPELLINGS.get(framework)
-    if spelling is None:
-        return ""
-    name, more = spelling.losses.get(function, (function, ""))
-    arguments: Sequence[str] = [
-        f"{spelling.loss_arguments.get(key, key)}={number_text(value)}"
-        for key, value in settings.items()
-        if key != "function"
-    ]
-    return f"{_functions(framework)}{name}({', '.join(['...', *([more] if more else []), *arguments])})"
+    candidate = calls.candidate
+    return loss_fix(candidate.framework, function or candidate.loss.function, settings)

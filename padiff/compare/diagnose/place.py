@@ -97,7 +97,8 @@ def place_of_diff(
         diff = relations.diff(differing.reference.tensor, differing.candidate.tensor, slots)
     found = None
     if starts.reference is not None and starts.candidate is not None and all(step.trace.functions for step in steps):
-        found = _calls_between(Both(starts.reference, starts.candidate), graphs, relations, _agreed(step, graphs))
+        ends = Both(starts.reference, starts.candidate)
+        found = _calls_between(ends, calls, graphs, relations, _agreed(step, graphs))
     return Place(diff, inside, last, found, graphs)
 
 
@@ -155,9 +156,9 @@ def _agreed(step: Sequence[Diff], graphs: Both[Graph]) -> Both[set[int]]:
 
 
 def _calls_between(
-    starts: Both[int], graphs: Both[Graph], relations: Relations, agreed: Both[set[int]]
+    starts: Both[int], own: Both[TracedCall | None], graphs: Both[Graph], relations: Relations, agreed: Both[set[int]]
 ) -> Calls | None:
-    """What is called between tensors that agree and two that do not."""
+    """What is called between tensors that agree and two that do not; not the layers' own calls, whose output it is."""
     found = Both(
         graphs.reference.back(
             starts.reference, lambda tensor: tensor in agreed.reference or relations.is_found(tensor, True)
@@ -166,6 +167,7 @@ def _calls_between(
             starts.candidate, lambda tensor: tensor in agreed.candidate or relations.is_found(tensor, False)
         ),
     )
+    found = found.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
     # What only looks at values in another way, or makes a constant, is told where there is nothing else.
     others = found.map(lambda calls: [call for call in calls if not is_looking(call)])
     found = others if any(others) else found

@@ -26,13 +26,20 @@ _SHOWS = {
 
 def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | None) -> FirstDiff | None:
     """The first diff, given what differs in the settings of the compared steps, with their numbers, and the first
-    tensor that parts. A tensor goes before settings of its own step and stage.
+    tensor that parts. A tensor goes before settings of its own step and stage, and before what explains it in its own
+    layer, and in others that are set alike, whenever that is.
     """
-    counting = [(number, STAGES.index(one.stage), k) for k, (number, one) in enumerate(found) if one.changes]
+    pair = first.diff.pair if first is not None and first.diff is not None else None
+    shown = {one.name for _, one in found if pair is not None and one.kind in _OF_LAYERS and _acts(one, pair)}
+    counting = [
+        (number, STAGES.index(one.stage), k)
+        for k, (number, one) in enumerate(found)
+        if one.changes and not (one.kind in _OF_LAYERS and one.name in shown)
+    ]
     place = min(counting, default=None)
     if place is None or (first is not None and (first.step, STAGES.index(first.stage)) <= place[:2]):
         return first
-    together_ = [one for number, one in found if one.changes and (number, STAGES.index(one.stage)) == place[:2]]
+    together_ = [found[k][1] for number, stage, k in counting if (number, stage) == place[:2]]
     one = found[place[2]][1]
     same_kind = [other for other in together_ if other.kind == one.kind]
     return FirstDiff(
@@ -84,8 +91,8 @@ def _statement(step: int, differences: Sequence[Difference], first: FirstDiff | 
         said += f"{_noted(here)}{rest}"
         compute = "They do not compute the same"
     if first is None:
-        shown = "other inputs, or more steps, will show it"
-        return f"No tensor parts by more than is allowed, but {said}. {compute}; {shown}."
+        later = "other inputs, or more steps, will show it"
+        return f"No tensor parts by more than is allowed, but {said}. {compute}; {later}."
     where = f"at step {step}, stage {one.stage}: {said}" if one.kind in _OF_LAYERS else f"as {said}"
     return f"The runs part {where}. {compute}. The first tensor that parts: {first.place_text}."
 

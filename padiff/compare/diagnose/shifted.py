@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
@@ -11,6 +12,9 @@ from padiff.records import Both, Cause, Diff, Pair, Record, Run
 
 # How many recorded steps before and after one are looked at.
 _NEARBY = 4
+# From so many numbers on, equal ones are no chance.
+_MANY = 8
+_EVIDENCE = "they are equal"
 
 
 def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
@@ -23,12 +27,16 @@ def shift_cause(diff: Diff, runs: Both[Run]) -> Cause | None:
     for number in others[: 2 * _NEARBY]:
         if _is_batch_of(pair, pair.candidate, reference, number):
             away = number - pair.step
+            # A few numbers may be equal by chance.
+            proven = math.prod(pair.anchor.shape) >= _MANY
             if _goes_on(pair, runs, away):
-                return _shifted(pair.step, number)
+                return replace(_shifted(pair.step, number), proven=proven, evidence=_EVIDENCE if proven else "")
             return Cause(
                 "batch_order",
                 f"the candidate's batch is the reference's of step {number}: the batches come in another order, or the "
                 "runs number their steps differently (start_step)",
+                proven,
+                _EVIDENCE if proven else "",
             )
     return None
 

@@ -62,6 +62,8 @@ class Drift:
         unseen: relative error of all weights together that may be where no sample of them looks.
         unseen_each: by how much a step may have added to it.
         typical: median relative L2 error of the outputs, and of the updates, that passed.
+        rounding: relative error of rounding one number of the coarsest outputs.
+        element: root of the share that one element is of the smallest output before the last.
         ratio: the largest ratio, less 1, that gradients or updates of a step had in common so far.
         began: norms of the reference's weights in the first step that was compared.
     """
@@ -75,6 +77,8 @@ class Drift:
     unseen: float = 0.0
     unseen_each: float = 0.0
     typical: Mapping[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
+    element: float = 0.0
     ratio: float = 0.0
     began: Mapping[Key, float] = field(default_factory=dict)
 
@@ -120,12 +124,12 @@ class Drift:
         return error
 
     def typical_gap(self, step: int) -> float:
-        """How far off most weights may be in a later step, in updates, beyond what this step and its updates explain."""
-        share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), ROUNDING["float32"])
+        """How far off most weights may be in a later step, in updates, beyond what this step explains."""
+        share, outputs = self.typical.get("update", 0.0), max(self.typical.get("forward", 0.0), self.rounding)
         total = 0.0
         for k in range(1, min(step - self.step, _LONG)):
             growth = GROWTH**k
-            kinks = TYPICAL_KINKS * math.sqrt(min(growth * outputs, 1.0))
+            kinks = self.element + TYPICAL_KINKS * math.sqrt(min(growth * outputs, 1.0))
             total += min(growth * share + TYPICALLY_OFF + kinks, UNRELATED)
         return total + max(step - self.step - _LONG, 0) * UNRELATED
 
@@ -185,8 +189,11 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
         gain = max(gain, outputs / start)
     found = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
     typical = {stage: typical_error(found[stage]) for stage in ("forward", "update")}
+    last = next((d.pair.anchor.shape for d in reversed(diffs) if d.pair.stage == "forward"), ())
+    inner = [off.size for off in found["forward"] if diffs[off.place].pair.anchor.shape != last]
+    element = math.sqrt(1 / min(inner)) if inner else before.element
     ratio = max(before.ratio, *(abs(typical_ratio(found[stage])) for stage in ("grad", "update")))
-    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, ratio, began)
+    return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, rounding, element, ratio, began)
 
 
 def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from padiff.compare.judge.drift import Key
+from padiff.compare.judge.siblings import Key
 from padiff.records import LOOP, PARAMETER_STAGES, Both, Step
 
 

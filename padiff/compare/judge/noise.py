@@ -10,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from padiff.compare.judge import drift, limits
-from padiff.compare.judge.drift import Drift, inherited, key_of
+from padiff.compare.judge.drift import Drift, inherited
 from padiff.compare.judge.kinks import may_have_kinks
 from padiff.compare.judge.policy import judged_together
+from padiff.compare.judge.siblings import Key, key_of
 from padiff.compare.judge.step_figures import (
+    bulk_of,
     coarsest_dtypes,
     deviations_of,
     hides_noise,
@@ -113,7 +115,7 @@ class _Context:
         self._grad_scale = self._scales.layers
         self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
         #: The weights that passed, as they are judged.
-        self._explained: dict[drift.Key, Diff] = {}
+        self._explained: dict[Key, Diff] = {}
         self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
         self._samples = samples_of(diffs)
         self._deviations = deviations_of(diffs)
@@ -168,17 +170,15 @@ class _Context:
 
     def _largest_kink(self, diffs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an activation gradient that is off in a few elements only."""
-        limit = self._relative("backward").value
-        errors = (
-            d.figures.rel_l2
-            for d in diffs
-            if d.pair.stage == "backward" and d.figures is not None and d.figures.bulk_l2 is not None
-            if d.figures.bulk_l2
-            <= limit * d.figures.reference_l2
-            < d.figures.l2
-            <= limits.FEW_AT_MOST * d.figures.reference_l2
-        )
-        return max(errors, default=0.0)
+        limit, largest = self._relative("backward").value, 0.0
+        for diff in diffs:
+            figures, bulk = diff.figures, bulk_of(diff) if diff.pair.stage == "backward" else None
+            if figures is None or bulk is None or not diff.compared:
+                continue
+            own = figures.reference_l2
+            if bulk <= limit * own < figures.l2 <= limits.FEW_AT_MOST * own:
+                largest = max(largest, figures.rel_l2)
+        return largest
 
     def _allowed(self, stage: str) -> float:
         return limits.allowed(self._dtypes[stage], stage)
@@ -193,8 +193,7 @@ class _Context:
             limit = _Limit(limit.value + 2 * self._factor * self._kinks, Rule.HANDED_BACK)
         if self._is_made_of(diff):
             made_of = limits.MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
-            most = self._factor * (self._allowed("grad") + made_of)
-            limit = min(limit, _Limit(most, Rule.MADE_OF), key=_value)
+            limit = _Limit(self._factor * (self._allowed("grad") + made_of), Rule.MADE_OF)
         return _Limit(limit.value * max(reference, scale), Rule.LAYER if scale > reference else limit.rule)
 
     def _is_made_of(self, diff: Diff) -> bool:
@@ -215,7 +214,7 @@ class _Context:
         gain = max(limits.GAIN[stage], self._gain) if stage in limits.APART else 0.0
         kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
         more = gain * inherited + kinks
-        # Weights that are a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
+        # Weights a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
         seen = max(self._gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self._gain
         further = max(1.0, limits.MOST * seen / limits.AT_MOST["forward"])
         if stage not in ("forward", "loss"):
@@ -418,7 +417,7 @@ class _Context:
         figures = diff.figures
         assert figures is not None
         scale = figures.reference_l2
-        bulk = figures.bulk_l2
+        bulk = bulk_of(diff)
         # An estimate is reported only where chance does not explain it.
         most, rule = limit.value * (1 + limits.SURE * figures.spread), limit.rule
         few = limits.FEW_OF_UPDATES if diff.pair.stage == "update" else limits.FEW_AT_MOST

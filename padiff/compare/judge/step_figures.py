@@ -58,6 +58,16 @@ def largest_errors(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
     return errors
 
 
+def bulk_of(diff: Diff) -> float | None:
+    """A gradient's or update's error (L2) without a few of its elements; of a small tensor, without the largest."""
+    figures = diff.figures
+    if figures is None or figures.bulk_l2 is not None:
+        return figures.bulk_l2 if figures is not None else None
+    if diff.pair.stage not in ("backward", "update") or figures.basis != "tensors" or figures.size < limits.WITNESS:
+        return None
+    return math.sqrt(max(figures.l2**2 - figures.max_abs**2, 0.0))
+
+
 class Outputs(NamedTuple):
     """What a step's last outputs say of its loss.
 
@@ -72,7 +82,7 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(diffs: Sequence[Diff]) -> Outputs | None:
-    """Those of a step, from its measured diffs; `None` where they, or the gradients of all of them, were not recorded."""
+    """Those of a step, from its measured diffs; `None` where they, or gradients of all of them, were not recorded."""
     forward = [d for d in diffs if d.pair.stage == "forward" and d.pair.anchor.layer != LOOP]
     if not forward or any(d.figures is None or not d.compared for d in forward[-1:]):
         return None

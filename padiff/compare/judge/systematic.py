@@ -1,4 +1,4 @@
-"""What rounding never is: one ratio through many tensors, weights that all shrink alike, a stage that is off as a whole.
+"""What rounding never is: one ratio through many tensors, weights that all shrink alike, a whole stage that is off.
 
 Each tensor by itself is within its limit, or may be; together they are no chance. Nothing is read for it: that the
 candidate is ``1 + a`` times the reference and something else shows in the three norms that were measured,
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import Drift
-from padiff.compare.judge.siblings import Key, Off, key_of, offs, ratio_of, typical_ratio
+from padiff.compare.judge.siblings import Key, Off, key_of, offs, ratio_of, typical_error, typical_ratio
 from padiff.records import Diff, Figure, Rule
 
 
@@ -96,7 +96,8 @@ def without_systematic(diffs: Sequence[Diff], start: Start) -> list[Diff]:
     if not any(diff.passed and diff.figures is not None and diff.figures.l2 for diff in found):
         return found
     found = _apart_alike(_grown_alike(found, start), start)
-    found = _outputs(found, start)
+    if start.inherited < limits.MOST:
+        found = _outputs(found, start)
     larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(found)
     for stage in ("backward", "grad", "update"):
         own = offs(found, stage, start.noise)
@@ -105,7 +106,10 @@ def without_systematic(diffs: Sequence[Diff], start: Start) -> list[Diff]:
         floor = start.factor * (limits.ratio_floor(start.dtypes[stage]) + known)
         alike, ratio = agreeing(own, floor)
         found = failed(found, [off.place for off in alike], floor)
-        larger, explained = max(larger, abs(ratio)), 0.0 if own else explained
+        larger = max(larger, abs(ratio))
+        if own:
+            # A norm that gradients are clipped by is off as they are, and hands that on to all of them alike.
+            explained = limits.OF_NORM * typical_error(own) if start.inherited else 0.0
     return found
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from padiff.align import Alignment
-from padiff.compare.judge.drift import Key, key_of
 from padiff.compare.judge.history import History
+from padiff.compare.judge.siblings import Key, key_of
 from padiff.errors import UsageError
 from padiff.recorder.detail import NOTHING, Detail
 from padiff.records import PARAMETER_STAGES, SIDES, Both, Coverage, Diff, RunInfo, Step

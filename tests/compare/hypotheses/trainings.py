@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import paddle
 import torch
+from kit.records import memory_run
 
 import padiff
-from padiff.records import FirstDiff, Run
+from padiff.records import FirstDiff, InMemory, Run
 
 BATCH, INPUTS, WIDTH, CLASSES = 16, 12, 24, 6
 
@@ -117,8 +119,6 @@ def paddle_run(
 def _only(run: Run, numbers: set[int]) -> Run:
     if set(run.numbers()) == numbers:
         return run
-    from kit.records import memory_run
-
     return memory_run(run.info, *(run.steps(n)[0] for n in run.numbers() if n in numbers))
 
 
@@ -126,3 +126,17 @@ def first_of(reference: Run, candidate: Run, **options: Any) -> FirstDiff:
     first = padiff.compare_runs(reference, candidate, **options).first_diff
     assert first is not None
     return first
+
+
+def changed(run: Run, change: Callable[[Any, np.ndarray], np.ndarray | None]) -> Run:
+    """The run with other values where ``change(record, values)`` gives any."""
+
+    def of(record: Any) -> Any:
+        values = change(record, record.value)
+        if values is None:
+            return record
+        values = np.asarray(values, record.value.dtype)
+        return replace(record, source=InMemory(values), shape=values.shape)
+
+    steps = [run.steps(number)[0] for number in run.numbers()]
+    return memory_run(run.info, *(replace(step, records=tuple(map(of, step.records))) for step in steps))

@@ -86,7 +86,7 @@ class Search:
                 found = self._solved({}, (one, other))
                 if found is not None and len(found.settings) == 2:
                     yield found
-        others = explained(self._sample, [one for one in RULES if one is not rule])
+        others = explained(self._sample, [one for one in RULES if one.run is not rule.run])
         if others:
             fits = tuple(fitted for fitted, _ in others)
             yield Change({}, len(fits[0].solved), fits[0].tried, rules=fits)
@@ -125,7 +125,7 @@ def kind_of(change: Change, fitted: Fit) -> tuple[str, str]:
     if bool(change.rules):
         return "optimizer_rule", "another rule"
     names = list(change.settings)
-    kinds = [KINDS.get(name, name).format(rule=fitted.rule.name.lower()) for name in names]
+    kinds = [KINDS.get(name, name).format(rule=fitted.rule.name.lower().replace("adamw", "adam")) for name in names]
     return "+".join(kinds), " and ".join(NAMES.get(name, name) for name in names)
 
 
@@ -156,7 +156,5 @@ def described(fitted: Fit) -> str:
         for name, usual in rule.numbers.items()
         if settings[name] != 0.0 and not (name == "eps" and settings[name] < _SMALL) and name != "momentum_decay"
     ]
-    shown += [
-        NAMES[name] for name, default in rule.forms.items() if settings[name] and name not in ("single", "corrected")
-    ]
+    shown += [NAMES[name] for name, usual in rule.forms.items() if settings[name] != usual and name != "single"]
     return f"{rule.name} ({', '.join(shown)})" if shown else rule.name

@@ -96,7 +96,7 @@ def _limits(scene: Scene, norms: Both[float]) -> tuple[Both[float | None], bool]
             found.append(None)  # it got what the backward gave
         elif above:
             found.append(None)
-        elif is_round or again or (factor is not None and factor < 1):
+        elif is_round or again or (factor is not None and factor < 1 and not rest):
             found.append(rounded if is_round else norm)
             sure = sure and (is_round or again)
         else:

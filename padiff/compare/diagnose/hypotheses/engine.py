@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from padiff.compare.diagnose.hypotheses import clipping, data, gradients, optimizers, outputs, start, written
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses import (
+    clipping,
+    data,
+    gradients,
+    optimizers,
+    outputs,
+    start,
+    statistics,
+    written,
+)
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import (
     NEAR,
@@ -16,6 +27,7 @@ from padiff.compare.diagnose.hypotheses.proof import (
     weigh,
 )
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.errors import PadiffError
 from padiff.records import Cause
 
 #: A group of hypotheses: those that apply to a scene, the simplest first. A cause that is recorded as such needs no
@@ -25,7 +37,13 @@ Group = Callable[[Scene], Iterable["Hypothesis | Cause"]]
 #: The groups that apply to a first diff, by its stage.
 GROUPS: Mapping[str, tuple[Group, ...]] = {
     "input": (data.hypotheses,),
-    "weight": (start.hypotheses, written.hypotheses, optimizers.hypotheses, written.unrecorded),
+    "weight": (
+        start.hypotheses,
+        statistics.hypotheses,
+        written.hypotheses,
+        optimizers.hypotheses,
+        written.unrecorded,
+    ),
     "forward": (outputs.hypotheses,),
     "loss": (gradients.backward_hypotheses,),
     "backward": (gradients.backward_hypotheses,),
@@ -73,15 +91,29 @@ class Finding:
 def explain(scene: Scene) -> Finding:
     """Try all hypotheses that apply to a scene's first diff."""
     tried: list[Tried] = []
-    for group in GROUPS.get(scene.stage, ()):
-        for one in group(scene):
-            if isinstance(one, Cause):
-                return _finding(tried, one)
-            # What assumes more is not looked at once something simpler explains it.
-            if any(known.proven and known.cost[0] < one.changes for known in tried):
+    recorded: Cause | None = None
+    # A hypothesis that is far off may divide by zero; that it explains nothing is all there is to it.
+    with np.errstate(all="ignore"):
+        for group in GROUPS.get(scene.stage, ()):
+            try:
+                recorded = _tried(group(scene), tried)
+            except (PadiffError, np.linalg.LinAlgError):
+                continue  # tensors that are no longer there explain nothing
+            if recorded is not None:
                 break
-            tried.append(Tried(one, weigh(one.predict())))
-    return _finding(tried)
+    return _finding(tried, recorded)
+
+
+def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Cause | None:
+    """Try some hypotheses one after the other; a cause that is recorded as such ends it."""
+    for one in hypotheses:
+        if isinstance(one, Cause):
+            return one
+        # What assumes more is not looked at once something simpler explains it.
+        if any(known.proven and known.cost[0] < one.changes for known in tried):
+            return None
+        tried.append(Tried(one, weigh(one.predict())))
+    return None
 
 
 def _finding(tried: Sequence[Tried], recorded: Cause | None = None) -> Finding:

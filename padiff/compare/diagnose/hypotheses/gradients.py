@@ -34,16 +34,28 @@ class Gradients:
     """The gradients of a step, as the optimizers got them.
 
     Attributes:
+        stage: ``grad``, or ``backward`` for those of outputs.
         tensors: those of which some elements are known, both sides; `Prediction.without` is the reference's.
         places: whose they are.
         elements: whether elements of them are known; else projections.
+        failed: whether they are diffs.
         norms: of each whole tensor, both sides.
     """
 
+    stage: str
     tensors: tuple[Prediction, ...]
     places: tuple[Place, ...]
     elements: tuple[bool, ...]
+    failed: tuple[bool, ...]
     norms: Mapping[Place, Both[float]]
+
+    @property
+    def wrong(self) -> tuple[list[Prediction], str]:
+        """Those that are diffs, where others are none; and which these are, in words."""
+        wrong = [one for one, failed in zip(self.tensors, self.failed) if failed]
+        names = list(dict.fromkeys(one.site.replace(f"/{self.stage}/", "/") for one in wrong))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ([], "") if len(wrong) == len(self.tensors) else (wrong, f" of {', '.join(names[:3])}{more}")
 
     @property
     def all_norms(self) -> Both[float]:
@@ -59,7 +71,7 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
     scales: dict[str, float] = {}
     for diff in diffs:
         scales[diff.pair.anchor.layer] = max(scales.get(diff.pair.anchor.layer, 0.0), _rms(diff))
-    tensors, places, elements = [], [], []
+    tensors, places, elements, failed = [], [], [], []
     for diff in sorted(diffs, key=lambda d: -(d.figures.size if d.figures else 0)):
         values = values_of(diff.pair, _ELEMENTS)
         if values is None or np.iscomplexobj(values.reference):
@@ -74,12 +86,13 @@ def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
             tensors.append(Prediction(site, values.candidate, values.reference, values.reference, noise, limit))
             places.append(place_of(diff.pair))
             elements.append(is_elements(diff.pair))
+            failed.append(not diff.passed)
     norms = {
         place_of(d.pair): Both(d.figures.reference_l2, d.figures.candidate_l2)
         for d in scene.step
         if d.pair.stage == stage and d.figures is not None and d.pair.anchor.layer != "(loop)"
     }
-    return Gradients(tuple(tensors), tuple(places), tuple(elements), norms)
+    return Gradients(stage, tuple(tensors), tuple(places), tuple(elements), tuple(failed), norms)
 
 
 def noise_level(scene: Scene) -> float:
@@ -159,8 +172,7 @@ def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     """Of a first diff in the gradients of outputs, or in the loss."""
     gradients = gradients_of(scene, "backward")
     if gradients.tensors:
-        what = "gradients of outputs"
-        yield from ratios.ratio_hypotheses(scene, gradients.tensors, what, "gradient_scale", ratios.facts(scene))
+        yield from _ratios(scene, gradients, "gradients of outputs")
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
@@ -168,11 +180,21 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     gradients = gradients_of(scene)
     if not gradients.tensors:
         return
-    for one in ratios.ratio_hypotheses(scene, gradients.tensors, "gradients", "gradient_scale", ratios.facts(scene)):
-        yield replace(one, sentence=one.sentence + _departing(scene))
+    for one in _ratios(scene, gradients, "gradients"):
+        yield replace(one, sentence=one.sentence + _departing(scene)) if one.changes == 1 else one
     yield from _stale(scene, gradients)
     yield from _missing_calls(scene)
     yield from _decayed(scene, gradients)
+
+
+def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
+    """One ratio of all gradients, or of those that are diffs."""
+    facts = ratios.facts(scene)
+    yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts)
+    wrong, which = gradients.wrong
+    for one in ratios.ratio_hypotheses(wrong, f"{what}{which}", "gradient_scale", facts):
+        # Of a few gradients no number of the run is the ratio.
+        yield replace(one, kind="gradient_scale", changes=2, telling=False)
 
 
 def _departing(scene: Scene) -> str:

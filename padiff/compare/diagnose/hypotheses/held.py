@@ -37,7 +37,7 @@ def causes(scene: Scene) -> Iterator[Cause]:
         return
     layer, parameter = found
     sites = [f"{record.layer}/{record.slot}" for record in own.records if record.stage == pair.stage]
-    name = f"{layer}/{parameter.slot}"
+    name, found_at = f"{layer}/{parameter.slot}", (layer, parameter.slot)
     if not parameter.trainable:
         text = f"{name} is frozen on the {side} (it does not require a gradient), and trains on the {other}"
         fix = mending.training(getattr(scene.frameworks, side)) if side == "candidate" else ""
@@ -49,7 +49,7 @@ def causes(scene: Scene) -> Iterator[Cause]:
     ran = [r for r in own.records if r.stage == "forward" and r.layer == layer]
     back_there = [r for r in theirs.records if r.stage == "backward" and r.layer == pair.anchor.layer]
     kind = _kind(getattr(scene.runs, side).info, layer)
-    if ran and not back and back_there:
+    if ran and not back and back_there and any(r.stage == "backward" for r in own.records):
         text = f"no gradient comes back to layer {layer} on the {side}: detached, or what it gives is not used"
         yield Cause("detached", text, True, "the other side's layer gets one in this step, and both ran")
     elif back and kind in _SIMPLE and any(_is_there(record) for record in back):
@@ -57,8 +57,15 @@ def causes(scene: Scene) -> Iterator[Cause]:
             f"the {side}'s optimizer does not hold {name}: its layer's output gets a gradient, so the parameter has "
             "one, and others are updated"
         )
-        evidence = "gradients of the layer's output are recorded, the parameter requires one"
-        yield Cause("not_in_optimizer", text, True, evidence, mending.holding(getattr(scene.frameworks, side)))
+        weight = next((r for r in own.records if r.stage == "weight" and (r.layer, r.slot) == found_at), None)
+        # Of what is zero, outputs that agree do not show that it is used at all.
+        used = weight is not None and _is_there(weight)
+        evidence = "gradients of the layer's output are recorded, the parameter requires one, and outputs agree with it"
+        fix = mending.holding(getattr(scene.frameworks, side))
+        if used:
+            yield Cause("not_in_optimizer", text, True, evidence, fix)
+        else:
+            yield Cause("not_in_optimizer", f"{text}; or the layer does not use it (it is zeros yet)", fix=fix)
 
 
 def _skipped(scene: Scene, side: str, own: Step) -> Cause:

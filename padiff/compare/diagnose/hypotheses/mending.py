@@ -53,7 +53,9 @@ def optimizer(framework: str, reference: Any, changed: Mapping[str, float], anot
     if place is None or "lost" in changed or "rate" in changed:
         return ""
     settings = reference.settings
-    name = "AdamW" if reference.rule.name == "Adam" and settings.get("decoupled") else reference.rule.name
+    name = reference.rule.name
+    if name in ("Adam", "AdamW"):
+        name = "AdamW" if settings["decoupled"] and settings["weight_decay"] else "Adam"
     shown: list[str] = []
     for setting in settings if another else changed:
         if setting not in arguments or (another and not settings[setting]):

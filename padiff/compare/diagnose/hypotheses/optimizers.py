@@ -160,8 +160,8 @@ def _hypothesis(
         tried=change.tried,
         changes=changes,
         fix=mending.optimizer(scene.frameworks.candidate, fitted, {**change.settings}, bool(change.rules)),
-        # So much faster or slower may be many things, and of a first step many rules make the same.
-        telling="rate" not in change.settings and not (change.rules and len(tracks.numbers) < _TELLING),
+        # So much faster or slower may be many things; and of a first step many rules and settings make the same.
+        telling="rate" not in change.settings and (changes == 1 or len(tracks.numbers) >= _TELLING),
     )
 
 

@@ -190,9 +190,11 @@ def _grid(scene: Scene, output: Output) -> Iterator[Cause]:
     size = max(root(output.reference), 1e-300)
     apart = root(output.candidate - output.reference) / size
     if apart <= _COARSE[grid]:
-        text = (
-            f"the {side}'s values here are those of {grid}, though its type holds more: computed in, or cast to, {grid}"
-        )
+        record = getattr(scene.diff.pair, side)
+        if record is not None and record.dtype == grid:
+            text = f"the {side}'s output is {grid} here, the other side's is not"
+        else:
+            text = f"the {side}'s values here are those of {grid}, though its type holds more: computed in it, or cast"
         evidence = f"all {output.reference.size} elements are {grid} numbers, the other side's are not"
         yield Cause("precision", text, True, evidence)
 

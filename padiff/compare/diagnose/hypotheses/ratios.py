@@ -140,7 +140,7 @@ def scaled(tensors: Sequence[Prediction], ratio: float) -> Iterator[Prediction]:
 
 
 def ratio_hypotheses(
-    scene: Scene, tensors: Sequence[Prediction], what: str, kind: str, known: Sequence[Fact]
+    tensors: Sequence[Prediction], what: str, kind: str, known: Sequence[Fact]
 ) -> Iterator[Hypothesis]:
     """That all tensors are multiplied by one number; and that it is a number of the run.
 

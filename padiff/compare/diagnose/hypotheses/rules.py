@@ -275,6 +275,7 @@ ADAM = Rule(
     _MOMENTS,
     {"decoupled": 0.0, "corrected": 1.0, "amsgrad": 0.0, "inside": 0.0, "uncorrected_eps": 0.0, "single": 0.0},
 )
+ADAMW = replace(ADAM, name="AdamW", forms={**ADAM.forms, "decoupled": 1.0})
 NADAM = Rule("NAdam", _nadam, {**_MOMENTS, "momentum_decay": (4e-3,)}, {"decoupled": 0.0, "single": 0.0})
 ADAMAX = Rule("Adamax", _adamax, _MOMENTS, {"inside": 0.0, "single": 0.0})
 RMSPROP = Rule(
@@ -294,7 +295,7 @@ LION = Rule("Lion", _lion, {"beta1": (0.9, 0.95), "beta2": (0.99, 0.999, 0.98, 0
 LAMB = Rule("Lamb", _lamb, {**_MOMENTS, "eps": (1e-6, *_EPS)}, {"corrected": 1.0, "single": 0.0})
 
 #: All of them, the plain ones first: where two explain as much, the first is told.
-RULES = (SGD, ADAM, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
+RULES = (SGD, ADAM, ADAMW, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
 
 
 def updates(rule: Rule, history: History, settings: Settings) -> np.ndarray:

@@ -17,6 +17,8 @@ from padiff.compare.diagnose.hypotheses.tracks import Track, joined
 _COARSE, _FINE = 300, 3000
 # How many of the best usual values are solved on from, and what share of the updates they leave at most.
 _BEST, _HOPELESS = 2, 0.7
+# Steps that no two rules make alike.
+_TELLING = 3
 # Below this residual, what is left may be the arithmetic of float32.
 _SINGLE = 2000.0
 # Values of a grid for each setting: the most usual ones.
@@ -68,7 +70,7 @@ def explained(sample: Sample, rules: Sequence[Rule] = RULES) -> list[tuple[Fit, 
     """The plainest rules that explain a side's updates, and which parameter group's learning rate each goes with.
 
     First every rule with usual values, then with values that are solved for, then in its other forms, and at last at a
-    multiple of the recorded learning rate. Of a first step several rules may make the same.
+    multiple of the recorded learning rate. Of first steps several rules may make the same; of more of them one is told.
     """
     usable = [rule for rule in rules if rule.linear or sample.elements]
     for look in (_as_usual, _solved, _in_other_forms, _at_another_rate):
@@ -79,6 +81,8 @@ def explained(sample: Sample, rules: Sequence[Rule] = RULES) -> list[tuple[Fit, 
                 if one is not None:
                     found.append((one, group))
                     break
+            if found and sample.fine[0].steps >= _TELLING:
+                break
         if found:
             return found
     return []

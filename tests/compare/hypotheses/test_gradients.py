@@ -1,0 +1,198 @@
+"""What happens to gradients between the backward and the optimizer, planted in real trainings."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import padiff
+from compare.hypotheses.trainings import first_of, paddle_run, torch_net, torch_run
+
+OPTIM, PADDLE_OPTIM = torch.optim, paddle.optimizer
+CLIP = torch.nn.utils
+
+
+def sgd(model):
+    return OPTIM.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def by_norm(limit):
+    return lambda model, *_: CLIP.clip_grad_norm_(model.parameters(), limit)
+
+
+def by_value(limit):
+    return lambda model, *_: CLIP.clip_grad_value_(model.parameters(), limit)
+
+
+def by_tensor(limit):
+    return lambda model, *_: [CLIP.clip_grad_norm_(p, limit) for p in model.parameters()]
+
+
+def each(change):
+    return lambda model, *_: [p.grad.copy_(change(p, k)) for k, p in enumerate(model.parameters())]
+
+
+def clipped(clip):
+    return lambda model: PADDLE_OPTIM.Momentum(0.1, 0.9, parameters=model.parameters(), grad_clip=clip)
+
+
+@lru_cache(maxsize=8)
+def whole(before, steps):
+    return torch_run(sgd, steps, before_step=before)
+
+
+def cause_of(ours, theirs, steps=4, make=None):
+    reference = whole(ours, steps)
+    if make is not None:
+        return first_of(reference, paddle_run(make, steps)).cause
+    return first_of(reference, torch_run(sgd, steps, before_step=theirs)).cause
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "kind", "words"),
+    [
+        (by_norm(0.3), None, "clip_missing", "are not clipped, the reference's are, to a norm of 0.3"),
+        (None, by_norm(0.3), "clip_added", "the candidate clips gradients to a norm of 0.3, the reference does not"),
+        (by_norm(0.3), by_norm(0.6), "clip_limit", "to a norm of 0.6, the reference to 0.3"),
+        (None, by_tensor(0.1), "clip_tensor", "clips each tensor's gradient by itself, to a norm of 0.1, the"),
+        (
+            by_norm(0.3),
+            by_tensor(0.1),
+            "clip_tensor",
+            "to a norm of 0.1; the reference's, where that leaves them alone",
+        ),
+        (by_tensor(0.1), by_tensor(0.2), "clip_limit", "to a norm of 0.2, the reference to 0.1"),
+        (None, by_value(0.01), "clip_value", "the candidate clips gradients by value, to 0.01, the reference does not"),
+        (by_value(0.01), by_norm(0.3), "clip_value", "the reference clips gradients by value, to 0.01"),
+        (by_value(0.01), by_value(0.02), "clip_limit", "by value to 0.02, the reference to 0.01"),
+        (None, each(lambda p, k: 65536 * p.grad), "loss_scale", "65536 = a loss scale, not undone in the candidate"),
+        (None, each(lambda p, k: -p.grad), "sign", "the sign is turned over"),
+        (None, each(lambda p, k: p.grad + 0.01 * p), "weight_decay_in_gradient", "0.01 times the weight is added"),
+    ],
+)
+def test_what_is_done_to_gradients_is_proven(ours, theirs, kind, words):
+    cause = cause_of(ours, theirs)
+    assert (cause.kind, cause.proven) == (kind, True), cause.text
+    assert words in cause.sentence
+
+
+@pytest.mark.parametrize(
+    ("clip", "kind"),
+    [
+        (None, "clip_missing"),
+        (paddle.nn.ClipGradByGlobalNorm(0.5), "clip_limit"),
+        (paddle.nn.ClipGradByNorm(0.1), "clip_tensor"),
+        (paddle.nn.ClipGradByValue(0.01), "clip_value"),
+    ],
+)
+def test_paddles_clipping_is_told(clip, kind):
+    cause = cause_of(by_norm(0.3), None, make=clipped(clip))
+    assert (cause.kind, cause.proven) == (kind, True), cause.text
+
+
+@pytest.mark.parametrize("zeroed", [lambda step: step != 1, lambda step: False])
+def test_gradients_that_were_not_zeroed_are_told(zeroed):
+    runs = torch_run(sgd), torch_run(sgd, zero=zeroed)
+    first = first_of(*runs)
+    assert (first.cause.kind, first.cause.proven) == ("stale_gradient", True)
+    assert f"plus those of step {first.step - 1}" in first.cause.sentence
+
+
+def accumulated(divide=True, only_last=False, steps=3, count=4):
+    """A loop that accumulates four micro-batches."""
+    model = torch_net()
+    optimizer = sgd(model)
+    data = np.random.default_rng(3)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for _ in range(steps):
+            for _ in range(count):
+                x, y = data.normal(size=(8, 12)).astype("float32"), data.integers(0, 6, 8)
+                if only_last:
+                    optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+                (loss / count if divide else loss).backward()
+                rec.log_loss(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.try_dump()
+    return rec.run
+
+
+def test_a_sum_over_micro_batches_for_their_mean_is_told_by_their_number():
+    cause = first_of(accumulated(), accumulated(divide=False)).cause
+    assert (cause.kind, cause.proven) == ("accumulation", True), cause.text
+    assert "4 = 4 micro-batches are accumulated" in cause.sentence
+
+
+def test_micro_batches_that_are_zeroed_away_are_told():
+    cause = first_of(accumulated(), accumulated(only_last=True)).cause
+    assert (cause.kind, cause.proven) == ("micro_batch_missing", True), cause.text
+    assert "only the last micro-batch is" in cause.sentence
+
+
+def test_a_ratio_that_is_no_number_of_the_run_is_likely_at_most():
+    cause = cause_of(None, each(lambda p, k: 0.37 * p.grad))
+    assert (cause.kind, cause.proven) == ("gradient_scale", False)
+    assert "0.37 times what its backward gave, the other side's are what it gave" in cause.sentence
+    cause = first_of(torch_run(sgd), torch_run(sgd, loss_factor=lambda step: 5 / 6)).cause
+    assert "0.83333 = 5 / 6 times" in cause.sentence and not cause.proven
+
+
+def test_one_gradient_alone_is_named():
+    def head(model, *_):
+        model[5].weight.grad.mul_(2)
+
+    cause = cause_of(None, head)
+    assert cause.sentence.startswith("gradients of 5/weight are 2 times the reference's") and not cause.proven
+
+
+LIMITED = by_norm(0.3)
+ODD = [
+    lambda p, k: p.grad + 0.1 * p.grad.std() * torch.randn_like(p),
+    lambda p, k: p.grad**2,
+    lambda p, k: p.grad * (1 + 0.3 * k),
+    lambda p, k: p.grad - p.grad.mean(),
+    lambda p, k: p.grad.flip(0),
+    lambda p, k: torch.tanh(20 * p.grad) / 20,
+    lambda p, k: p.grad * (torch.rand_like(p) > 0.1),
+    lambda p, k: p.grad + 0.05 * p.abs(),
+    lambda p, k: p.grad * (p.grad.abs() > 0.002),
+]
+
+
+@pytest.mark.parametrize("change", range(len(ODD)))
+@pytest.mark.parametrize("ours", [None, LIMITED])
+def test_what_no_hypothesis_covers_is_never_proven(ours, change):
+    torch.manual_seed(2)
+    cause = cause_of(ours, each(ODD[change]))
+    assert cause is None or not cause.proven, cause.text
+
+
+def frozen(seed):
+    model = torch_net(seed)
+    model[3].weight.requires_grad_(False)
+    return model
+
+
+def test_why_a_parameter_has_no_gradient():
+    cause = first_of(torch_run(sgd), torch_run(sgd, net=frozen)).cause
+    assert (cause.kind, cause.proven) == ("frozen", True) and "3/weight is frozen on the candidate" in cause.sentence
+
+    def without(model):
+        return OPTIM.SGD([p for p in model.parameters() if p is not model[3].bias], 0.1, momentum=0.9)
+
+    cause = first_of(torch_run(sgd), torch_run(without)).cause
+    assert (cause.kind, cause.proven) == ("not_in_optimizer", True) and "does not hold 3/bias" in cause.sentence
+
+
+def test_a_step_that_is_taken_twice_is_told():
+    def twice(model, optimizer, step):
+        if step == 2:
+            optimizer.step()
+
+    first = first_of(torch_run(sgd), torch_run(sgd, before_step=twice))
+    assert (first.step, first.cause.kind, first.cause.proven) == (2, "step_repeated", True)
