@@ -198,6 +198,14 @@ class LossCalls:
         observer = self.observer
         if failed or observer is None:
             return
+        try:
+            self._tell(observer, call, name, output)
+        except MemoryError:
+            raise
+        except Exception:
+            pass  # never the training's trouble: a call that can't be understood is not told
+
+    def _tell(self, observer: LossObserver, call: Heard, name: str, output: Any) -> None:
         others = [each.observer for each in call.listeners if isinstance(each, LossCalls) and each is not self]
         rivals = [each for each in others if each is not None]
         if name == _BACKWARD:

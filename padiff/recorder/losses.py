@@ -87,7 +87,9 @@ class Losses:
         self._nodes, self._chosen, self._tensors, self._running = nodes, chosen, tensors, running
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._outputs: deque[weakref.ref[Any]] = deque(maxlen=_OUTPUTS)
-        self._turn = self._thread = 0
+        self._turn = 0
+        #: The threads that train: the loop's, and those that call the model.
+        self._threads = {threading.get_ident()}
         self._own: dict[str, bool] = {}
         self._seen: list[_Seen] = []
         #: Where backward began besides.
@@ -103,7 +105,8 @@ class Losses:
 
     def called(self, output: Any) -> None:
         """The outermost layer that was called has given this."""
-        self._turn, self._thread = next(_turns), threading.get_ident()
+        self._turn = next(_turns)
+        self._threads.add(threading.get_ident())
         for _, tensor in flatten(output, "", self._framework.tensors.is_tensor):
             self._outputs.append(weakref.ref(tensor))
 
@@ -111,9 +114,8 @@ class Losses:
         """Whether a call that begins now may be one that counts."""
         if self._records.copying or self._framework.hooks.recomputing():
             return False
-        if self._thread not in (0, threading.get_ident()):
-            return False  # another thread evaluates, say
-        return self._counts()
+        # Another thread may evaluate.
+        return threading.get_ident() in self._threads and self._counts()
 
     def _counts(self) -> bool:
         """Whether a call that is made now is made where losses are computed."""
@@ -187,8 +189,9 @@ class Losses:
     def _record(self, call: LossCall) -> None:
         training = bool(self._nodes[0].layer.training)
         outputs = list(flatten(call.output, f"{call.function}()", self._framework.tensors.is_tensor))
-        if training and not any(self._framework.tensors.trainable(tensor) for _, tensor in outputs):
-            return  # nothing is trained by it: a figure that is only looked at
+        trains = any(self._framework.tensors.trainable(tensor) for _, tensor in outputs)
+        if training and not trains:
+            return  # a figure that is only looked at
         level = self._levels(LOOP, "loss")
         number = self._calls[call.function, training]
         self._calls[call.function, training] += 1
@@ -202,7 +205,7 @@ class Losses:
         for slot, tensor in outputs[:1]:
             taken = self._records.take_later(tensor)
             self._records.loop("loss", slot, taken, number, training)
-            if training:
+            if trains:
                 self._seen.append(_Seen(len(self._records), taken, weakref.ref(tensor)))
 
     def _take(self, role: str, tensor: Any, level: str) -> Taken | OnItsWay | Left | None:

@@ -399,6 +399,31 @@ def test_evaluation_alone_is_recorded(kit):
     assert float(of_losses(rec)["cross_entropy().0"]) == float(kit.numpy(loss))
 
 
+def test_a_model_that_is_trained_in_evaluation_mode(kit):
+    """As with frozen statistics."""
+    model = net(kit)
+    model.eval()
+    with padiff.record(model) as rec:
+        loss = functional(kit).cross_entropy(model(kit.tensor(X)), kit.tensor(LABELS, "int64"))
+        loss.backward()
+        rec.try_dump()
+    assert losses(rec) == {0: float(kit.numpy(loss))}
+
+
+def test_arguments_by_name_and_what_can_not_be_understood(kit):
+    model, labels = net(kit), kit.tensor(LABELS, "int64")
+    name = "target" if kit.name == "torch" else "label"
+    limit = kit.tensor(0.5)
+    with padiff.record(model) as rec:
+        output = model(kit.tensor(X))
+        functional(kit).cross_entropy(**{"input": output, name: labels}).backward()
+        for parameters in (model.parameters(), list(model.parameters()), next(iter(model.parameters()))):
+            utils(kit).clip_grad_norm_(parameters, limit)
+        utils(kit).clip_grad_norm_([], 1.0)
+        rec.try_dump()
+    assert "cross_entropy().input.labels" in of_losses(rec)
+
+
 def test_another_thread_and_what_fails_are_left_out(kit):
     model, labels = net(kit), kit.tensor(LABELS, "int64")
 

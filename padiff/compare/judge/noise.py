@@ -31,7 +31,13 @@ from padiff.compare.measure.arrays import few
 from padiff.compare.measure.operands import elements
 from padiff.errors import UsageError
 from padiff.model import equivalents
-from padiff.records import LOOP, Diff, Figure, Figures, Rule, is_of_loss, loss_role
+from padiff.records import LOOP, Diff, Figure, Figures, Rule, is_loss, is_of_loss, loss_role
+
+
+def _goes_into_loss(diff: Diff) -> bool:
+    """Whether a diff is of what goes into a loss function: of an output, mostly."""
+    anchor = diff.pair.anchor
+    return is_of_loss(anchor) and anchor.stage == "loss" and loss_role(anchor.slot) != "0"
 
 
 class _Limit(NamedTuple):
@@ -226,7 +232,8 @@ class _Context:
             return diff.judged(figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
         limit, explained = self._limit(diff, figures)
         if not explained and (anchor.layer != LOOP or stage == "loss"):
-            grown = min(limits.GROWTH * self._before.stages.get(stage, 0.0), limits.GROWN_AT_MOST)
+            before = self._before.stages.get("forward" if _goes_into_loss(diff) else stage, 0.0)
+            grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST)
             limit = max(limit, _Limit(grown * figures.reference_l2, Rule.GROWN), key=_value)
         found = self._verdict(diff, limit)
         if stage == "weight" and found.passed:
@@ -249,11 +256,11 @@ class _Context:
         if diff.pair.anchor.layer == LOOP:
             if stage == "update":
                 return _Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR), False
-            if is_of_loss(diff.pair.anchor) and stage == "loss" and loss_role(diff.pair.anchor.slot) != "0":
+            if _goes_into_loss(diff):
                 return self._output_limit().times(reference), False  # what goes in is an output
             # A scalar that should go to zero (a loss) has no scale of its own there.
             limit = self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0))
-            return (self._loss_limit(diff, limit) if stage == "loss" else limit), False
+            return (self._loss_limit(diff, limit) if is_loss(diff.pair.anchor) else limit), False
         if stage == "weight":
             return self._weight_limit(diff)
         if stage == "grad":
