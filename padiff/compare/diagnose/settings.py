@@ -48,6 +48,8 @@ def cause_in_settings(pair: Pair, layers: LayerPair | None) -> Cause | None:
     """How the settings of two layers explain a diff of theirs; else `None`."""
     if layers is None or pair.stage not in ("forward", "weight", "backward"):
         return None
+    if equivalents.kind(layers.reference) != equivalents.kind(layers.candidate):
+        return None  # a convolution and a linear layer that do the same are set in other ways
     differing = _differing(layers)
     momentum = differing.pop("momentum", "")
     if pair.stage == "weight":

@@ -49,9 +49,10 @@ def test_what_is_not_proven(predictions, rest):
     assert not is_proven(weigh(predictions), hypothesis(**rest))
 
 
-def test_most_of_an_error_is_likely_none_is_nothing():
-    assert is_likely(weigh([prediction(left=1e5)]), hypothesis())  # a tenth of it is left
-    assert not is_likely(weigh([prediction(left=5e5)]), hypothesis())
+def test_what_is_left_of_a_likely_cause_is_near_the_noise():
+    assert is_likely(weigh([prediction(left=20)]), hypothesis())
+    # A hundredth of the error is left: thousands of times the noise, which something else has to explain.
+    assert not is_likely(weigh([prediction(left=1e4)]), hypothesis())
 
 
 def test_zeros_explain_nothing_that_is_small():
