@@ -72,11 +72,11 @@ def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesi
     facts = ratios.facts(scene)
     yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts)
     wrong = gradients.wrong
-    some = [wrong, _with_one_ratio(wrong)] if wrong else [_with_one_ratio(gradients.tensors)]
-    for tensors in some:
+    # That explains all that is a diff, or a part of it only.
+    for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):
         for one in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", facts):
             # Of a few gradients no number of the run is the ratio.
-            yield replace(one, kind="gradient_scale", changes=2, telling=False)
+            yield replace(one, kind="gradient_scale", changes=changes, telling=False)
 
 
 def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:

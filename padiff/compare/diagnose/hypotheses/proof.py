@@ -96,10 +96,10 @@ def is_enough(weight: Weight, hypothesis: Hypothesis) -> bool:
     return weight.numbers >= NUMBERS + 2 * hypothesis.free + math.log2(max(hypothesis.tried, 1)) / 2
 
 
-def is_proven(weight: Weight, hypothesis: Hypothesis) -> bool:
+def explains(weight: Weight, hypothesis: Hypothesis) -> bool:
     """Whether computing with it comes to the level of rounding, and computing without it does not."""
     near = weight.residual <= NEAR and weight.worst <= WORST and weight.within
-    return hypothesis.telling and near and weight.gain >= PROVEN and is_enough(weight, hypothesis)
+    return near and weight.gain >= PROVEN and is_enough(weight, hypothesis)
 
 
 def is_likely(weight: Weight, hypothesis: Hypothesis) -> bool:
