@@ -62,8 +62,6 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 
 def _reference(tracks: Tracks) -> list[Parameter]:
     """Each parameter, with the rule that explains the reference's updates of it; those that none explains are left."""
-    if not tracks.fresh:
-        return []
     found: list[Parameter] = []
     vain = 0
     for elements in (True, False):
