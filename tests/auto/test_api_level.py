@@ -87,7 +87,7 @@ def test_a_diff_between_two_layers_is_traced_to_the_call(switched_on, raw, slot,
 
 
 def test_the_tanh_approximation_is_named(switched_on):
-    assert "tanh approximation" in run(PaddleNet(approximate=True)).first_diff.cause.sentence
+    assert "tanh-form GELU for the reference's exact GELU" in run(PaddleNet(approximate=True)).first_diff.cause.sentence
 
 
 def test_a_call_that_only_one_side_makes_is_no_gap(switched_on):

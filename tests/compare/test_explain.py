@@ -155,7 +155,7 @@ def test_shapes_that_differ_are_told():
 def test_a_gradient_that_is_missing_is_told():
     both = [record("x", "grad", slot, [1, 2]) for slot in ("weight", "bias")]
     first = compare_runs(run(linear("x", 1, 2), *both), run(linear("x", 1, 2), both[0])).first_diff
-    assert first.cause.sentence.startswith("on the candidate the parameter gets no gradient: frozen")
+    assert first.cause.sentence.startswith("x/bias requires a gradient on the candidate, and has none: its optimizer")
 
 
 def test_the_message_says_how_far_beyond_what_is_allowed_and_where():

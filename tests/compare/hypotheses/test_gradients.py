@@ -12,7 +12,7 @@ import torch
 import padiff
 from compare.hypotheses.trainings import first_of, paddle_run, torch_net, torch_run
 
-OPTIM, PADDLE_OPTIM = torch.optim, paddle.optimizer
+OPTIM, PADDLE = torch.optim, paddle.optimizer
 CLIP = torch.nn.utils
 
 
@@ -37,7 +37,7 @@ def each(change):
 
 
 def clipped(clip):
-    return lambda model: PADDLE_OPTIM.Momentum(0.1, 0.9, parameters=model.parameters(), grad_clip=clip)
+    return lambda model: PADDLE.Momentum(0.1, 0.9, parameters=model.parameters(), grad_clip=clip)
 
 
 @lru_cache(maxsize=8)
@@ -94,6 +94,25 @@ def test_paddles_clipping_is_told(clip, kind):
     assert (cause.kind, cause.proven) == (kind, True), cause.text
 
 
+def test_paddle_clips_each_parameter_group_by_itself():
+    def groups(model):
+        rate, clip = 0.1, paddle.nn.ClipGradByGlobalNorm(0.1)
+        params = list(model.parameters())
+        return PADDLE.Momentum(rate, 0.9, [{"params": params[:4]}, {"params": params[4:]}], grad_clip=clip)
+
+    cause = cause_of(None, None, make=groups)
+    assert (cause.kind, cause.proven) == ("clip_group", True), cause.text
+    assert "of each parameter group by itself, to a norm of 0.1 each" in cause.sentence
+
+
+@pytest.mark.parametrize("clip", [by_norm(0.3), by_tensor(0.05)])
+def test_stale_gradients_that_are_clipped_afterwards_are_told(clip):
+    runs = (torch_run(sgd, before_step=clip, zero=zero) for zero in (lambda step: True, lambda step: step != 1))
+    cause = first_of(*runs).cause
+    assert (cause.kind, cause.proven) == ("stale_gradient", True), cause.text
+    assert "of this step's and of those of step 1" in cause.sentence
+
+
 @pytest.mark.parametrize("zeroed", [lambda step: step != 1, lambda step: False])
 def test_gradients_that_were_not_zeroed_are_told(zeroed):
     runs = torch_run(sgd), torch_run(sgd, zero=zeroed)
@@ -126,6 +145,11 @@ def test_a_sum_over_micro_batches_for_their_mean_is_told_by_their_number():
     cause = first_of(accumulated(), accumulated(divide=False)).cause
     assert (cause.kind, cause.proven) == ("accumulation", True), cause.text
     assert "4 = 4 micro-batches are accumulated" in cause.sentence
+
+
+def test_fewer_micro_batches_are_counted():
+    cause = first_of(accumulated(), accumulated(count=2)).cause
+    assert cause.kind == "micro_batches" and "the candidate's step has 2 micro-batches, the reference's 4" in str(cause)
 
 
 def test_micro_batches_that_are_zeroed_away_are_told():

@@ -20,6 +20,10 @@ def sgd(model, **more):
     return OPTIM.SGD(model.parameters(), 0.1, **{"momentum": 0.9, "weight_decay": 1e-2, **more})
 
 
+def damped(model, **more):
+    return sgd(model, **{"dampening": 0.1, "momentum": 0.8, **more})
+
+
 def adamw(model, **more):
     return OPTIM.AdamW(model.parameters(), 1e-2, **{"weight_decay": 0.1, **more})
 
@@ -138,6 +142,7 @@ TORCH = [
     (adam, adam, {"before_step": lost_at(3)}, "optimizer_state_lost", "lost its state before step 3"),
     (sgd, sgd, {"before_step": lost_at(2)}, "optimizer_state_lost", "lost its state before step 2"),
     (sgd, lambda m: sgd(m, dampening=0.1), {}, "dampening", "dampening is 0.1 in the candidate for the reference's 0"),
+    (damped, lambda m: damped(m, momentum=0.0), {}, "momentum", "momentum is 0 in the candidate for the"),
     (adamw, lambda m: adamw(m, eps=1e-5), {}, "adam_eps", "epsilon is 1e-05 in the candidate"),
     (adamw, lambda m: adamw(m, betas=(0.8, 0.95)), {}, "adam_beta1+adam_beta2", "beta1 is 0.8 in the candidate"),
     (adam, lambda m: OPTIM.Adagrad(m.parameters(), 1e-2), {}, "optimizer_rule", "are those of Adagrad"),

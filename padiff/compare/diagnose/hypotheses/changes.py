@@ -137,6 +137,8 @@ def sentence_of(change: Change, fitted: Fit, tracks: Tracks) -> str:
     for name, value in change.settings.items():
         if name == "lost":
             parts.append(WORDS["lost"][0].format(step=tracks.numbers[int(value)]))
+        elif name == "rate":
+            parts.append(f"the candidate's updates are {number_text(value)} times what the reference's rule makes")
         elif name in fitted.rule.forms:
             parts.append(WORDS[name][int(value)])
         else:

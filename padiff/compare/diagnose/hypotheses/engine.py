@@ -22,8 +22,8 @@ from padiff.compare.diagnose.hypotheses.proof import (
     NEAR,
     Weight,
     evidence,
+    explains,
     is_likely,
-    is_proven,
     weigh,
 )
 from padiff.compare.diagnose.hypotheses.scene import Scene
@@ -62,8 +62,12 @@ class Tried:
     weight: Weight
 
     @property
+    def explains(self) -> bool:
+        return explains(self.weight, self.hypothesis)
+
+    @property
     def proven(self) -> bool:
-        return is_proven(self.weight, self.hypothesis)
+        return self.explains and self.hypothesis.telling
 
     @property
     def likely(self) -> bool:
@@ -110,7 +114,7 @@ def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Caus
         if isinstance(one, Cause):
             return one
         # What assumes more is not looked at once something simpler explains it.
-        if any(known.proven and known.cost[0] < one.changes for known in tried):
+        if any(known.explains and known.cost[0] < one.changes for known in tried):
             return None
         tried.append(Tried(one, weigh(one.predict())))
     return None
@@ -118,7 +122,8 @@ def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Caus
 
 def _finding(tried: Sequence[Tried], recorded: Cause | None = None) -> Finding:
     """What came of what was tried; else what is recorded as such."""
-    best = _best([one for one in tried if one.proven])
+    # A simpler one that explains as much stands before one that tells more.
+    best = _best([one for one in tried if one.explains])
     if not best and recorded is None:
         best = _best([one for one in tried if one.likely])
     names = [one.hypothesis.name for one in tried if one not in best and one.hypothesis.changes == 1]
@@ -138,10 +143,13 @@ def _best(some: Sequence[Tried]) -> list[Tried]:
     """Those that explain most, of these those that assume least."""
     if not some:
         return []
-    least = min(max(one.weight.residual, NEAR if one.proven else 0.0) for one in some)
-    nearest = [one for one in some if max(one.weight.residual, NEAR if one.proven else 0.0) <= _EQUAL * least]
+    least = min(max(one.weight.residual, NEAR if one.explains else 0.0) for one in some)
+    nearest = [one for one in some if max(one.weight.residual, NEAR if one.explains else 0.0) <= _EQUAL * least]
     cost = min(one.cost for one in nearest)
     found = [one for one in nearest if one.cost[0] == cost[0]]
+    # That something is scaled is no cause beside one that says by what, with less solved for.
+    said = [one for one in found if one.hypothesis.telling]
+    found = [one for one in found if one in said or all(one.cost <= other.cost for other in said)]
     kinds: dict[str, Tried] = {}
     for one in sorted(found, key=lambda one: one.cost):
         kinds.setdefault(one.hypothesis.kind, one)

@@ -18,6 +18,7 @@ _SHOWS = 1e-2
 # What is solved for where it is small, or close to one, is solved for on a scale where that is no matter.
 _SMALLEST = 1e-16
 _LOGARITHMS = frozenset({"eps", "initial"})
+_NEAREST = 1e-6
 _CLOSE_TO_ONE = frozenset({"beta1", "beta2", "alpha"})
 
 
@@ -108,7 +109,7 @@ def _moved(name: str, value: float, by: float) -> float:
     if name in _LOGARITHMS:
         return max(value, _SMALLEST) * math.exp(min(max(by, -8.0), 8.0))
     if name in _CLOSE_TO_ONE:
-        return 1 - min(max(1 - value, 1e-12) * math.exp(min(max(by, -3.0), 3.0)), 1.0)
+        return 1 - min(max((1 - value) * math.exp(min(max(by, -3.0), 3.0)), _NEAREST), 1.0)
     return value + by
 
 
@@ -131,6 +132,6 @@ def _round_values(name: str, value: float) -> Iterator[float]:
     if name not in _LOGARITHMS and name != "rate":
         yield 0.0
     if name in _CLOSE_TO_ONE:
-        yield from (float(f"{value:.{digits}f}") for digits in (1, 2, 3, 4, 5))
+        yield from (rounded for digits in (1, 2, 3, 4, 5) if (rounded := float(f"{value:.{digits}f}")) < 1)
     else:
         yield from (float(f"{value:.{digits}g}") for digits in (1, 2, 3, 4, 5))

@@ -2,181 +2,43 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import mending, ratios
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import (
-    Place,
-    Scene,
-    is_elements,
-    place_of,
-    rounding_of,
-    values_of,
-    whole_of,
+from padiff.compare.diagnose.hypotheses.scene import Place, Scene, values_of, whole_of
+from padiff.compare.diagnose.hypotheses.step_gradients import (
+    AT_MOST,
+    LOOKED_AT,
+    Gradients,
+    bias_sums,
+    gradients_of,
+    made_of,
+    noise_level,
 )
-from padiff.model import equivalents
-from padiff.records import SIDES, Both, Diff, Pair
+from padiff.records import SIDES, Cause
 
-# Elements of a gradient that are looked at; and steps before this one that a stale gradient may come from.
-_ELEMENTS, _BEFORE = 2048, 4
-# Gradients of two right implementations are off by some times what those of the outputs are off, and by so much of
-# rounding at least; at most by the share of themselves at which a tensor says nothing any more.
-_OF_OUTPUTS, _ROUNDINGS, _AT_MOST = 4.0, 32.0, 1e-3
+# Steps before this one that a stale gradient may come from.
+_BEFORE = 4
+# Two tensors' ratios to the reference's are one, to this share.
+_SAME_RATIO = 1e-4
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients of a step, as the optimizers got them.
-
-    Attributes:
-        stage: ``grad``, or ``backward`` for those of outputs.
-        tensors: those of which some elements are known, both sides; `Prediction.without` is the reference's.
-        places: whose they are.
-        elements: whether elements of them are known; else projections.
-        failed: whether they are diffs.
-        norms: of each whole tensor, both sides.
-    """
-
-    stage: str
-    tensors: tuple[Prediction, ...]
-    places: tuple[Place, ...]
-    elements: tuple[bool, ...]
-    failed: tuple[bool, ...]
-    norms: Mapping[Place, Both[float]]
-
-    @property
-    def wrong(self) -> tuple[list[Prediction], str]:
-        """Those that are diffs, where others are none; and which these are, in words."""
-        wrong = [one for one, failed in zip(self.tensors, self.failed) if failed]
-        names = list(dict.fromkeys(one.site.replace(f"/{self.stage}/", "/") for one in wrong))
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return ([], "") if len(wrong) == len(self.tensors) else (wrong, f" of {', '.join(names[:3])}{more}")
-
-    @property
-    def all_norms(self) -> Both[float]:
-        """The norm of all gradients together."""
-        sides = Both([n.reference for n in self.norms.values()], [n.candidate for n in self.norms.values()])
-        return sides.map(lambda norms: float(np.sqrt(np.sum(np.square(norms)))))
-
-
-def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
-    """The gradients of the first diff's step; ``backward`` gives those of outputs."""
-    diffs = [d for d in scene.diffs(stage) if d.figures is not None and d.pair.complete]
-    level = noise_level(scene)
-    scales: dict[str, float] = {}
-    for diff in diffs:
-        scales[diff.pair.anchor.layer] = max(scales.get(diff.pair.anchor.layer, 0.0), _rms(diff))
-    tensors, places, elements, failed = [], [], [], []
-    for diff in sorted(diffs, key=lambda d: -(d.figures.size if d.figures else 0)):
-        values = values_of(diff.pair, _ELEMENTS)
-        if values is None or np.iscomplexobj(values.reference):
-            continue
-        sketched = diff.figures is not None and diff.figures.basis != "tensors"
-        own = float(np.sqrt(np.mean(np.square(values.reference)))) if values.reference.size else 0.0
-        # A gradient that is zero but for rounding is off by what its layer's others are.
-        noise = level * max(own, 0.0 if sketched else scales[diff.pair.anchor.layer])
-        if noise > 0:
-            limit = scene.limit(diff.pair)
-            site = f"{diff.pair.anchor.layer}/{stage}/{diff.pair.anchor.slot}"
-            tensors.append(Prediction(site, values.candidate, values.reference, values.reference, noise, limit))
-            places.append(place_of(diff.pair))
-            elements.append(is_elements(diff.pair))
-            failed.append(not diff.passed)
-    norms = {
-        place_of(d.pair): Both(d.figures.reference_l2, d.figures.candidate_l2)
-        for d in scene.step
-        if d.pair.stage == stage and d.figures is not None and d.pair.anchor.layer != "(loop)"
-    }
-    return Gradients(stage, tuple(tensors), tuple(places), tuple(elements), tuple(failed), norms)
-
-
-def noise_level(scene: Scene) -> float:
-    """What two right implementations' gradients are off by, as a share of themselves: as gradients of outputs are."""
-    errors = [d.figures.rel_l2 for d in scene.diffs("backward", "forward") if d.passed and d.figures is not None]
-    rounding = max((rounding_of(d.pair) for d in scene.diffs("forward", "grad")), default=2.0**-24)
-    outputs = float(np.percentile([e for e in errors if math.isfinite(e)] or [0.0], 90))
-    return min(max(_OF_OUTPUTS * outputs, _ROUNDINGS * rounding), max(_AT_MOST, _ROUNDINGS * rounding))
-
-
-def _rms(diff: Diff) -> float:
-    figures = diff.figures
-    return figures.reference_l2 / math.sqrt(figures.size) if figures is not None and figures.size else 0.0
-
-
-# -- what a gradient is made of ------------------------------------------------------------------------------------
-
-
-def bias_sums(scene: Scene, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
-    """Gradients of biases, with what each call of their layer adds to them: the sum of its output's gradient.
-
-    So what the backward gave is known, whatever was done to it before the optimizer got it.
-    """
-    kinds = {p.reference.path: equivalents.group_of_kinds(equivalents.kind(p.reference)) for p in scene.alignment.pairs}
-    outputs: dict[str, list[Pair]] = {}
-    for pair in scene.pairs(number, "backward").values():
-        outputs.setdefault(pair.anchor.layer, []).append(pair)
-    found = []
-    for (layer, slot, call), pair in scene.pairs(number, "grad").items():
-        if call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
-            continue
-        calls = sorted(outputs.get(layer, ()), key=lambda one: one.anchor.call)
-        sums = [_summed(one, kinds[layer], pair.anchor.shape) for one in calls]
-        if sums and all(one is not None for one in sums):
-            sides = [one for one in sums if one is not None]
-            found.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
-    return found
-
-
-def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] | None:
-    values = whole_of(pair)
-    if values is None or len(shape) != 1 or values.reference.ndim < 2:
-        return None
-    axis = values.reference.ndim - 1 if kind == "linear" else 1
-    if values.reference.shape[axis] != shape[0]:
-        return None
-    rest = tuple(k for k in range(values.reference.ndim) if k != axis)
-    return values.map(lambda v: np.asarray(v.sum(axis=rest)))
-
-
-def made_of(scene: Scene, number: int) -> Both[float | None]:
-    """What multiple of what the backward gave the optimizers of either side got; `None` where that is not known."""
-    rows = bias_sums(scene, number)
-    found: list[float | None] = []
-    for side in SIDES:
-        above = below = rest = 0.0
-        pairs = []
-        for pair, sums in rows:
-            whole = whole_of(pair)
-            if whole is not None:
-                pairs.append((getattr(whole, side).ravel(), sum(getattr(sums, side))))
-        for got, gave in pairs:
-            above, below = above + float(got @ gave), below + float(gave @ gave)
-        ratio = above / below if below > 0 else None
-        if ratio is not None:
-            rest = sum(float(np.sum(np.square(got - ratio * gave))) for got, gave in pairs)
-            total = sum(float(np.sum(np.square(got))) for got, _ in pairs)
-            ratio = ratio if rest <= _AT_MOST**2 * total else None
-        found.append(ratio)
-    return Both(*found)
-
-
-# -- hypotheses ----------------------------------------------------------------------------------------------------
-
-
-def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def backward_hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
     """Of a first diff in the gradients of outputs, or in the loss."""
     gradients = gradients_of(scene, "backward")
+    yield from _calls(scene)
     if gradients.tensors:
         yield from _ratios(scene, gradients, "gradients of outputs")
 
 
-def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
     """Of a first diff in the gradients that an optimizer got, the simplest first."""
+    yield from _calls(scene)
     gradients = gradients_of(scene)
     if not gradients.tensors:
         return
@@ -187,14 +49,46 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     yield from _decayed(scene, gradients)
 
 
+def _calls(scene: Scene) -> Iterator[Cause]:
+    """That one side has fewer micro-batches in its step."""
+    sides = scene.sides(scene.number)
+    if sides is None:
+        return
+    counts = sides.map(lambda step: step.micro_batches)
+    if counts.reference == counts.candidate or not all(counts):
+        return
+    backwards = sides.map(lambda step: sum(r.stage == "backward" for r in step.records))
+    fewer, more = SIDES if counts.reference < counts.candidate else SIDES.swapped()
+    text = (
+        f"the {fewer}'s step has {min(counts)} micro-batch{'es' if min(counts) > 1 else ''}, the {more}'s "
+        f"{max(counts)}: so often was the model called"
+    )
+    proven = (backwards.reference < backwards.candidate) == (counts.reference < counts.candidate)
+    yield Cause("micro_batches", text, proven and all(backwards), "calls and backwards are recorded")
+
+
 def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
     """One ratio of all gradients, or of those that are diffs."""
     facts = ratios.facts(scene)
     yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts)
-    wrong, which = gradients.wrong
-    for one in ratios.ratio_hypotheses(wrong, f"{what}{which}", "gradient_scale", facts):
-        # Of a few gradients no number of the run is the ratio.
-        yield replace(one, kind="gradient_scale", changes=2, telling=False)
+    wrong = gradients.wrong
+    # That explains all that is a diff, or a part of it only.
+    for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):
+        for one in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", facts):
+            # Of a few gradients no number of the run is the ratio.
+            yield replace(one, kind="gradient_scale", changes=changes, telling=False)
+
+
+def _with_one_ratio(tensors: Sequence[Prediction]) -> list[Prediction]:
+    """Those that have the ratio of the one that is furthest off."""
+    apart = [one for one in tensors if ratios.ratio_of([one]) is not None]
+    if not apart:
+        return []
+    last = max(apart, key=lambda one: float(np.mean(np.square((one.actual - one.without) / one.noise))))
+    ratio = ratios.ratio_of([last])
+    assert ratio is not None
+    same = [(one, ratios.ratio_of([one])) for one in apart]
+    return [one for one, own in same if own is not None and abs(own - ratio) <= _SAME_RATIO * abs(ratio)]
 
 
 def _departing(scene: Scene) -> str:
@@ -202,7 +96,7 @@ def _departing(scene: Scene) -> str:
     made = made_of(scene, scene.number)
     if made.reference is None or made.candidate is None:
         return ""
-    same = made.map(lambda ratio: ratio is not None and abs(ratio - 1) <= _AT_MOST)
+    same = made.map(lambda ratio: ratio is not None and abs(ratio - 1) <= AT_MOST)
     if same.reference == same.candidate:
         return ""
     side, ratio = ("candidate", made.candidate) if same.reference else ("reference", made.reference)
@@ -215,7 +109,7 @@ def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
         before = scene.pairs(number, "grad")
         old: list[np.ndarray | None] = []
         for place, one in zip(gradients.places, gradients.tensors):
-            values = values_of(before[place], _ELEMENTS) if place in before else None
+            values = values_of(before[place], LOOKED_AT) if place in before else None
             fits = values is not None and values.candidate.shape == one.actual.shape
             old.append(values.candidate if values is not None and fits else None)
         if all(values is None for values in old):
@@ -243,6 +137,49 @@ def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
             "gradients",
             tried=_BEFORE,
         )
+        yield from _mixtures(scene, gradients, old, number)
+
+
+def _mixtures(
+    scene: Scene, gradients: Gradients, old: Sequence[np.ndarray | None], number: int
+) -> Iterator[Hypothesis]:
+    """Those of a step before are in the sum, which was clipped or scaled: as a whole, or each tensor by itself."""
+    rows = [(one, values) for one, values in zip(gradients.tensors, old) if values is not None]
+    whole = _shares(rows)
+    each = [_shares([row]) for row in rows]
+    for parts, free, changes in (([whole] * len(rows), 2, 2), (each, 2 * len(rows), 3)):
+        known = [part for part in parts if part is not None]
+        if len(known) < len(rows) or abs(known[0][1]) < _SAME_RATIO:
+            continue
+        shares = f" ({known[0][0]:.4g} and {known[0][1]:.4g} times)" if changes == 2 else ""
+        yield Hypothesis(
+            "stale_gradient",
+            f"a share of the gradients of step {number}",
+            f"the candidate's gradients are made of this step's and of those of step {number}{shares}: they were not "
+            "zeroed after it, and are clipped or scaled besides",
+            partial(_mixed, rows, known),
+            "gradients",
+            free=free,
+            tried=_BEFORE,
+            changes=changes,
+            fix=mending.zeroing(scene.frameworks.candidate),
+        )
+
+
+_Rows = Sequence[tuple[Prediction, np.ndarray]]
+
+
+def _shares(rows: _Rows) -> tuple[float, float] | None:
+    """How much of this step's gradients, and of those of a step before, make the candidate's."""
+    columns = [np.stack([one.without, values], axis=1) / np.asarray(one.noise) for one, values in rows]
+    target = [one.actual / one.noise for one, _ in rows]
+    found = np.linalg.lstsq(np.concatenate(columns), np.concatenate(target), rcond=None)[0]
+    return (float(found[0]), float(found[1])) if np.isfinite(found).all() else None
+
+
+def _mixed(rows: _Rows, parts: Sequence[tuple[float, float]]) -> Iterator[Prediction]:
+    for (one, values), (now, before) in zip(rows, parts):
+        yield replace(one, predicted=now * one.without + before * values)
 
 
 def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
@@ -295,7 +232,7 @@ def _decayed(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
     weights = scene.pairs(scene.number, "weight")
     rows = []
     for place, one in zip(gradients.places, gradients.tensors):
-        values = values_of(weights[place], _ELEMENTS) if place in weights else None
+        values = values_of(weights[place], LOOKED_AT) if place in weights else None
         if values is not None and values.reference.shape == one.actual.shape:
             rows.append((place, one, values.reference))
     for name, chosen in (("", rows), (" (matrices only)", [row for row in rows if len(_shape(scene, row[0])) > 1])):

@@ -45,6 +45,10 @@ def causes(scene: Scene) -> Iterator[Cause]:
         return
     if not sites:
         return
+    unsaid = (
+        f"{name} requires a gradient on the {side}, and has none: its optimizer does not hold it, or what is computed "
+        "with it does not reach the loss"
+    )
     back = [r for r in own.records if r.stage == "backward" and r.layer == layer]
     ran = [r for r in own.records if r.stage == "forward" and r.layer == layer]
     back_there = [r for r in theirs.records if r.stage == "backward" and r.layer == pair.anchor.layer]
@@ -66,6 +70,8 @@ def causes(scene: Scene) -> Iterator[Cause]:
             yield Cause("not_in_optimizer", text, True, evidence, fix)
         else:
             yield Cause("not_in_optimizer", f"{text}; or the layer does not use it (it is zeros yet)", fix=fix)
+    else:
+        yield Cause("no_gradient", unsaid)
 
 
 def _skipped(scene: Scene, side: str, own: Step) -> Cause:

@@ -24,6 +24,8 @@ from padiff.compare.diagnose.hypotheses.wording import scope_text
 _TELLING = 2
 # Groups of parameters with settings of their own, at most.
 _GROUPS = 5
+# Parameters that no rule explains, until it is given up.
+_IN_VAIN = 1
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,13 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
 
 def _reference(tracks: Tracks) -> list[Parameter]:
     """Each parameter, with the rule that explains the reference's updates of it; those that none explains are left."""
-    if not tracks.fresh:
-        return []
     found: list[Parameter] = []
+    vain = 0
     for elements in (True, False):
         left = [track for track in tracks.parameters if track.elements is elements]
         known: list[Fit] = []
         for _ in range(_GROUPS):
-            if not left:
+            if not left or vain > _IN_VAIN:
                 break
             # Norms and biases often have settings of their own.
             some = [track for track in left if track.is_norm is left[0].is_norm][:1]
@@ -75,7 +76,7 @@ def _reference(tracks: Tracks) -> list[Parameter]:
                 iter(explained(Sample.of(some, "reference", tracks.rates.reference))), None
             )
             if solved is None:
-                left = left[1:]
+                left, vain = left[1:], vain + 1
                 continue
             known.append(solved[0])
             rest = []

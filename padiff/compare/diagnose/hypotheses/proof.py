@@ -16,6 +16,9 @@ NEAR, WORST = 3.0, 8.0
 #: How many times nearer a true cause comes than the reference does, for it to be proven, and for it to be likely.
 #: Chosen: the best of a few hundred wrong values comes some times nearer, never to the level of rounding.
 PROVEN, LIKELY = 10.0, 4.0
+#: What a likely cause may leave, as a multiple of the rounding noise: noise that is underestimated, no other error.
+#: Chosen.
+CLOSE = 30.0
 #: How many independent numbers have to agree, besides two for each that was solved for. Chosen: a tenth of the error
 #: is left by chance once in ``10 ** numbers`` times.
 NUMBERS = 8
@@ -93,15 +96,15 @@ def is_enough(weight: Weight, hypothesis: Hypothesis) -> bool:
     return weight.numbers >= NUMBERS + 2 * hypothesis.free + math.log2(max(hypothesis.tried, 1)) / 2
 
 
-def is_proven(weight: Weight, hypothesis: Hypothesis) -> bool:
+def explains(weight: Weight, hypothesis: Hypothesis) -> bool:
     """Whether computing with it comes to the level of rounding, and computing without it does not."""
     near = weight.residual <= NEAR and weight.worst <= WORST and weight.within
-    return hypothesis.telling and near and weight.gain >= PROVEN and is_enough(weight, hypothesis)
+    return near and weight.gain >= PROVEN and is_enough(weight, hypothesis)
 
 
 def is_likely(weight: Weight, hypothesis: Hypothesis) -> bool:
     """Whether it explains most of what is wrong, and not by chance."""
-    return weight.without > NEAR and weight.gain >= LIKELY and is_enough(weight, hypothesis)
+    return weight.residual <= CLOSE and weight.gain >= LIKELY and is_enough(weight, hypothesis)
 
 
 def evidence(weight: Weight, hypothesis: Hypothesis) -> str:

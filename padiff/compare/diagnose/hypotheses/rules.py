@@ -92,7 +92,7 @@ def _sgd(h: History, s: Settings) -> np.ndarray:
             kept = s["momentum"] * kept + rate * gradient
             step = s["momentum"] * kept + rate * gradient if s["nesterov"] else kept
         else:
-            damped = gradient if t == 0 else (1 - s["dampening"]) * gradient
+            damped = gradient if t == 0 or not s["momentum"] else (1 - s["dampening"]) * gradient
             kept = s["momentum"] * kept + damped
             step = rate * (gradient + s["momentum"] * kept if s["nesterov"] else kept)
         made.append(-step - (rate * s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0))

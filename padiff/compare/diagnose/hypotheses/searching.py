@@ -14,7 +14,7 @@ from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule
 from padiff.compare.diagnose.hypotheses.tracks import Track, joined
 
 # Elements that usual values are tried on, and that are solved with.
-_COARSE, _FINE = 300, 3000
+_COARSE, _FINE = 300, 1500
 # How many of the best usual values are solved on from, and what share of the updates they leave at most.
 _BEST, _HOPELESS = 2, 0.7
 # Steps that no two rules make alike.
@@ -137,7 +137,7 @@ def _from_the_best(
     for size, settings in starts[:_BEST]:
         if size > _HOPELESS * nothing and not more:
             break
-        free = (*_solvable(rule, settings, fine[0].steps), *more)
+        free = (*_solvable(rule, fine[0].steps), *more)
         found = fit(rule, settings, free, *fine, len(starts))
         if found.residual <= _SINGLE and "single" in rule.forms and not found.explains:
             found = fit(rule, {**found.settings, "single": 1.0}, free, *fine, len(starts))
@@ -172,9 +172,7 @@ def _grid(rule: Rule) -> Iterator[dict[str, float]]:
         yield dict(zip(names, values))
 
 
-def _solvable(rule: Rule, settings: Mapping[str, float], steps: int) -> tuple[str, ...]:
+def _solvable(rule: Rule, steps: int) -> tuple[str, ...]:
     """What the updates of so many steps can tell: in a first one no memory shows."""
-    memory = {"momentum", "dampening", "beta1", "beta2"} if steps < 2 else set()
-    if "dampening" in rule.numbers and (steps < 3 or not settings["dampening"]):
-        memory.add("dampening")
-    return tuple(name for name in rule.numbers if name not in memory and name != "momentum_decay" and name != "initial")
+    unseen = {"momentum", "dampening", "beta1", "beta2"} if steps < 2 else set()
+    return tuple(name for name in rule.numbers if name not in unseen | {"momentum_decay", "initial"})

@@ -9,13 +9,23 @@ from itertools import pairwise
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.rules import History
-from padiff.compare.diagnose.hypotheses.scene import ELEMENTS, Place, Scene, is_elements, rounding_of, values_of
+from padiff.compare.diagnose.hypotheses.scene import (
+    ELEMENTS,
+    Place,
+    Scene,
+    is_elements,
+    place_of,
+    rounding_of,
+    values_of,
+)
 from padiff.records import Both
 
 #: Steps after the first diff that are looked at as well, where they are recorded.
 LATER = 3
 #: Steps in all: of a longer training what the optimizer remembers is not known.
-MOST_STEPS = 24
+MOST_STEPS = 64
+# Tensors that are read in all, and parameters that are looked at however many steps there are.
+_READS, _FEWEST = 6000, 12
 #: Numbers that are read in all, at most, for both sides together; what of the tensors is looked at goes with it.
 _MOST = 12_000_000
 #: What the arithmetic of an update rounds, in units of a number's rounding: of the update itself, and of what updates
@@ -54,16 +64,15 @@ class Tracks:
     """The parameters' tracks, and what holds for all of them.
 
     Attributes:
-        numbers: the steps.
+        numbers: the steps, from the first one on that is recorded: before it, optimizers remember nothing, or no rule
+            explains what they make.
         at: which of them is that of the first diff.
-        fresh: whether the first of them is the first of the training, so that an optimizer remembers nothing.
         parameters: the tracks, the largest first.
         rates: the learning rates of each step, by parameter group.
     """
 
     numbers: tuple[int, ...]
     at: int
-    fresh: bool
     parameters: tuple[Track, ...]
     rates: Both[np.ndarray]
 
@@ -84,9 +93,9 @@ def tracks_of(scene: Scene, first: int | None = None, later: int = LATER) -> Tra
         # An optimizer that steps twice within a step, or not at all, breaks the row.
         numbers = [n for n in usable if n > max((m for m in numbers if m not in usable and m <= last), default=-1)]
         numbers = [n for k, n in enumerate(numbers) if n == numbers[0] + k]
-    if last not in numbers:
-        return None
-    places = list(scene.pairs(last, "update"))
+    if last not in numbers or numbers[0] != scene.numbers[0]:
+        return None  # what the optimizer remembers is not known
+    places = _chosen(scene, last, max(_READS // (6 * len(numbers)), _FEWEST))
     if not places:
         return None
     share = max(_MOST // (6 * len(numbers) * len(places)), 32)
@@ -95,7 +104,20 @@ def tracks_of(scene: Scene, first: int | None = None, later: int = LATER) -> Tra
     rates = _rates(scene, numbers)
     if not found or rates is None:
         return None
-    return Tracks(tuple(numbers), numbers.index(last), numbers[0] == 0, tuple(found), rates)
+    return Tracks(tuple(numbers), numbers.index(last), tuple(found), rates)
+
+
+def _chosen(scene: Scene, number: int, most: int) -> list[Place]:
+    """The parameters that are looked at: those that are diffs, and of the others every so many."""
+    places = list(scene.pairs(number, "update"))
+    if len(places) <= most:
+        return places
+    wrong = {place_of(d.pair) for d in scene.diffs("update", "weight") if not d.passed}
+    first = [place for place in places if place in wrong]
+    rest = [place for place in places if place not in wrong]
+    some = first[:: max(1, -(-len(first) // most))]
+    left = max(most - len(some), most // 4)
+    return [*some, *rest[:: max(1, -(-len(rest) // left))]]
 
 
 def joined(tracks: Sequence[Track], side: str, most: int | None = None) -> tuple[History, np.ndarray]:

@@ -1,0 +1,168 @@
+"""The gradients of a first diff's step, and what each is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses.hypothesis import Prediction
+from padiff.compare.diagnose.hypotheses.scene import (
+    Place,
+    Scene,
+    is_elements,
+    place_of,
+    rounding_of,
+    values_of,
+    whole_of,
+)
+from padiff.model import equivalents
+from padiff.records import SIDES, Both, Diff, Pair
+
+#: Elements of a gradient that are looked at.
+LOOKED_AT = 2048
+#: Gradients of two right implementations are off by some times what those of the outputs are off, and by so much of
+#: rounding at least; at most by the share of themselves at which a tensor says nothing any more.
+_OF_OUTPUTS, _ROUNDINGS, AT_MOST = 4.0, 32.0, 1e-3
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a step, as the optimizers got them.
+
+    Attributes:
+        stage: ``grad``, or ``backward`` for those of outputs.
+        tensors: those of which some elements are known, both sides; `Prediction.without` is the reference's.
+        places: whose they are.
+        elements: whether elements of them are known; else projections.
+        failed: whether they are diffs.
+        norms: of each whole tensor, both sides.
+    """
+
+    stage: str
+    tensors: tuple[Prediction, ...]
+    places: tuple[Place, ...]
+    elements: tuple[bool, ...]
+    failed: tuple[bool, ...]
+    norms: Mapping[Place, Both[float]]
+
+    @property
+    def wrong(self) -> list[Prediction]:
+        """Those that are diffs, where others are none."""
+        wrong = [one for one, failed in zip(self.tensors, self.failed) if failed]
+        return [] if len(wrong) == len(self.tensors) else wrong
+
+    def named(self, tensors: Sequence[Prediction]) -> str:
+        """Which gradients these are, in words."""
+        names = list(dict.fromkeys(one.site.replace(f"/{self.stage}/", "/") for one in tensors))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f" of {', '.join(names[:3])}{more}"
+
+    @property
+    def all_norms(self) -> Both[float]:
+        """The norm of all gradients together."""
+        sides = Both([n.reference for n in self.norms.values()], [n.candidate for n in self.norms.values()])
+        return sides.map(lambda norms: float(np.sqrt(np.sum(np.square(norms)))))
+
+
+def gradients_of(scene: Scene, stage: str = "grad") -> Gradients:
+    """The gradients of the first diff's step; ``backward`` gives those of outputs."""
+    diffs = [d for d in scene.diffs(stage) if d.figures is not None and d.pair.complete]
+    level = noise_level(scene)
+    scales: dict[str, float] = {}
+    for diff in diffs:
+        scales[diff.pair.anchor.layer] = max(scales.get(diff.pair.anchor.layer, 0.0), _rms(diff))
+    tensors, places, elements, failed = [], [], [], []
+    for diff in sorted(diffs, key=lambda d: -(d.figures.size if d.figures else 0)):
+        values = values_of(diff.pair, LOOKED_AT)
+        if values is None or np.iscomplexobj(values.reference):
+            continue
+        sketched = diff.figures is not None and diff.figures.basis != "tensors"
+        own = float(np.sqrt(np.mean(np.square(values.reference)))) if values.reference.size else 0.0
+        # A gradient that is zero but for rounding is off by what its layer's others are.
+        noise = level * max(own, 0.0 if sketched else scales[diff.pair.anchor.layer])
+        if noise > 0:
+            limit = scene.limit(diff.pair)
+            site = f"{diff.pair.anchor.layer}/{stage}/{diff.pair.anchor.slot}"
+            tensors.append(Prediction(site, values.candidate, values.reference, values.reference, noise, limit))
+            places.append(place_of(diff.pair))
+            elements.append(is_elements(diff.pair))
+            failed.append(not diff.passed)
+    norms = {
+        place_of(d.pair): Both(d.figures.reference_l2, d.figures.candidate_l2)
+        for d in scene.step
+        if d.pair.stage == stage and d.figures is not None and d.pair.anchor.layer != "(loop)"
+    }
+    return Gradients(stage, tuple(tensors), tuple(places), tuple(elements), tuple(failed), norms)
+
+
+def noise_level(scene: Scene) -> float:
+    """What two right implementations' gradients are off by, as a share of themselves: as gradients of outputs are."""
+    errors = [d.figures.rel_l2 for d in scene.diffs("backward", "forward") if d.passed and d.figures is not None]
+    rounding = max((rounding_of(d.pair) for d in scene.diffs("forward", "grad")), default=2.0**-24)
+    outputs = float(np.percentile([e for e in errors if math.isfinite(e)] or [0.0], 90))
+    return min(max(_OF_OUTPUTS * outputs, _ROUNDINGS * rounding), max(AT_MOST, _ROUNDINGS * rounding))
+
+
+def _rms(diff: Diff) -> float:
+    figures = diff.figures
+    return figures.reference_l2 / math.sqrt(figures.size) if figures is not None and figures.size else 0.0
+
+
+# -- what a gradient is made of ------------------------------------------------------------------------------------
+
+
+def bias_sums(scene: Scene, number: int) -> list[tuple[Pair, Both[list[np.ndarray]]]]:
+    """Gradients of biases, with what each call of their layer adds to them: the sum of its output's gradient.
+
+    So what the backward gave is known, whatever was done to it before the optimizer got it.
+    """
+    kinds = {p.reference.path: equivalents.group_of_kinds(equivalents.kind(p.reference)) for p in scene.alignment.pairs}
+    outputs: dict[str, list[Pair]] = {}
+    for pair in scene.pairs(number, "backward").values():
+        outputs.setdefault(pair.anchor.layer, []).append(pair)
+    found = []
+    for (layer, slot, call), pair in scene.pairs(number, "grad").items():
+        if call or equivalents.slot(slot) != "bias" or kinds.get(layer) not in ("linear", "conv"):
+            continue
+        calls = sorted(outputs.get(layer, ()), key=lambda one: one.anchor.call)
+        sums = [_summed(one, kinds[layer], pair.anchor.shape) for one in calls]
+        if sums and all(one is not None for one in sums):
+            sides = [one for one in sums if one is not None]
+            found.append((pair, Both([s.reference for s in sides], [s.candidate for s in sides])))
+    return found
+
+
+def _summed(pair: Pair, kind: str, shape: tuple[int, ...]) -> Both[np.ndarray] | None:
+    values = whole_of(pair)
+    if values is None or len(shape) != 1 or values.reference.ndim < 2:
+        return None
+    axis = values.reference.ndim - 1 if kind == "linear" else 1
+    if values.reference.shape[axis] != shape[0]:
+        return None
+    rest = tuple(k for k in range(values.reference.ndim) if k != axis)
+    return values.map(lambda v: np.asarray(v.sum(axis=rest)))
+
+
+def made_of(scene: Scene, number: int) -> Both[float | None]:
+    """What multiple of what the backward gave the optimizers of either side got; `None` where that is not known."""
+    rows = bias_sums(scene, number)
+    found: list[float | None] = []
+    for side in SIDES:
+        above = below = rest = 0.0
+        pairs = []
+        for pair, sums in rows:
+            whole = whole_of(pair)
+            if whole is not None:
+                pairs.append((getattr(whole, side).ravel(), sum(getattr(sums, side))))
+        for got, gave in pairs:
+            above, below = above + float(got @ gave), below + float(gave @ gave)
+        ratio = above / below if below > 0 else None
+        if ratio is not None:
+            rest = sum(float(np.sum(np.square(got - ratio * gave))) for got, gave in pairs)
+            total = sum(float(np.sum(np.square(got))) for got, _ in pairs)
+            ratio = ratio if rest <= AT_MOST**2 * total else None
+        found.append(ratio)
+    return Both(*found)
