@@ -76,7 +76,8 @@ def test_each_rank_has_a_folder_below_each_step(made, framework):
         assert [step.rank for step in steps] == [0, 1]
         sites = [[record.site for record in step.records] for step in steps]
         assert sites[0] == sites[1]
-        assert len(sites[0]) == 4 + 4 + 4 + 4 + 4 + 1 + 1 + 1
+        # The last three: what went into the loss function, and what it gave.
+        assert len(sites[0]) == 4 + 4 + 4 + 4 + 4 + 1 + 1 + 1 + 3
         x, _ = ranked.batch(number)
         for step in steps:
             values = {record.site: record.value for record in step.records}

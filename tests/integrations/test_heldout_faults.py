@@ -83,7 +83,7 @@ def test_another_layer_norm_epsilon(reference, candidate):
 def test_gelu_by_its_tanh_approximation(reference, candidate):
     place, message = first(reference, candidate(approximate=True))
     assert place == (0, "forward", "network.blocks.0.tokens.3", "body.0.mix_act")
-    assert "approximate none against tanh" in message
+    assert "tanh-form GELU for the reference's exact GELU" in message
 
 
 def test_a_learning_rate_off_by_eight_percent(reference, candidate):
@@ -101,7 +101,7 @@ def test_no_weight_decay(reference, candidate):
 def test_label_smoothing(reference, candidate):
     place, message = first(reference, candidate(loss=Smoothed()))
     assert place == (0, "loss", "(loop)", "(loop)")
-    assert "label smoothing" in message
+    assert "the losses are set differently: cross_entropy with soft_label False against True" in message
 
 
 def test_a_square_weight_that_was_not_transposed(reference, candidate):
@@ -111,7 +111,7 @@ def test_a_square_weight_that_was_not_transposed(reference, candidate):
 
     place, message = first(reference, candidate(transpose))
     assert place == (0, "weight", "network.blocks.1.channels.1", "body.1.expand")
-    assert "the matrix is transposed" in message
+    assert "is at the start transposed" in message
 
 
 def test_gradient_clipping_on_one_side_only(weights, candidate, tmp_path):
@@ -119,9 +119,9 @@ def test_gradient_clipping_on_one_side_only(weights, candidate, tmp_path):
     train_torch(tmp_path / "torch", fresh(weights), recipe, batches(steps=STEPS))
     place, message = first(tmp_path / "torch", candidate())
     assert place == (0, "grad", "network.inp", "stem")
-    assert "20.868 times the reference's" in message
-    assert "all gradients are" in message
-    assert "clipping" in message
+    # The norm that was clipped to 0.1 was 20.868 times as large.
+    assert "clip" in message and "0.1" in message
+    assert "ClipGradByGlobalNorm(0.1)" in message
 
 
 def test_another_batch_norm_momentum_shows_at_the_next_recorded_step(reference, candidate):
@@ -142,19 +142,19 @@ def test_samples_of_a_batch_in_another_order(reference, candidate):
     x, y = batches(steps=STEPS)
     place, message = first(reference, candidate(data=(x[:, ::-1], y[:, ::-1])))
     assert place[:2] == (0, "input")
-    assert "the same values in another order" in message
+    assert "the candidate's input is the same samples in reverse" in message
 
 
 def test_a_gradient_times_seven_in_a_middle_layer(reference, candidate):
     place, message = first(reference, candidate(times_seven=True))
     assert place == (0, "backward", "network.blocks.1.channels.2", "body.1.act")
-    assert "the gradient is 7 times the reference's" in message
+    assert "7 times the reference's" in message
 
 
 def test_dropout_on_one_side_only(reference, candidate):
     place, message = first(reference, candidate(dropout=0.2))
     assert place == (0, "forward", "network.drop", "top.1")
-    assert "p 0.0 against 0.2" in message
+    assert "dropout" in message.lower() and "0.2" in message
 
 
 def test_a_middle_bias_off_by_fifty(reference, candidate):

@@ -132,6 +132,8 @@ def test_a_printed_run_is_what_it_holds(kit, tmp_path):
             "optimizer.0: rule SGD",
             lines[8].split(", ")[0],
             "run: training True",
+            "loss: function cross_entropy",
+            "clip: kind none",
         ]
         assert lines[8].startswith("optimizer.0.group.0: ")
         assert "Sequential, 4 layers" in repr(run) and len(repr(run)) < 250

@@ -143,7 +143,7 @@ TORCH = [
     (sgd, sgd, {"before_step": lost_at(2)}, "optimizer_state_lost", "lost its state before step 2"),
     (sgd, lambda m: sgd(m, dampening=0.1), {}, "dampening", "dampening is 0.1 in the candidate for the reference's 0"),
     (damped, lambda m: damped(m, momentum=0.0), {}, "momentum", "momentum is 0 in the candidate for the"),
-    (adamw, lambda m: adamw(m, eps=1e-5), {}, "adam_eps", "epsilon is 1e-05 in the candidate"),
+    (adamw, lambda m: adamw(m, eps=1e-4), {}, "adam_eps", "epsilon is 0.0001 in the candidate"),
     (adamw, lambda m: adamw(m, betas=(0.8, 0.95)), {}, "adam_beta1+adam_beta2", "beta1 is 0.8 in the candidate"),
     (adam, lambda m: OPTIM.Adagrad(m.parameters(), 1e-2), {}, "optimizer_rule", "are those of Adagrad"),
 ]  # fmt: skip

@@ -122,8 +122,14 @@ def _only(run: Run, numbers: set[int]) -> Run:
     return memory_run(run.info, *(run.steps(n)[0] for n in run.numbers() if n in numbers))
 
 
+def undeclared(run: Run) -> Run:
+    """The run as if its optimizer, loss and layers had not said what they are set to: the tensors have to tell."""
+    silent = [replace(run.steps(number)[0], settings={}) for number in run.numbers()]
+    return memory_run(replace(run.info, settings={}), *silent)
+
+
 def first_of(reference: Run, candidate: Run, **options: Any) -> FirstDiff:
-    first = padiff.compare_runs(reference, candidate, **options).first_diff
+    first = padiff.compare_runs(undeclared(reference), undeclared(candidate), **options).first_diff
     assert first is not None
     return first
 

@@ -25,7 +25,7 @@ from padiff.compare.diagnose.hypotheses.ratios import ratio_of, scaled
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.step_gradients import Gradients, gradients_of, made_of
 from padiff.errors import PadiffError
-from padiff.records import SIDES, Both, Record
+from padiff.records import LOOP, SIDES, Both, Record
 
 # Other steps whose norms are looked at, and bytes that are read for it.
 _STEPS, _BYTES = 3, 200_000_000
@@ -117,7 +117,7 @@ def _other_norms(scene: Scene) -> Both[list[float]]:
         if sides is None:
             continue
         for norms, step in zip(found, sides):
-            records = [r for r in step.records if r.stage == "grad" and not r.call]
+            records = [r for r in step.records if r.stage == "grad" and not r.call and r.layer != LOOP]
             read += sum(8 * math.prod(r.shape) for r in records if not r.source.sketched)
             if read > _BYTES:
                 return found

@@ -98,7 +98,8 @@ class Scene:
             sides = self.sides(number)
             pairs = [] if sides is None else step_pairs([sides], self.alignment, STAGES)[0]
         for pair in pairs:
-            if pair.complete:
+            # A norm that clipping returned stands among the gradients, and is none.
+            if pair.complete and (pair.stage != "grad" or pair.anchor.layer != LOOP):
                 found.setdefault(pair.stage, {})[place_of(pair)] = pair
         return found
 
