@@ -8,7 +8,7 @@ from itertools import chain
 from padiff.align.matching.parameter_units import grouped, tie_targets
 from padiff.align.slices import ParameterPair, Slice
 from padiff.model.equivalents import ONE_SIDED, stands_for_none
-from padiff.records import Both, Layer, Parameter, RunInfo, unzipped
+from padiff.records import ROOT, Both, Layer, Parameter, RunInfo, unzipped
 
 Owned = tuple[Layer, Parameter]
 
@@ -45,4 +45,7 @@ def _paired(left: Both[list[Owned]]) -> Iterator[ParameterPair]:
         others = shapes.candidate.get(shape, [])
         if len(some) == len(others) and 0 not in shape:
             for pair in zip(some, others):
+                # A container's own parameter may be a layer's there. That two layers have other parameters is a diff.
+                if not any(layer.children or layer.path == ROOT for layer, _ in pair):
+                    continue
                 yield ParameterPair(*((Slice(layer.path, p.slot, p.shape),) for layer, p in pair))

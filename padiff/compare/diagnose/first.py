@@ -64,7 +64,7 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, c
         return found
     if place.between:
         scene = replace(scene, diff=place.diff)
-    computed = explain(scene) if compute else Finding()
+    computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
