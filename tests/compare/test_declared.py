@@ -96,12 +96,12 @@ def test_an_optimizer_that_is_off_by_a_setting_is_told_with_the_line_that_mends_
     (found,) = [one for one in report.settings_differ if one.changes]
     assert (found.name, found.stage, found.kind, found.step) == (name, "update", "optimizer_setting", 0)
     first = report.first_diff
-    assert (first.step, first.stage) == (0, "update") and first.cause.kind == "optimizer_setting"
-    assert (
-        name.replace("weight_", "weight ") in first.cause.sentence
-        and first.cause.fix == found.fix
-        and found.fix in first.message
-    )
+    assert (first.step, first.stage) == (0, "update")
+    # What the tensors of this step show is computed, and proven; else what is declared is the cause.
+    if not first.cause.proven:
+        assert first.cause.kind == "optimizer_setting" and first.cause.fix == found.fix
+        assert name.replace("weight_", "weight ") in first.cause.sentence
+    assert first.cause.fix in first.message
     # What the line says is done, and nothing else: then the runs agree.
     function, mended = parsed(found.fix)
     module, _, named = function.rpartition(".")
@@ -202,7 +202,7 @@ def test_another_rule_is_told_by_its_name():
     runs = [trained("torch", optimizer_of("torch", "Adam", {"lr": 0.001}))]
     runs.append(trained("paddle", optimizer_of("paddle", "SGD", {"learning_rate": 0.001})))
     first = padiff.compare_runs(*runs).first_diff
-    assert first.cause.sentence == "the optimizers are set differently: rule Adam against SGD"
+    assert "those of SGD, the reference's those of Adam" in first.cause.sentence and first.cause.proven
     assert first.cause.fix.startswith("paddle.optimizer.Adam(")
     assert padiff.compare_runs(*runs[::-1]).first_diff.cause.fix == "torch.optim.SGD(...)"
 

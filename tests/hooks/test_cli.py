@@ -191,7 +191,7 @@ def test_without_a_compared_step_no_log_folder_is_made(tmp_path, capsys):
 )
 def test_tolerances_given_replace_the_default_policy(bad, capsys, flags, code):
     assert main(["compare", *bad, *flags]) == code
-    assert ("rounding noise" in capsys.readouterr().out) == (not flags)
+    assert ("tolerance: rounding noise" in capsys.readouterr().out) == (not flags)
 
 
 def test_a_tolerance_that_cannot_be_meant_exits_with_2(good, capsys):
