@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -15,6 +15,8 @@ from padiff.compare.diagnose.hypotheses.tracks import Track, joined
 
 # Elements that usual values are tried on, and that are solved with.
 _COARSE, _FINE = 300, 1500
+# Steps that usual values are tried on: they only say where to solve from.
+_FIRST = 4
 # How many of the best usual values are solved on from, and what share of the updates they leave at most.
 _BEST, _HOPELESS = 2, 0.7
 # Steps that no two rules make alike.
@@ -23,6 +25,8 @@ _TELLING = 3
 _SINGLE = 2000.0
 # Values of a grid for each setting: the most usual ones.
 _GRID = {"beta1": 5, "beta2": 5, "eps": 3, "weight_decay": 6, "momentum": 4, "alpha": 3, "dampening": 1, "initial": 2}
+# Of a rule in another form: solving gets there from farther.
+_OTHER_FORM = {"beta1": 3, "beta2": 3, "eps": 2, "weight_decay": 3, "momentum": 3, "dampening": 1, "initial": 2}
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,14 @@ class Sample:
     Attributes:
         rates: the learning rates of each step, by parameter group.
         elements: whether it holds elements; projections show linear rules only.
+        tries: the usual values that were tried, and what they leave: several searches begin with them.
     """
 
     coarse: tuple[History, np.ndarray]
     fine: tuple[History, np.ndarray]
     rates: np.ndarray
     elements: bool
+    tries: dict[tuple[object, ...], _Tries] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, tracks: Sequence[Track], side: str, rates: np.ndarray) -> Sample:
@@ -54,6 +60,20 @@ class Sample:
         """Parameter groups of other learning rates than those before them."""
         _, first = np.unique(self.rates, axis=1, return_index=True)
         return sorted(int(k) for k in first)
+
+
+class _Tries:
+    """What usual values of a rule leave, worked out as far as it is asked for, and once."""
+
+    def __init__(self, values: Iterator[tuple[float, dict[str, float]]]) -> None:
+        self._values = values
+        self._known: list[tuple[float, dict[str, float]]] = []
+
+    def __iter__(self) -> Iterator[tuple[float, dict[str, float]]]:
+        yield from self._known
+        for one in self._values:
+            self._known.append(one)
+            yield one
 
 
 def known_fits(sample: Sample, known: Sequence[Fit]) -> Iterator[tuple[Fit, int]]:
@@ -117,14 +137,23 @@ def _at_another_rate(rule: Rule, sample: Sample, group: int) -> Fit | None:
     return _from_the_best(rule, sample, group, {}, ("rate",))
 
 
-def _tried(
+def _tried(rule: Rule, forms: Mapping[str, float], sample: Sample, group: int) -> _Tries:
+    """Usual values, and what they leave."""
+    key = rule.name, *sorted(forms.items()), group
+    if key not in sample.tries:
+        sample.tries[key] = _Tries(_residuals(rule, forms, sample, group))
+    return sample.tries[key]
+
+
+def _residuals(
     rule: Rule, forms: Mapping[str, float], sample: Sample, group: int
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Usual values, and what they leave."""
-    for numbers in _grid(rule):
+    history, noise = sample.at(group, coarse=True)
+    first, noise = history.between(0, _FIRST), noise[:_FIRST]
+    for numbers in _grid(rule, _OTHER_FORM if forms else _GRID):
         settings = {**rule.defaults, **forms, **numbers}
         if not is_another(settings):
-            yield residual_of(rule, settings, *sample.at(group, coarse=True)), settings
+            yield residual_of(rule, settings, first, noise), settings
 
 
 def _from_the_best(
@@ -132,7 +161,7 @@ def _from_the_best(
 ) -> Fit | None:
     """Solve from the best of the usual values on."""
     (history, noise), fine = sample.at(group, coarse=True), sample.at(group)
-    nothing = float(np.sqrt(np.mean(np.square(history.updates / noise))))
+    nothing = float(np.sqrt(np.mean(np.square((history.updates / noise)[:_FIRST]))))
     starts = sorted(_tried(rule, forms, sample, group), key=lambda start: start[0])
     for size, settings in starts[:_BEST]:
         if size > _HOPELESS * nothing and not more:
@@ -161,14 +190,14 @@ def in_single(rule: Rule, settings: Mapping[str, float], history: History, noise
     return found
 
 
-def _grid(rule: Rule) -> Iterator[dict[str, float]]:
+def _grid(rule: Rule, most_usual: Mapping[str, int]) -> Iterator[dict[str, float]]:
     """Usual values: first the defaults with one setting another, then all combinations of the most usual ones."""
     yield {}
     for name, usual in rule.numbers.items():
         for value in usual[1:]:
             yield {name: value}
     names = list(rule.numbers)
-    for values in product(*(rule.numbers[name][: _GRID.get(name, 2)] for name in names)):
+    for values in product(*(rule.numbers[name][: most_usual.get(name, 2)] for name in names)):
         yield dict(zip(names, values))
 
 
