@@ -177,6 +177,8 @@ class StepLimits:
             self._stepped += figures.l2**2
         if not found.passed and stage in ("update", "weight"):
             found = self._without_noise(found, limit.value)
+        if not found.passed and stage == "update":
+            found = self._without_last_places(found, limit.value)
         if not found.passed and stage == "weight" and explained and diff.pair.step - self._before.step == 1:
             judged = found.judgement
             assert judged is not None
@@ -299,6 +301,31 @@ class StepLimits:
             return diff
         size = figures.reference_l2 or 1.0
         return diff.judged(True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
+
+    def _without_last_places(self, diff: Diff, limit: float) -> Diff:
+        """A diff of updates that passes if it is all in the last place of the weights: nothing smaller can be added.
+
+        Early in a warm-up an update is a few units of it, and whether decay and step are rounded together or one after
+        the other moves it by one.
+        """
+        weight, figures = self._explained.get(key_of(diff)), diff.figures
+        if weight is None or weight.figures is None or figures is None or weight.figures.size != figures.size:
+            return diff
+        dtype = limits.coarse(weight.pair.anchor.dtype)
+        if dtype not in limits.ROUNDING or limits.is_half(dtype):
+            return diff
+        unit, size = 2 * limits.ROUNDING[dtype], figures.reference_l2 or 1.0
+        weights, sides = elements(weight.pair), elements(diff.pair)
+        if weights is None or sides is None:  # which elements were stepped, a sketch does not show
+            most = limit + unit * weight.figures.reference_l2
+            passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
+            return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff
+        error = np.abs(sides.candidate - sides.reference)
+        beyond = error > limits.LAST_PLACES * unit * np.maximum(*weights.map(np.abs))
+        rest = float(np.linalg.norm(error[beyond]))
+        if rest > limit:
+            return diff
+        return diff.judged(True, Figure.BEYOND_LAST_PLACE, rest / size, limit / size, Rule.LAST_PLACE)
 
     def _weight_limit(self, diff: Diff) -> tuple[Limit, bool]:
         """The limit, and whether the step before explains all of it."""
