@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 
 from padiff.records import (
     CANNOT_TELL,
+    SIDES,
     Diff,
     Difference,
+    Recomputed,
     Report,
     coverage_lines,
     figures_text,
@@ -57,6 +59,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "cause": "" if first.cause is None else first.cause.sentence,
             "extent": "" if first.extent is None else first.extent.text,
             "why": None if first.cause is None else asdict(first.cause),
+            "recomputed": None if first.recomputed is None else _recomputed(first.recomputed),
         },
         "coverage": {
             "share": coverage.share,
@@ -93,6 +96,17 @@ def to_json(report: Report) -> dict[str, Any]:
             }
             for step, diffs in steps.items()
         ],
+    }
+
+
+def _recomputed(one: Recomputed) -> dict[str, Any]:
+    errors = dict(SIDES.zip(one.errors.map(number)))
+    return {
+        "what": one.what,
+        "rules": dict(SIDES.zip(one.rules)),
+        "errors": errors,
+        "wrong": one.wrong,
+        "text": one.text,
     }
 
 

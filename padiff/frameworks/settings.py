@@ -9,6 +9,7 @@ from typing import Any
 _COMMON = {
     "epsilon": "eps",
     "negative_slope": "slope",
+    "ksize": "kernel_size",
     "rate": "p",
     "in_features": "inputs",
     "out_features": "outputs",
