@@ -50,13 +50,16 @@ class Flow:
                     seeds.update(operand.tensor for operand in call.outputs)
 
     def reaches(self, diff: Diff) -> bool:
-        """Whether what goes into a diff's layer is made of what differs, or may be."""
+        """Whether a diff's tensor, or what goes into its layer, is made of what differs, or may be."""
         if self._everything:
             return True
         for of_reference, record in zip((True, False), diff.pair.sides):
             graph = self._graphs.reference if of_reference else self._graphs.candidate
             call = None if record is None else graph.of_record(record)
-            if call is None or not call.inputs or not self._is_clean(call, graph, of_reference):
+            reached = self._reached.reference if of_reference else self._reached.candidate
+            if call is None or not call.inputs or any(operand.tensor in reached for operand in call.outputs):
+                return True
+            if not self._is_clean(call, graph, of_reference):
                 return True
         return False
 

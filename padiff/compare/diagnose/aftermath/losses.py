@@ -31,7 +31,8 @@ def own_fault(scene: Scene) -> Fault | None:
 
 def _own_fault(scene: Scene) -> Fault | None:
     wrong = [d for d in scene.step if d.pair.stage == "loss" and not d.passed and d.pair.complete]
-    labels = _labels(scene, wrong)
+    # Labels go with their inputs.
+    labels = _labels(scene, wrong) if scene.stage != "input" else None
     if labels is not None:
         return labels
     given = next((d for d in wrong if is_of_loss(d.pair.anchor) and loss_role(d.pair.anchor.slot) == "0"), None)

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from padiff.compare.diagnose.aftermath.fault import Fault
+from padiff.compare.diagnose.aftermath.same import families
 from padiff.compare.diagnose.hypotheses import optimizers
 from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import explains, weigh
 from padiff.compare.diagnose.hypotheses.scene import Place, Scene, place_of
 from padiff.errors import PadiffError
-from padiff.records import Diff
 
+# What some parameters may have for themselves; all else an optimizer has for all.
+_OF_GROUPS = frozenset({"learning", "weight"})
 # Hypotheses that are looked through for what the first cause speaks of.
 _TRIED = 40
 
@@ -37,7 +39,9 @@ def own_fault(scene: Scene, among: Collection[Place] | None = None) -> Fault | N
         cause = explain(replace(scene, diff=wrong[0], step=kept, _pairs={})).cause
     except (PadiffError, OSError):
         return None
-    return Fault(wrong[0], cause, kind="update") if cause is not None and cause.proven else None
+    if cause is None or not cause.proven or (among is not None and not families(cause) <= _OF_GROUPS):
+        return None
+    return Fault(wrong[0], cause, kind="update")
 
 
 def unexplained(scene: Scene) -> set[Place]:

@@ -65,12 +65,9 @@ def convolution(
     x, per_group = x[:samples], outs // groups
     made = np.zeros((samples, len(channels), *lengths))
     for place in product(*(range(length) for length in size)):
-        cut: tuple[Any, ...] = tuple(
-            slice(place[k] * dilation[k], place[k] * dilation[k] + stride[k] * (lengths[k] - 1) + 1, stride[k])
-            for k in range(n)
-        )
-        seen = x[(..., *cut)].reshape(samples, groups, weight.shape[1], -1)
-        at = weight[(..., *place)]
+        cut = _windows(place, stride, dilation, lengths)
+        seen = x[cut].reshape(samples, groups, weight.shape[1], -1)
+        at = weight[_at(place)]
         for group in range(groups):
             own = np.flatnonzero(channels // per_group == group)
             if len(own):
@@ -107,19 +104,29 @@ def pooling(x: np.ndarray, how: str, settings: Mapping[str, Any], shape: tuple[i
     found = np.full((*x.shape[:2], *lengths), fill)
     counts = np.zeros((1, 1, *lengths))
     for place in product(*(range(length) for length in size)):
-        cut = tuple(
-            slice(place[k] * dilation[k], place[k] * dilation[k] + stride[k] * (lengths[k] - 1) + 1, stride[k])
-            for k in range(n)
-        )
-        seen = filled[(..., *cut)]
+        cut = _windows(place, stride, dilation, lengths)
+        seen = filled[cut]
         found = np.maximum(found, seen) if how == "max" else found + seen
-        counts += inside[(..., *cut)]
+        counts += inside[cut]
     if how == "max":
         return whole(found)
     padded = any(sum(pad) for pad in pads)
     if padded and not isinstance(settings.get("count_include_pad"), bool):
         raise KeyError("count_include_pad")
     return whole(found / (counts if padded and not settings["count_include_pad"] else math.prod(size)))
+
+
+def _at(place: tuple[Any, ...]) -> Any:
+    """An index of the last axes."""
+    return (..., *place)
+
+
+def _windows(place: tuple[int, ...], stride: list[int], dilation: list[int], lengths: list[int]) -> Any:
+    """Where a place of the window lies, over all windows."""
+    starts = [one * by for one, by in zip(place, dilation)]
+    return _at(
+        tuple(slice(start, start + by * (length - 1) + 1, by) for start, by, length in zip(starts, stride, lengths))
+    )
 
 
 def _adaptive(x: np.ndarray, axis: int, length: int, take: Callable[..., Any]) -> np.ndarray:
