@@ -10,9 +10,13 @@ from xml.etree import ElementTree
 
 from padiff.records import (
     CANNOT_TELL,
+    SIDES,
     Diff,
     Difference,
+    FirstDiff,
+    Recomputed,
     Report,
+    Standing,
     coverage_lines,
     figures_text,
     limit_lines,
@@ -40,24 +44,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "verdict": verdict(report),
         "environment": list(report.environment),
         "settings_differ": [difference_to_json(one) for one in report.settings_differ],
-        "first_diff": None
-        if first is None
-        else {
-            "step": first.step,
-            "stage": first.stage,
-            "reference": first.reference,
-            "candidate": first.candidate,
-            "slot": first.slot,
-            "max_abs": number(first.max_abs),
-            "max_rel": number(first.max_rel),
-            "last_agreeing": first.last_agreeing or None,
-            "inside": first.inside,
-            "call": first.call or None,
-            "message": first.message,
-            "cause": "" if first.cause is None else first.cause.sentence,
-            "extent": "" if first.extent is None else first.extent.text,
-            "why": None if first.cause is None else asdict(first.cause),
-        },
+        "first_diff": None if first is None else first_to_json(first),
+        "independent": [first_to_json(one) for one in report.independent],
         "coverage": {
             "share": coverage.share,
             "complete": coverage.complete,
@@ -89,10 +77,43 @@ def to_json(report: Report) -> dict[str, Any]:
             {
                 "step": step,
                 "passed": all(diff.passed for diff in diffs),
-                "diffs": [diff_to_json(diff) for diff in diffs],
+                "diffs": [diff_to_json(diff, report.standing(diff)) for diff in diffs],
             }
             for step, diffs in steps.items()
         ],
+    }
+
+
+def first_to_json(first: FirstDiff) -> dict[str, Any]:
+    """Where two runs part, or a further fault, as JSON values."""
+    return {
+        "step": first.step,
+        "stage": first.stage,
+        "reference": first.reference,
+        "candidate": first.candidate,
+        "slot": first.slot,
+        "max_abs": number(first.max_abs),
+        "max_rel": number(first.max_rel),
+        "last_agreeing": first.last_agreeing or None,
+        "inside": first.inside,
+        "call": first.call or None,
+        "message": first.message,
+        "cause": "" if first.cause is None else first.cause.sentence,
+        "extent": "" if first.extent is None else first.extent.text,
+        "why": None if first.cause is None else asdict(first.cause),
+        "recomputed": None if first.recomputed is None else _recomputed(first.recomputed),
+        "standing": first.standing.name.lower(),
+    }
+
+
+def _recomputed(one: Recomputed) -> dict[str, Any]:
+    errors = dict(SIDES.zip(one.errors.map(number)))
+    return {
+        "what": one.what,
+        "rules": dict(SIDES.zip(one.rules)),
+        "errors": errors,
+        "wrong": one.wrong,
+        "text": one.text,
     }
 
 
@@ -114,8 +135,12 @@ def difference_to_json(one: Difference) -> dict[str, Any]:
     }
 
 
-def diff_to_json(diff: Diff) -> dict[str, Any]:
-    """One diff as JSON values."""
+def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]:
+    """One diff as JSON values.
+
+    Args:
+        standing: how it stands to the first one.
+    """
     pair, figures = diff.pair, diff.figures
     out: dict[str, Any] = {
         "stage": pair.stage,
@@ -123,6 +148,8 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
         "candidate": pair.candidate.site if pair.candidate else None,
         "passed": diff.passed,
     }
+    if standing is not None:
+        out["standing"] = standing.name.lower()
     if pair.layout:
         out["view"] = str(pair.layout)
     if diff.problem:
@@ -194,10 +221,16 @@ def to_junit(report: Report) -> str:
         tests, failures = tests + 1, failures + 1
         case = ElementTree.SubElement(suite, "testcase", classname="settings", name=str(report.first_diff.reference))
         ElementTree.SubElement(case, "failure", message=report.first_diff.message)
+    # Further faults that no tensor shows.
+    for fault in (one for one in report.independent if one.diff is None):
+        tests, failures = tests + 1, failures + 1
+        case = ElementTree.SubElement(suite, "testcase", classname="settings", name=f"{fault.reference} {fault.slot}")
+        ElementTree.SubElement(case, "failure", message=fault.message)
     if report.outcome == CANNOT_TELL:
         tests, errors = tests + 1, 1
         case = ElementTree.SubElement(suite, "testcase", classname="coverage", name="parameters without a record")
         ElementTree.SubElement(case, "error", message=verdict(report))
+    alone = {(one.step, one.stage, one.reference): one for one in report.independent if one.diff is not None}
     first, skipped = True, sum(not diff.counts for diff in report.diffs)
     for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
         suite.set(name, str(count))
@@ -207,7 +240,11 @@ def to_junit(report: Report) -> str:
         )
         if not diff.passed:
             # The first one has all of the message, with its cause.
-            message = report.first_diff.message if first and report.first_diff is not None else figures_text(diff)
+            pair, standing = diff.pair, report.standing(diff)
+            told = report.first_diff if first else None
+            if standing is Standing.NEW and not first:
+                told = alone.get((pair.step, pair.stage, pair.anchor.layer))
+            message = told.message if told is not None else f"{figures_text(diff)} ({standing})"
             ElementTree.SubElement(case, "failure", message=message)
             first = False
         elif not diff.counts:

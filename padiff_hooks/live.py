@@ -10,7 +10,7 @@ from padiff.compare import Policy
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
-from padiff.records import CANNOT_TELL, Both, Report, RunInfo, verdict
+from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, verdict
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
@@ -43,7 +43,7 @@ class LiveComparison:
         self._remarks: list[str] = []
         self._recordings: Both[str] | None = None
         self._trouble: PadiffError | None = None
-        self._compared = 0
+        self._compared = self._following = 0
         self._worst, self._doubt = 0.0, ""
         self._warned = self._stops = False
         self.first_report: Report | None = None
@@ -108,8 +108,13 @@ class LiveComparison:
         stream = self._opened_stream()
         if stream is not None:
             stream.write(report)
-        if report.first_diff is not None:
+        first = report.first_diff
+        if first is not None:
             self._news.append(report)
+            self._following += first.standing is Standing.FOLLOWS
+            if self.first_report is not None or len(self._news) > 1:
+                # With the first diff they are told; later ones are news by themselves.
+                self._remarks += [f"{Standing.NEW}: {one.message}" for one in report.independent]
         elif report.outcome == CANNOT_TELL and not self._doubt:
             self._doubt = verdict(report)
             self._remarks.append(self._doubt)
@@ -123,7 +128,7 @@ class LiveComparison:
         self._recordings = recordings
         if anew:
             self._news.clear()
-            self.first_report, self._compared = None, 0
+            self.first_report, self._compared, self._following = None, 0, 0
             self._worst, self._doubt = 0.0, ""
             self._remarks.append(f"{self._reference} was recorded anew meanwhile: comparing with it starts over")
         stream = self._opened_stream()
@@ -173,7 +178,7 @@ class LiveComparison:
         first_time = self.first_report is None
         if self.first_report is None or not self.first_report.coverage.steps:
             self.first_report = report
-        message = report.first_diff.message if report.first_diff is not None else ""
+        message = verdict(report)
         if self._on_diff == "raise":
             raise RunsDifferError(message, report)
         if first_time:
@@ -197,5 +202,8 @@ class LiveComparison:
         steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._reference}"
         first = self.first_report.first_diff if self.first_report is not None else None
         if first is not None:
-            return f"{steps}: they differ, first at step {first.step}, stage {first.stage}, layer {first.reference}"
+            many = f"; {self._following} later step{'s' * (self._following > 1)}" if self._following else ""
+            rest = f"{many} follow{'s' * (self._following == 1)} from it" if many else ""
+            where = f"step {first.step}, stage {first.stage}, layer {first.reference}"
+            return f"{steps}: they differ, first at {where}{rest}"
         return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}'}"

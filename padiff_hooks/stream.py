@@ -30,6 +30,7 @@ from padiff.records import (
     Both,
     Record,
     Report,
+    Standing,
     Step,
     count_text,
     is_loss,
@@ -82,6 +83,8 @@ class DiffStream:
         self._recordings: Both[str] | None = None
         self._older = False
         self._place: tuple[Any, ...] | None = None
+        #: Whether it was said that diffs follow from the first one.
+        self._follows = False
         self.done: set[int] = set()
         self.differs = self.doubtful = False
         self.replaced = ""
@@ -134,17 +137,35 @@ class DiffStream:
         for run, scalars in scalars_of(report).items():
             for tag, value in scalars:
                 self._sinks[run].scalar(tag, value, step)
-        event = first_diff_event(report)
-        if event is not None and event[0] != self._place:
+        text = self._event(report)
+        if text:
             # A tag of its own for each event: TensorBoard keeps only ten texts of one tag.
-            self._sinks["diff"].text(f"first_diff/step_{step:08d}", event[1], step)
-            self._place = event[0]
+            self._sinks["diff"].text(f"first_diff/step_{step:08d}", text, step)
         for sink in self._sinks.values():
             sink.flush()
         # Last: a line says that the step's points are out.
         self._write_line(line_of(report))
         self.done.add(step)
         self._count(report.outcome)
+
+    def _event(self, report: Report) -> str:
+        """What is new in a step (Markdown): the first diff, once that others follow from it, further faults."""
+        first = report.first_diff
+        if first is None:
+            return ""
+        lines = []
+        place = first.stage, first.reference, first.candidate, first.slot
+        # A process that was started again has not seen the first one.
+        follows = first.standing is Standing.FOLLOWS or (first.standing is Standing.FIRST and self.differs)
+        if not follows and first.standing is Standing.FIRST:
+            more = f"\n\n{count_text(report)} in this step." if len(report.failed) > 1 else ""
+            lines.append(f"{Standing.FIRST}: **{first.message}**{more}")
+        elif follows and place != self._place and not self._follows:
+            self._follows = True
+            lines.append(f"{Standing.FOLLOWS}: {count_text(report)} in this step, as in those after it.")
+        self._place = place
+        lines += [f"{Standing.NEW}: **{one.message}**" for one in report.independent]
+        return "\n\n".join(lines)
 
     def _count(self, outcome: str) -> None:
         self.differs = self.differs or outcome == DIFFER
@@ -180,6 +201,7 @@ class DiffStream:
         for line in lines:
             if line.get("first_diff"):
                 self._place = _place(line["first_diff"])
+                self._follows = self._follows or line["first_diff"].get("standing") == Standing.FOLLOWS.name.lower()
         self.done = {int(line["step"]) for line in lines if "step" in line}
         for line in lines:
             # Lines of an older padiff have no outcome.
@@ -195,7 +217,7 @@ class DiffStream:
                 f"{' and '.join(others)} {'were' if len(others) > 1 else 'was'} recorded anew: the log folder "
                 f"{self.path} begins anew; its lines of before are in {BEFORE_FILE}"
             )
-        self._place, self.done = None, set()
+        self._place, self._follows, self.done = None, False, set()
         self.differs = self.doubtful = False
 
 
@@ -224,6 +246,7 @@ def line_of(report: Report) -> dict[str, Any]:
         "passed": report.passed,
         "outcome": report.outcome,
         "first_diff": whole["first_diff"],
+        **({"independent": whole["independent"]} if whole["independent"] else {}),
         **({"settings_differ": whole["settings_differ"]} if whole["settings_differ"] else {}),
         "coverage": whole["coverage"]["share"],
         "diffs": [diff for step in whole["steps"] for diff in step["diffs"]],
@@ -290,16 +313,6 @@ class _OwnScalars:
     def all(self) -> Scalars:
         losses = [("loss", sum(self._losses) / len(self._losses))] if self._losses else []
         return self._loop + losses + [(tag, math.sqrt(square)) for tag, square in self._squares.items()]
-
-
-def first_diff_event(report: Report) -> tuple[tuple[Any, ...], str] | None:
-    """Where the step's first diff is, and the event's text (Markdown); `None` if the step passed."""
-    first = report.first_diff
-    if first is None:
-        return None
-    more = f"\n\n{count_text(report)} in this step." if len(report.failed) > 1 else ""
-    place = {"stage": first.stage, "reference": first.reference, "candidate": first.candidate, "slot": first.slot}
-    return _place(place), f"**{first.message}**{more}"
 
 
 def _place(first: Mapping[str, Any]) -> tuple[Any, ...]:

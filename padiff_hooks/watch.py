@@ -12,7 +12,7 @@ from rich.console import Console
 
 from padiff.dump.format import RUN_FILE
 from padiff.errors import UsageError
-from padiff.records import CANNOT_TELL, Both, Report, count_text, verdict
+from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, verdict
 from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, check_pair, names_of, paths_of, policy_of
 from padiff_hooks.log_folder import check_logdir, explained
 from padiff_hooks.paired import PairedRuns
@@ -46,6 +46,7 @@ class _Watched:
         """Forget everything: a folder holds another recording."""
         self._first: str | None = None
         self._doubt, self._worst, self._failed = "", 0.0, 0
+        self._follows = False
 
     def add(self, report: Report) -> str:
         """Add a step; returns the line that says what it came to."""
@@ -58,10 +59,16 @@ class _Watched:
                 self._doubt = verdict(report)
             return f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}"
         self._failed += 1
+        more = "".join(f"\n{Standing.NEW}: {one.message}" for one in report.independent)
         if self._first is None:
             self._first = report.first_diff.message
-            return self._first
-        return f"step {step}: {count_text(report)}" if report.failed else f"step {step}: {report.first_diff.message}"
+            return f"{Standing.FIRST}: {self._first}{more}"
+        if not report.failed:
+            return f"step {step}: {report.first_diff.message}{more}"
+        # Said once: from then on all that differs does.
+        said = "" if self._follows else f", which {Standing.FOLLOWS} from it"
+        self._follows = True
+        return f"step {step}: {count_text(report)}{said}{more}"
 
     def verdict(self, differs: bool) -> str:
         """What the steps came to, in one sentence.

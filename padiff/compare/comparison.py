@@ -13,9 +13,10 @@ from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
+from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
-from padiff.compare.diagnose.first import first_diff
+from padiff.compare.diagnose.first import told
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import with_caveat
@@ -101,6 +102,8 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
+        #: What follows from the first diff, and what does not.
+        self._around = Around(self.runs)
         self._before = Before()
         #: How far off each tensor was in the steps before the latest one, and up to it.
         self._agreed: dict[Site, Agreed] = {}
@@ -153,6 +156,7 @@ class RunComparison:
             self._declared.hold_against([diff for rank in diffs for diff in rank])
             if any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank):
                 diffs = self._with_rates(diffs, first)
+        self._around.look(diffs, self._plan.alignment)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
@@ -286,9 +290,13 @@ class RunComparison:
         evidence = Evidence(
             self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
         )
-        found = first_diff(diffs, evidence, compute=not later)
-        self._first_diff = found if self._first_diff is None else self._first_diff
-        return found
+        step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
+        found, place = told(failed, step, evidence, compute=not later)
+        if self._first_diff is None:
+            self._first_diff = found
+            self._around.begin(found, failed, place, step, evidence)
+            return found
+        return self._around.placed(found, failed)
 
     def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
         """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
@@ -317,8 +325,9 @@ class RunComparison:
         if first is not None:
             first = with_caveat(first, coverage)
         differ = self._differences(steps)
+        tensor = first
         if self._policy.settings_count if settings is None else settings:
-            tensor, first = first, settings_first(differ, first)
+            first = settings_first(differ, first)
             # Runs that are set differently come apart for that reason.
             coverage = replace(coverage, amplified=None) if first is not tensor else coverage
         return Report(
@@ -330,6 +339,8 @@ class RunComparison:
             candidate=self.runs.candidate.name,
             environment=differences(*self._infos),
             settings_differ=tuple(one for _, one in differ),
+            aftermath=self._around.aftermath(first, tensor),
+            independent=self._around.independent(first, tensor, differ, steps, self._is_asked_for),
         )
 
     def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:

@@ -15,14 +15,19 @@ class Known:
         counts_ignored: whether the mean of a cross-entropy is over all rows, those with a label that is ignored, too,
             where that label is negative and classes have no weights. Soft labels are then weighed as a row, not class
             by class.
+        pads_with_zeros: whether an embedding gives zeros for the index of padding, whatever its weight says.
     """
 
     layer: str
     layout: str
     counts_ignored: bool = False
+    pads_with_zeros: bool = False
 
 
-FRAMEWORKS = {"torch": Known("module", "out_in"), "paddle": Known("layer", "in_out", counts_ignored=True)}
+FRAMEWORKS = {
+    "torch": Known("module", "out_in"),
+    "paddle": Known("layer", "in_out", counts_ignored=True, pads_with_zeros=True),
+}
 
 
 def usual_layout(framework: str, slot: str) -> str:

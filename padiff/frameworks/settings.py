@@ -17,6 +17,7 @@ _COMMON = {
     "attn_dropout": "dropout",
     "rope_base": "rope_theta",
     "negative_slope": "slope",
+    "ksize": "kernel_size",
     "rate": "p",
     "in_features": "inputs",
     "out_features": "outputs",

@@ -3,6 +3,7 @@
 Numpy only. Everything here is frozen: a room makes new values, it does not edit the ones it was given.
 """
 
+from padiff.records.aftermath import Aftermath, Standing, mark_of
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
@@ -11,6 +12,7 @@ from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
+from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import (
     LOOP,
     PARAMETER_STAGES,
@@ -71,6 +73,7 @@ __all__ = [
     "Judgement",
     "Figure",
     "AMPLIFIED",
+    "Aftermath",
     "Both",
     "CANNOT_TELL",
     "Coverage",
@@ -90,6 +93,7 @@ __all__ = [
     "Pair",
     "Parameter",
     "ROOT",
+    "Recomputed",
     "Record",
     "Report",
     "Run",
@@ -97,6 +101,7 @@ __all__ = [
     "SIDES",
     "STAGES",
     "Sketched",
+    "Standing",
     "Step",
     "TensorSource",
     "Trace",
@@ -115,6 +120,7 @@ __all__ = [
     "is_of_loss",
     "loss_role",
     "make_sketches",
+    "mark_of",
     "model_text",
     "owned_text",
     "run_line",

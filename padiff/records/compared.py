@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from padiff.records.aftermath import Standing
 from padiff.records.both import Both
 from padiff.records.cause import Cause
 from padiff.records.extent import Extent
 from padiff.records.judgement import Figure, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
+from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import Record, is_below
 
 #: Scales of what is compared as it is.
@@ -200,6 +202,9 @@ class FirstDiff:
             not known. If it does not, it comes from the code between the last layer that agrees and this one, and
             ``slot`` and ``diff`` are what goes in.
         call: which call of a function it comes from, in words; empty where that is not known.
+        recomputed: whose figures agree with float64; `None` where that can't be computed.
+        standing: whether it is the first diff of the run, follows from it (of a later step's report), or is a fault by
+            itself.
     """
 
     step: int
@@ -216,6 +221,8 @@ class FirstDiff:
     last_agreeing: str = ""
     inside: bool | None = None
     call: str = ""
+    recomputed: Recomputed | None = None
+    standing: Standing = Standing.FIRST
 
     @property
     def max_abs(self) -> float:
@@ -235,22 +242,37 @@ class FirstDiff:
     @property
     def message(self) -> str:
         """All of it in words."""
+        if self.standing is Standing.NEW:
+            return self._by_itself
         if self.diff is None:
             mending = f" To mend it: {self.cause.fix}" if self.cause is not None and self.cause.fix else ""
             return f"{self.statement}{mending}"
         because = f" {self.cause.text}" if self.cause is not None else ""
         caveat = f" {self.caveat}" if self.caveat else ""
         reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
-        return f"The runs part at {self.place_text}.{self._place}{reach}{because}{caveat}"
+        whose = f" {self.recomputed.text}" if self.recomputed is not None else ""
+        return f"The runs part at {self.place_text}.{self._place}{reach}{whose}{because}{caveat}"
+
+    @property
+    def _by_itself(self) -> str:
+        """A fault that does not follow from the first one, in short."""
+        because = f" {self.cause.text}" if self.cause is not None else ""
+        whose = f" {self.recomputed.text}" if self.recomputed is not None else ""
+        where = self.statement or f"at {self.where if self.recomputed is not None else self.place_text}"
+        return f"A second fault, which does not follow from the first: {where}.{whose}{because}"
 
     @property
     def place_text(self) -> str:
         """Where a tensor parts, and how far."""
+        return self.where if self.diff is None else f"{self.where}: {figures_text(self.diff)}"
+
+    @property
+    def where(self) -> str:
+        """Where a tensor parts."""
         if self.diff is None:
             return f"step {self.step}, stage {self.stage}"
         call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
-        where = f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
-        return f"{where}: {figures_text(self.diff)}"
+        return f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
 
     @property
     def _place(self) -> str:

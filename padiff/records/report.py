@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from padiff.records.aftermath import Aftermath, Standing
 from padiff.records.compared import Coverage, Diff, FirstDiff
 from padiff.records.declared import Difference
 from padiff.records.report_text import count_text, report_text
 
 #: What a comparison may come to (`Report.outcome`).
 MATCH, DIFFER, CANNOT_TELL = ("match", "differ", "cannot tell")
+_NOTHING_FOLLOWS = Aftermath()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,6 +31,8 @@ class Report:
         tolerance: the tolerance policy, in words.
         reference, candidate: names of the two runs.
         settings_differ: what the two runs declare differently (optimizers, clipping, loss, layers), in causal order.
+        aftermath: which diffs follow from the first one.
+        independent: further faults that do not follow from the first diff, in causal order; of few that are sure.
         environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
     """
 
@@ -40,6 +44,12 @@ class Report:
     candidate: str = "candidate"
     environment: tuple[str, ...] = ()
     settings_differ: tuple[Difference, ...] = ()
+    aftermath: Aftermath = _NOTHING_FOLLOWS
+    independent: tuple[FirstDiff, ...] = ()
+
+    def standing(self, diff: Diff) -> Standing | None:
+        """How one of the diffs stands to the first one; `None` if it passed."""
+        return self.aftermath.of(diff)
 
     @property
     def outcome(self) -> str:

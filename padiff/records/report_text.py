@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from padiff.records.aftermath import Standing
 from padiff.records.compared import Diff
 from padiff.records.judgement import Figure, Rule
 from padiff.records.recorded import LOOP, STAGES
@@ -39,7 +40,7 @@ def count_text(report: Report) -> str:
 def verdict(report: Report) -> str:
     """The report in one sentence."""
     if report.first_diff is not None:
-        return report.first_diff.message
+        return " ".join(first.message for first in (report.first_diff, *report.independent))
     coverage = report.coverage
     if coverage.unrecorded:
         return _cannot_tell(report)
@@ -188,13 +189,16 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
     """What differs, a line each, in causal order; many that differ alike are one line.
 
     Args:
-        at_most: how many lines; `None` lists every diff by itself.
+        at_most: how many lines, besides those of what does not follow from the first diff; `None` lists every diff by
+            itself.
     """
     if not report.failed:
         return []
-    lines = [f"{count_text(report)}, in causal order:"]
+    marked = report.aftermath.marks
+    rest = "; what is not marked follows from the first" if marked and len(report.failed) > 1 else ""
+    lines = [f"{count_text(report)}, in causal order{rest}:"]
     if at_most is None:
-        return lines + [f"  {diff}" for diff in report.failed]
+        return lines + [f"  {diff}{_mark(report, diff)}" for diff in report.failed]
     alike: dict[tuple[Any, ...], list[Diff]] = {}
     for number, diff in enumerate(report.failed):
         alike.setdefault(_likeness(diff) or (number,), []).append(diff)
@@ -204,13 +208,20 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
         folded = len(some) >= _ALIKE
         for diff in some[:1] if folded else some:
             shown += 1
-            if shown > at_most:
+            mark = next((found for one in (some if folded else [diff]) if (found := _mark(report, one))), "")
+            if shown > at_most and not mark:
                 hidden += len(some) if folded else 1
             elif folded:
-                lines.append(_folded(key, some, counts[key[0], key[1]]))
+                lines.append(_folded(key, some, counts[key[0], key[1]]) + mark)
             else:
-                lines.append(f"  {diff}")
+                lines.append(f"  {diff}{mark}")
     return [*lines, f"  ... and {hidden} more"] if hidden else lines
+
+
+def _mark(report: Report, diff: Diff) -> str:
+    """How a diff stands to the first one, where it does not follow from it."""
+    standing = report.standing(diff)
+    return "" if standing is None or standing is Standing.FOLLOWS else f"  ({standing})"
 
 
 def _likeness(diff: Diff) -> tuple[Any, ...] | None:

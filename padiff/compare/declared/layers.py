@@ -67,12 +67,12 @@ def layer_differences(
     Args:
         framework: the candidate's.
     """
-    modes = settings.map(_modes)
+    modes = settings.map(modes_of)
     for pair in alignment.pairs:
         names = differing(pair)
         if not names:
             continue
-        evaluates = [mode is not None and not _trains(layer, *mode) for mode, layer in zip(modes, pair)]
+        evaluates = [mode is not None and not trains(layer, *mode) for mode, layer in zip(modes, pair)]
         names = [name for name in names if name not in _OF_TRAINING or not all(evaluates)]
         ran = pair.reference.path in called.reference and pair.candidate.path in called.candidate
         for name in names:
@@ -94,15 +94,15 @@ def mode_differences(
     alignment: Alignment, settings: Both[Mapping[str, Any]], called: Both[Collection[str]]
 ) -> Iterator[Difference]:
     """Layers that train in one run and evaluate in the other, where that is another computation."""
-    modes = settings.map(_modes)
+    modes = settings.map(modes_of)
     if modes.reference is None or modes.candidate is None:
         return
     for pair in alignment.pairs:
         if pair.reference.path not in called.reference or pair.candidate.path not in called.candidate:
             continue
         training = Both(
-            _trains(pair.reference, *modes.reference),
-            _trains(pair.candidate, *modes.candidate),
+            trains(pair.reference, *modes.reference),
+            trains(pair.candidate, *modes.candidate),
         )
         if training.reference != training.candidate and any(_has_modes(layer) for layer in pair):
             path = pair.candidate.path
@@ -127,14 +127,16 @@ def _mode_fix(path: str, training: bool) -> str:
     return f"model{whole}.{'train' if training else 'eval'}()"
 
 
-def _modes(settings: Mapping[str, Any]) -> tuple[bool, frozenset[str]] | None:
+def modes_of(settings: Mapping[str, Any]) -> tuple[bool, frozenset[str]] | None:
+    """Whether a model trains, and the paths of the layers that do not as it does; `None`: not known."""
     if not isinstance(settings.get("training"), bool):
         return None
     others = settings.get("training.others")
     return settings["training"], frozenset(others if isinstance(others, list) else ())
 
 
-def _trains(layer: Layer, training: bool, others: Collection[str]) -> bool:
+def trains(layer: Layer, training: bool, others: Collection[str]) -> bool:
+    """Whether a layer trains, given what `modes_of` says."""
     on = training is not (layer.path in others)
     # It normalises by what it has learnt, in whatever mode.
     return on and not (_is_batch_norm(layer) and layer.settings.get("use_global_stats") is True)

@@ -17,6 +17,7 @@ from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
+from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
@@ -31,29 +32,40 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) 
     diff = next((diff for diff in diffs if not diff.passed), None)
     if diff is None:
         return None
+    return told(diff, [d for d in diffs if d.pair.step == diff.pair.step], evidence, compute)[0]
+
+
+def told(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = True) -> tuple[FirstDiff, Place]:
+    """A diff, with all that can be said of it; and where in the code it is.
+
+    Args:
+        step: the diffs of its step.
+        compute: as `first_diff` has it.
+    """
     pair = diff.pair
     reference, candidate = _paths(pair, evidence.alignment)
-    step = [d for d in diffs if d.pair.step == pair.step]
     place = _place(diff, step, evidence)
-    return FirstDiff(
+    scene = scene_of(diff, step, evidence.alignment, evidence.runs)
+    found = FirstDiff(
         pair.step,
         pair.stage,
         reference,
         candidate,
         place.diff.pair.anchor.slot,
         place.diff,
-        _cause(diff, step, place, evidence, compute),
+        _cause(scene, step, place, evidence, compute),
         extent=extent_of(diff, step, evidence.agreed),
         last_agreeing=place.last_agreeing,
         inside=place.inside,
         call=_call(place),
+        recomputed=which_side(scene, place, evidence) if compute else None,
     )
+    return found, place
 
 
-def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
+def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
     """What the records say, else what explains them when it is computed, else where to look."""
-    runs, alignment = evidence.runs, evidence.alignment
-    scene = _scene(diff, step, alignment, runs)
+    runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
@@ -93,7 +105,7 @@ def _call(place: Place) -> str:
     return where if is_reference else f"{where} of the candidate"
 
 
-def _scene(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
+def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
     """What hypotheses look at: of a step's diffs those of the first one's rank, which come one after the other."""
     ranks: list[list[Diff]] = [[]]
     seen: set[tuple[bool, str]] = set()

@@ -52,7 +52,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class _Call:
+class LossCall:
     """One side's call of a loss function.
 
     Attributes:
@@ -95,7 +95,7 @@ def loss_cause(scene: Scene) -> Cause | None:
     if diff.pair.stage != "loss" or not diff.pair.complete or isinstance(operands(diff.pair), Problem):
         return None
     try:
-        calls = _calls(scene)
+        calls = calls_of(scene)
         if is_of_loss(diff.pair.anchor):
             role = loss_role(diff.pair.anchor.slot)
             if role in _LABELS:
@@ -112,8 +112,8 @@ def loss_cause(scene: Scene) -> Cause | None:
 # -- what was recorded -------------------------------------------------------------------------------------------------
 
 
-def _calls(scene: Scene) -> Both[_Call] | None:
-    """The two calls that the first diff is of."""
+def calls_of(scene: Scene) -> Both[LossCall] | None:
+    """The two calls that a scene's diff is of; `None` where that is not one on either side."""
     sides = scene.sides(scene.number)
     if sides is None:
         return None
@@ -133,8 +133,13 @@ def _calls(scene: Scene) -> Both[_Call] | None:
     return Both(*found)
 
 
-def _read(loss: RecordedLoss, step: Step, info: RunInfo) -> _Call:
-    call = _Call(info.framework, loss)
+def loss_calls(step: Step, info: RunInfo) -> list[LossCall]:
+    """All calls of loss functions of a step."""
+    return [_read(loss, step, info) for loss in recorded_losses(step.records)]
+
+
+def _read(loss: RecordedLoss, step: Step, info: RunInfo) -> LossCall:
+    call = LossCall(info.framework, loss)
     try:
         output = loss.records["0"].value.astype(np.float64) if "0" in loss.records else None
         call = replace(call, output=output)
@@ -160,7 +165,7 @@ def _sides(diff: Diff) -> Both[np.ndarray] | None:
     return None if isinstance(found, Problem) else found.values()
 
 
-def _labels(diff: Diff, role: str, calls: Both[_Call] | None) -> Cause:
+def _labels(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     sides = _sides(diff)
     proven, evidence = _proof_by_input(role, calls)
     if sides is None:
@@ -184,7 +189,7 @@ def _labels(diff: Diff, role: str, calls: Both[_Call] | None) -> Cause:
     return Cause("labels", f"{text}: {pattern}" if pattern else text, proven, evidence)
 
 
-def _ignored(calls: Both[_Call] | None) -> Both[int]:
+def _ignored(calls: Both[LossCall] | None) -> Both[int]:
     if calls is None:
         return Both(-100, -100)
     return calls.map(lambda call: int(call.settings.get("ignore_index", -100)))
@@ -211,7 +216,7 @@ def _pattern(reference: np.ndarray, candidate: np.ndarray, differ: np.ndarray, i
     return ""
 
 
-def _proof_by_input(role: str, calls: Both[_Call] | None) -> tuple[bool, str]:
+def _proof_by_input(role: str, calls: Both[LossCall] | None) -> tuple[bool, str]:
     """Whether the candidate's loss is the reference's with what is the reference's of one role."""
     if calls is None:
         return False, ""
@@ -230,7 +235,7 @@ def _number(output: np.ndarray | None) -> str:
     return f"{float(output.ravel()[0]):.6g}" if output.size == 1 else "element by element"
 
 
-def _weights(diff: Diff, role: str, calls: Both[_Call] | None) -> Cause:
+def _weights(diff: Diff, role: str, calls: Both[LossCall] | None) -> Cause:
     proven, evidence = _proof_by_input(role, calls)
     values = Both("others", "others") if calls is None else calls.map(lambda call: _text(call.settings.get(role)))
     sentence = f"the loss weighs classes differently: {role} {values.reference} against {values.candidate}"
@@ -238,7 +243,7 @@ def _weights(diff: Diff, role: str, calls: Both[_Call] | None) -> Cause:
     return Cause("loss_weight", sentence, proven, evidence, fix)
 
 
-def _input(diff: Diff, calls: Both[_Call] | None) -> Cause:
+def _input(diff: Diff, calls: Both[LossCall] | None) -> Cause:
     role = loss_role(diff.pair.anchor.slot)
     what = role.replace("_", " ")
     sides = _sides(diff)
@@ -256,7 +261,7 @@ def _input(diff: Diff, calls: Both[_Call] | None) -> Cause:
     return Cause("loss_input", text)
 
 
-def _is_softmax(calls: Both[_Call]) -> bool:
+def _is_softmax(calls: Both[LossCall]) -> bool:
     if calls.reference.inputs is None or calls.candidate.inputs is None:
         return False
     logits, given = (call.inputs["logits"].astype(np.float64) for call in calls if call.inputs is not None)
@@ -269,7 +274,7 @@ def _is_softmax(calls: Both[_Call]) -> bool:
 # -- what came out -----------------------------------------------------------------------------------------------------
 
 
-def _loss(scene: Scene, calls: Both[_Call] | None) -> Cause | None:
+def _loss(scene: Scene, calls: Both[LossCall] | None) -> Cause | None:
     if calls is None:
         return None
     reference, candidate = calls
@@ -305,6 +310,26 @@ def _loss(scene: Scene, calls: Both[_Call] | None) -> Cause | None:
     return Cause("loss_function", "the loss function itself: what goes into it agrees, and what it is set to")
 
 
+def loss_cause_of(scene: Scene, calls: Both[LossCall]) -> Cause | None:
+    """Why a loss function gives something else in the candidate, given both calls with the same inputs."""
+    return _loss(scene, calls)
+
+
+def labels_in_order(scene: Scene) -> Cause | None:
+    """Of labels that differ: their cause, if they are the reference's in another order, or counted from another number
+    on; so no model made them.
+    """
+    calls = calls_of(scene)
+    sides = _sides(scene.diff)
+    if sides is None or not all(np.all(side == np.round(side)) for side in sides):
+        return None
+    reference, candidate = (side.astype(np.int64) for side in sides)
+    differ = reference != candidate
+    if not _pattern(reference, candidate, differ, _ignored(calls)):
+        return None
+    return _labels(scene.diff, "labels", calls)
+
+
 def _agrees(diff: Diff) -> bool:
     return diff.passed and (diff.judgement is None or diff.judgement.rule is not Rule.WRITTEN_OTHERWISE)
 
@@ -320,7 +345,7 @@ def _after(diff: Diff) -> Cause:
     return Cause("loss_scale", text)
 
 
-def _differing(calls: Both[_Call]) -> dict[str, Both[Any]]:
+def _differing(calls: Both[LossCall]) -> dict[str, Both[Any]]:
     """The settings that differ."""
     sides = calls.map(lambda call: call.settings)
     names = dict.fromkeys((*sides.reference, *sides.candidate))
@@ -333,7 +358,7 @@ def _differing(calls: Both[_Call]) -> dict[str, Both[Any]]:
     }
 
 
-def _set_differently(calls: Both[_Call], differing: Mapping[str, Both[Any]]) -> Cause:
+def _set_differently(calls: Both[LossCall], differing: Mapping[str, Both[Any]]) -> Cause:
     reference, candidate = calls
     given = {**candidate.settings, **{name: values.reference for name, values in differing.items()}}
     inputs = dict(candidate.inputs or {})
@@ -352,7 +377,7 @@ def _set_differently(calls: Both[_Call], differing: Mapping[str, Both[Any]]) -> 
     return Cause(kind, sentence, proven, evidence, fix)
 
 
-def _other_function(calls: Both[_Call]) -> Cause:
+def _other_function(calls: Both[LossCall]) -> Cause:
     names = calls.map(lambda call: call.loss.function)
     written = names.zip(calls).map(lambda side: _spelled(side[1].framework, side[0]))
     as_written = f" ({written.candidate} of {calls.candidate.framework})" * (written.candidate != names.candidate)
@@ -363,7 +388,7 @@ def _other_function(calls: Both[_Call]) -> Cause:
     return Cause("loss_function", sentence, proven, evidence, _fix(calls, own, names.reference))
 
 
-def _ignored_rows(calls: Both[_Call]) -> Cause | None:
+def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     """Whether it is that one framework counts the rows whose labels are ignored, and the other does not."""
     counting = calls.map(lambda call: call.framework in FRAMEWORKS and FRAMEWORKS[call.framework].counts_ignored)
     if counting.reference == counting.candidate or calls.candidate.loss.function != "cross_entropy":
@@ -406,7 +431,7 @@ def _spelled(framework: str, function: str) -> str:
     return function if spelling is None else spelling.losses.get(function, (function, ""))[0]
 
 
-def _fix(calls: Both[_Call], settings: Mapping[str, Any], function: str = "") -> str:
+def _fix(calls: Both[LossCall], settings: Mapping[str, Any], function: str = "") -> str:
     """The candidate's call with settings as the reference has them."""
     candidate = calls.candidate
     return loss_fix(candidate.framework, function or candidate.loss.function, settings)

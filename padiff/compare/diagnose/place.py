@@ -85,7 +85,7 @@ def place_of_diff(
         return Place(diff)
     if is_functional(reference.slot) or not all(step.trace.calls for step in steps):
         return Place(diff)
-    graphs = steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
+    graphs = graphs_of(steps, infos)
     relations = Relations(diff, graphs, policy)
     last = _last_agreeing(diff, step)
     calls = graphs.zip(pair.sides).map(lambda side: side[0].of_record(side[1]) if side[1] is not None else None)
@@ -98,7 +98,7 @@ def place_of_diff(
     found = None
     if starts.reference is not None and starts.candidate is not None and all(step.trace.functions for step in steps):
         ends = Both(starts.reference, starts.candidate)
-        found = _calls_between(ends, calls, graphs, relations, _agreed(step, graphs))
+        found = _calls_between(ends, calls, graphs, relations, agreeing(step, graphs))
     return Place(diff, inside, last, found, graphs)
 
 
@@ -142,7 +142,12 @@ def _answering(reference: Sequence[Operand], candidate: Sequence[Operand]) -> li
     return pairs
 
 
-def _agreed(step: Sequence[Diff], graphs: Both[Graph]) -> Both[set[int]]:
+def graphs_of(steps: Both[Step], infos: Both[RunInfo]) -> Both[Graph]:
+    """The traces of a step."""
+    return steps.zip(infos).map(lambda side: Graph(side[0].trace, side[1].layers))
+
+
+def agreeing(step: Sequence[Diff], graphs: Both[Graph]) -> Both[set[int]]:
     """Outputs of layers that agree, by their numbers."""
     found: Both[set[int]] = Both(set(), set())
     for diff in step:

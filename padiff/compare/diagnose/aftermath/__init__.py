@@ -1,0 +1,1 @@
+"""Which diffs follow from the first one, and which faults do not."""

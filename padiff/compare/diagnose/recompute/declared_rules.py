@@ -1,0 +1,79 @@
+"""An optimizer's declared rule, as updates are computed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from padiff.compare.declared.optimizers import Group
+from padiff.compare.diagnose.hypotheses.fitting import residual_of
+from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule, updates
+from padiff.frameworks.spelled import SPELLINGS
+
+_NAMES = {"rho": "alpha", "initial_accumulator_value": "initial"}
+# What no rule here computes with, and the value at which it does nothing.
+_NOTHING = {"maximize": False, "rescale_grad": 1.0, "lr_decay": 0.0, "decay.l1": 0.0, "decay.own": 0.0}
+# Where it is not declared how it is computed: each framework's code has one of two ways.
+_EITHER = ("single", "rate_inside", "uncorrected_eps")
+
+
+@dataclass(frozen=True)
+class DeclaredRule:
+    """A rule with the settings that a run declares.
+
+    Attributes:
+        rule: the rule.
+        settings: its settings; ``rate`` is a factor of the recorded learning rates.
+        group: which recorded learning rate it goes with.
+    """
+
+    rule: Rule
+    settings: Mapping[str, float]
+    group: int
+
+    @classmethod
+    def of(cls, group: Group, framework: str) -> DeclaredRule | None:
+        """As a group of parameters is set; `None` where it is not known here what that makes."""
+        values = group.values
+        rule = next((one for one in RULES if one.name == group.rule), None)
+        if rule is None or any(values.get(name, usual) != usual for name, usual in _NOTHING.items()):
+            return None
+        settings = dict(rule.defaults)
+        for name, value in values.items():
+            own = _NAMES.get(name, name)
+            if own in settings and isinstance(value, (bool, int, float)):
+                settings[own] = float(value)
+        coupled, decoupled = (group.number(f"decay.{form}") for form in ("coupled", "decoupled"))
+        if coupled and decoupled:
+            return None
+        if "weight_decay" in settings:
+            settings["weight_decay"] = coupled + decoupled
+        elif coupled or decoupled:
+            return None
+        if "decoupled" in settings:
+            settings["decoupled"] = float(bool(decoupled))
+        elif bool(decoupled) != (rule.name in ("Lamb", "Lion")) and coupled + decoupled:
+            return None
+        spelling = SPELLINGS.get(framework)
+        if "inside" in settings and spelling is not None:
+            settings["inside"] = float(spelling.epsilon.get(rule.name, "outside").split()[0] in ("inside",))
+            if rule.name == "Adamax":
+                settings["inside"] = float("norm" in spelling.epsilon.get(rule.name, ""))
+        settings["rate"] = group.number("lr_factor", 1.0)
+        number = values.get("rate", 0)
+        return cls(rule, settings, number if isinstance(number, int) else 0)
+
+    def updates(self, history: History, noise: np.ndarray) -> np.ndarray:
+        """The updates that it makes, computed in the way that comes nearest."""
+        ways = [name for name in _EITHER if name in self.settings]
+        best: Sequence[float] = ()
+        residual = np.inf
+        for way in product((0.0, 1.0), repeat=len(ways)):
+            off = residual_of(self.rule, {**self.settings, **dict(zip(ways, way))}, history, noise)
+            if off < residual or not best:
+                best, residual = way, off
+        with np.errstate(all="ignore"):
+            return updates(self.rule, history, {**self.settings, **dict(zip(ways, best))})

@@ -1,0 +1,245 @@
+"""Which side's figures agree with float64, at the place where two runs part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from padiff.compare.declared.optimizers import Group, Optimizers
+from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.hypotheses.scene import Place as Site
+from padiff.compare.diagnose.hypotheses.scene import Scene, place_of, values_of
+from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
+from padiff.compare.diagnose.losses import calls_of, loss_calls
+from padiff.compare.diagnose.place import Place
+from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
+from padiff.compare.diagnose.recompute.operations import is_known
+from padiff.compare.diagnose.recompute.recorded import as_float64, off_by, recorded, rounding
+from padiff.compare.judge.limits import allowed
+from padiff.errors import PadiffError
+from padiff.model import equivalents
+from padiff.records import (
+    LOOP,
+    SIDES,
+    Both,
+    Diff,
+    Recomputed,
+    is_functional,
+    is_loss,
+    is_of_loss,
+    loss_role,
+    settings_at,
+)
+
+# Beside what the sides are apart: how near the right one is at most, and how far off the wrong one at least. Chosen:
+# what is in between says nothing.
+_NEARER, _FAR = 10.0, 3.0
+# How far a logged loss may be from what the loss function gave: it may be logged in another precision. Chosen.
+_LOGGED = 1e-5
+# How far off an update may be by the rounding of its weight, which is large beside it. Chosen.
+_UPDATE = 1e-3
+
+
+def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | None:
+    """Whose figures agree with float64; `None` where that can't be told.
+
+    Args:
+        scene: the first diff, and what is recorded around it.
+        place: where in the code it comes from.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            if scene.stage == "forward":
+                return _layer(place, evidence)
+            if scene.stage == "loss":
+                return _loss(scene)
+            if scene.stage == "weight":
+                return _weight(scene)
+            return _update(scene) if scene.stage == "update" else None
+    except (PadiffError, OSError, KeyError, ValueError, IndexError):
+        return None  # what would tell it is no longer there, or is no such thing; the verdict stands
+
+
+def _judged(
+    what: str, rules: Both[str], errors: Both[float], apart: float, limit: float, differ: bool = True
+) -> Recomputed | None:
+    """Who agrees, given what each side is off by, what they are apart, and what rounding explains."""
+    if not apart > 0:
+        return None
+    near = errors.map(lambda error: error <= min(limit, apart / _NEARER))
+    far = errors.map(lambda error: error >= apart / _FAR if math.isfinite(apart) else not math.isfinite(error))
+    if all(near):
+        return Recomputed(what, rules, errors) if differ else None
+    if near.reference and far.candidate:
+        return Recomputed(what, rules, errors, SIDES.candidate)
+    if near.candidate and far.reference:
+        return Recomputed(what, rules, errors, SIDES.reference)
+    return None
+
+
+def _apart(diff: Diff) -> float:
+    """What the sides are apart, as a share of the reference; NaN where only a sketch tells."""
+    figures = diff.figures
+    if figures is None or figures.basis != "tensors":
+        return math.nan
+    return math.inf if figures.nonfinite else figures.rel_l2
+
+
+# -- outputs and losses ------------------------------------------------------------------------------------------------
+
+
+def _layer(place: Place, evidence: Evidence) -> Recomputed | None:
+    pair = place.diff.pair
+    if place.inside is not True or place.graphs is None or evidence.steps is None or pair.layout:
+        return None
+    if pair.reference is None or pair.candidate is None or is_functional(pair.anchor.slot):
+        return None
+    sides = recorded(evidence.steps, evidence.runs.map(lambda run: run.info), place.graphs)
+    records = Both(pair.reference, pair.candidate)
+    parts = sides.zip(records).map(lambda side: side[0].part(side[1]))
+    layers = sides.zip(records).map(lambda side: side[0].layers[side[1].layer])
+    kinds = layers.map(lambda layer: layer.type)
+    if parts.reference is None or parts.candidate is None:
+        # A class of somebody's own is held against the other side's, which is given the same.
+        known = parts.reference or parts.candidate
+        own = layers.candidate if parts.candidate is None else layers.reference
+        if known is None or is_known(equivalents.kind(own)):
+            return None
+        kinds = parts.zip(kinds).map(lambda side: side[1] if side[0] is not None else "")
+        parts = Both(known, known)
+    assert parts.reference is not None and parts.candidate is not None
+    off = Both(off_by(parts.reference, records.reference), off_by(parts.candidate, records.candidate))
+    if off.reference is None or off.candidate is None:
+        return None
+    limit = max(rounding(side.dtype(record)) for side, record in sides.zip(records))
+    set_as = layers.zip(sides).map(
+        lambda side: (equivalents.kind(side[0]), dict(side[0].settings), side[1].training(side[0]))
+    )
+    differ = set_as.reference != set_as.candidate
+    return _judged("layer", kinds, Both(off.reference, off.candidate), _apart(place.diff), limit, differ)
+
+
+def _loss(scene: Scene) -> Recomputed | None:
+    calls = calls_of(scene)
+    if calls is None:
+        return _loss_of_own_code(scene)
+    record = calls.reference.loss.records.get("0")
+    own = [
+        d
+        for d in scene.step
+        if d.pair.stage == "loss" and is_of_loss(d.pair.anchor) and loss_role(d.pair.anchor.slot) != "0"
+    ]
+    if not own or not all(d.passed and d.compared for d in own) or record is None:
+        return None
+    outputs, made = calls.map(lambda call: call.output), calls.map(lambda call: call.computed())
+    if any(one is None for one in (*outputs, *made)):
+        return None
+    errors = outputs.zip(made).map(lambda side: _off(*side))
+    apart = _off(outputs.candidate, outputs.reference)
+    names = calls.map(lambda call: call.loss.function)
+    differ = names.reference != names.candidate or calls.reference.settings != calls.candidate.settings
+    differ = differ or calls.reference.framework != calls.candidate.framework
+    return _judged("loss", names, errors, apart, allowed("float32", "loss"), differ)
+
+
+def _loss_of_own_code(scene: Scene) -> Recomputed | None:
+    """Of a logged loss, which one side's loop computes in code of its own: beside the other's loss function."""
+    sides = scene.sides(scene.number)
+    if sides is None or not is_loss(scene.diff.pair.anchor):
+        return None
+    calls = sides.zip(scene.runs).map(lambda side: loss_calls(side[0], side[1].info))
+    known = calls.reference or calls.candidate
+    logged = scene.diff.pair.sides.map(lambda record: None if record is None else as_float64(record.value))
+    if (calls.reference and calls.candidate) or len(known) != 1 or logged.reference is None:
+        return None
+    made, given = known[0].computed(), known[0].output
+    own = logged.reference if calls.reference else logged.candidate
+    # What is logged has to be what the function gave, not a mean or a multiple of it.
+    if made is None or made.size != 1 or _off(own, given) > _LOGGED:
+        return None
+    names = calls.map(lambda some: some[0].loss.function if some else "")
+    errors = logged.map(lambda values: _off(values, made))
+    return _judged("loss", names, errors, _off(logged.candidate, logged.reference), allowed("float32", "loss"), False)
+
+
+def _off(values: np.ndarray | None, made: np.ndarray | None) -> float:
+    if values is None or made is None or values.size != made.size:
+        return math.inf
+    norm = float(np.linalg.norm(made))
+    error = float(np.linalg.norm(values.ravel() - made.ravel())) / norm if norm else math.inf
+    return error if math.isfinite(error) else math.inf
+
+
+# -- weights and updates -----------------------------------------------------------------------------------------------
+
+
+def _weight(scene: Scene) -> Recomputed | None:
+    """Of a weight of a later step: that of the step before, and its update."""
+    diff, at = scene.diff, place_of(scene.diff.pair)
+    before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
+    if before is None or added is None:
+        return None
+    now, was, by = (values_of(pair) for pair in (diff.pair, before, added))
+    if now is None or was is None or by is None or not now.reference.shape == was.reference.shape == by.reference.shape:
+        return None
+    errors = now.zip(was.zip(by)).map(lambda side: _off(side[0], side[1][0] + side[1][1]))
+    apart = _off(now.candidate, now.reference)
+    return _judged("weight", Both("", ""), errors, apart, allowed("float32", "weight"), differ=False)
+
+
+def _update(scene: Scene) -> Recomputed | None:
+    """By what each side declares of its own optimizer."""
+    diff = scene.diff
+    if diff.pair.anchor.layer == LOOP:
+        # Other learning rates: what they make shows in a parameter.
+        wrong = [d for d in scene.diffs("update") if not d.passed and d.pair.complete]
+        if not wrong:
+            return None
+        diff = wrong[0]
+        scene = replace(scene, diff=diff)
+    tracks = tracks_of(scene, later=0)
+    track = None if tracks is None else next((t for t in tracks.parameters if t.place == place_of(diff.pair)), None)
+    groups = declared_groups(scene, place_of(diff.pair))
+    if tracks is None or track is None or groups is None:
+        return None
+    rules = groups.zip(scene.frameworks).map(lambda side: DeclaredRule.of(*side))
+    off = []
+    for side, rule in zip(SIDES, rules):
+        if rule is None:
+            return None
+        found = _by_rule(track, tracks, side, rule)
+        if found is None:
+            return None
+        off.append(found)
+    apart = _off(*(getattr(track.histories, side).updates[tracks.at] for side in ("candidate", "reference")))
+    names = groups.map(lambda group: group.rule)
+    return _judged("update", names, Both(*off), apart, _UPDATE)
+
+
+def _by_rule(track: Track, tracks: Tracks, side: str, rule: DeclaredRule) -> float | None:
+    """What a side's update is off by, beside what a rule makes of its gradients; `None`: projections do not show it."""
+    history, noise = joined([track], side)
+    rates = getattr(tracks.rates, side)
+    if rule.group >= rates.shape[1] or not (track.elements or rule.rule.linear):
+        return None
+    history = replace(history, rates=rates[:, rule.group])
+    return _off(history.updates[tracks.at], rule.updates(history, noise)[tracks.at])
+
+
+def declared_groups(scene: Scene, place: Site) -> Both[Group] | None:
+    """The groups that a parameter is in, as the runs declare them; `None` where one does not."""
+    pair = scene.pairs(scene.number, "update").get(place)
+    sides = scene.sides(scene.number)
+    if pair is None or sides is None:
+        return None
+    found = []
+    for record, step, run in zip(pair.sides, sides, scene.runs):
+        assert record is not None
+        optimizers = Optimizers.of(settings_at(run.info.settings, step.settings))
+        group = optimizers.by_site.get(f"{record.layer}/{record.slot.partition('[')[0]}")
+        if group is None or optimizers.count != 1:
+            return None
+        found.append(group)
+    return Both(*found)
