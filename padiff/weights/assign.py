@@ -135,7 +135,7 @@ def _base(call: AssignCall) -> Any:
         return base
     if call.inputs is not None:
         raise UsageError(f"inputs need both models at hand, and {base} is a recorded one: leave inputs out")
-    return open_stored(base).model
+    return open_stored(base, beside=LiveModel.of(call.models.candidate).info).model
 
 
 def success_text(carried: Carried) -> str:

@@ -92,7 +92,8 @@ def start_from(
         RunFolderError: the source can't be read.
         UsageError: not everything can be carried, or the step has no weights, or no state; nothing was changed.
     """
-    return start(open_stored(source, step, framework), model, _listed(optimizer), layer_map, partial)
+    stored = open_stored(source, step, framework, LiveModel.of(model).info)
+    return start(stored, model, _listed(optimizer), layer_map, partial)
 
 
 def start(

@@ -50,13 +50,16 @@ class Stored:
         self.seen = Seen() if seen is None else seen
 
 
-def open_stored(path: Any, step: int | None = None, framework: str | None = None) -> Stored:
+def open_stored(
+    path: Any, step: int | None = None, framework: str | None = None, beside: RunInfo | None = None
+) -> Stored:
     """Open what a training is to start from.
 
     Args:
         path: a run folder, or a file or folder of safetensors.
         step: a recorded step's number. Default: the first one.
         framework: that of files which do not say it themselves.
+        beside: the model that is to start from it; of files, it tells what their names leave open.
 
     Raises:
         RunFolderError: it can't be read.
@@ -68,14 +71,14 @@ def open_stored(path: Any, step: int | None = None, framework: str | None = None
     if holds_weights(folder):
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
-        return _of_files(folder, framework)
+        return _of_files(folder, framework, beside)
     return _of_run(open_run(folder), step, str(path))
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def _of_files(path: Path, framework: str | None) -> Stored:
+def _of_files(path: Path, framework: str | None, beside: RunInfo | None) -> Stored:
     files = open_weights(path)
     name = framework or files.framework
     if not name:
@@ -83,7 +86,7 @@ def _of_files(path: Path, framework: str | None) -> Stored:
             f"{path} does not say whether its weights are of torch or of paddle, and the matrices of their linear "
             "layers lie the other way round: give framework='torch' or framework='paddle'"
         )
-    layers, names = tree_of(files.tensors)
+    layers, names = tree_of(files.tensors, name, beside.layers if beside is not None else ())
     info = RunInfo(name, "", layers, name=path.name)
     weights = {site: files.tensors[whole] for site, whole in names.items()}
     why_not = f"{path} holds weights alone, and no optimizer's state"
