@@ -7,13 +7,14 @@ Those folders are the only places that import torch or paddle. Which framework s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.losses import LossObserver
 from padiff.sketches.samples import Empty
 
@@ -346,6 +347,27 @@ class Randomness(Protocol):
 
     def kept(self) -> AbstractContextManager[None]:
         """Whatever draws inside, the random state is as before afterwards."""
+
+    def state(self) -> Mapping[str, Any]:
+        """The states of all generators in use, by name. No device is started for it."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put generators back into states; those that are not there here are passed over."""
+
+    def stamp(self) -> Hashable:
+        """Another value once something was drawn."""
+
+    def as_arrays(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """States as arrays, for a file; empty where the framework does not give them."""
+
+    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """Undo `as_arrays`; what is no state of a generator here is left out."""
+
+    def see_masks(self, observer: MaskObserver) -> Handle:
+        """Tell an observer what each call of a dropout function keeps."""
+
+    def feed_masks(self, source: MaskSource) -> Handle:
+        """Have dropout functions keep what a source says."""
 
 
 class Environment(Protocol):
