@@ -16,6 +16,7 @@ import numpy as np
 
 from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.losses import LossObserver
+from padiff.records.optimizer_state import OptimizerState
 from padiff.sketches.samples import Empty
 
 #: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
@@ -337,6 +338,30 @@ class Optimizers(Protocol):
 
     def settings_stamp(self, optimizer: Any) -> Any:
         """A value that is another one once `settings` may be others; learning rates do not count. Cheap."""
+
+    def state(self, optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
+        """What an optimizer holds now, as copies.
+
+        Args:
+            names: ``id`` of a parameter -> its site in the model, ``layer/slot``; of others nothing is said.
+
+        Raises:
+            UsageError: it holds what can't be told so.
+        """
+
+    def set_state(self, optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
+        """Give an optimizer a state, all of it or none: moments, counts of steps, learning rates.
+
+        A parameter that the state does not know is as if it had never been stepped. Tensors are in the order of this
+        optimizer's framework. Set the weights before: where the optimizer keeps them in more digits than the model,
+        and the state has none, it takes the model's.
+
+        Returns:
+            What puts the optimizer back as it was.
+
+        Raises:
+            UsageError: the state does not fit; nothing was changed.
+        """
 
     def step(self, optimizer: Any) -> None:
         """One step of an optimizer, and its gradients cleared."""
