@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,8 +44,16 @@ class MaskObserver(Protocol):
     def begins(self) -> None:
         """A call begins that is looked at."""
 
-    def drawn(self, call: DropoutCall, kept: np.ndarray | None) -> None:
-        """It has ended and kept these elements; `None`: that can't be seen."""
+    def aside(self) -> AbstractContextManager[None]:
+        """What is called inside is not the training's."""
+
+    def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
+        """It has ended.
+
+        Args:
+            call: what it dropped; `None`: nothing, or by no chance.
+            kept: the elements that it kept; `None`: that can't be seen.
+        """
 
 
 class MaskSource(Protocol):
@@ -140,17 +149,17 @@ class MasksSeen(_Calls):
         after = self._framework.state()
         kept = about = None
         try:
-            about = self._framework.about(name, call)
-            if about is not None:
-                kept = self._framework.kept(name, call, output, before)
+            with self._observer.aside():
+                about = self._framework.about(name, call)
+                if about is not None:
+                    kept = self._framework.kept(name, call, output, before)
         except MemoryError:
             raise
         except Exception:
             pass  # never the training's trouble: what can't be understood is not seen
         finally:
             self._framework.restore(after)
-        if about is not None:
-            self._observer.drawn(about, kept)
+        self._observer.ended(about, kept)
 
 
 class MasksFed(_Calls):
