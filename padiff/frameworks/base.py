@@ -193,6 +193,9 @@ class Tensors(Protocol):
     def like(self, tensor: Any, array: np.ndarray) -> Any:
         """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
 
+    def make(self, array: np.ndarray, near: Any) -> Any:
+        """A new tensor with an array's values and dtype, on the device of another tensor; it has its own memory."""
+
     def without_grad(self) -> AbstractContextManager[Any]:
         """No graph is recorded."""
 
@@ -387,6 +390,11 @@ class Randomness(Protocol):
 
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """Undo `as_arrays`; what is no state of a generator here is left out."""
+
+    def unfed(self, layer: Any) -> bool:
+        """Whether a layer draws random numbers in training that can be neither seen nor fed, as far as its settings
+        tell.
+        """
 
     def see_masks(self, observer: MaskObserver) -> Handle:
         """Tell an observer what each call of a dropout function keeps."""

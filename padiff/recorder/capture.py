@@ -375,6 +375,11 @@ class Capture:
         self._logged += 1
 
     @property
+    def running(self) -> list[str]:
+        """Paths of the layers whose calls are under way, the outermost first."""
+        return [call.node.path for call in self._running]
+
+    @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
         return not len(self._records) and not self._calls and not self._transformed

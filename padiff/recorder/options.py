@@ -119,11 +119,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run it is, and which of its processes this one. See `RecordOptions`."""
+    """Which run it is, and which of its processes this one. See `RecordOptions`.
+
+    Attributes:
+        replay_of: the identity of the run whose packed steps are done again.
+    """
 
     name: str = ""
     rank: int | None = None
     world_size: int | None = None
+    replay_of: str = ""
 
 
 _Group = TypeVar("_Group", Scope, Target, Identity)

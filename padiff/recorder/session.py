@@ -150,6 +150,11 @@ class Recorder:
         """Whether a pack is kept of the step under way."""
         return self._packs is not None and self._packs.due(self.step)
 
+    @property
+    def running(self) -> list[str]:
+        """Paths of the layers whose calls are under way in a step that is recorded, the outermost first."""
+        return [] if self._capture is None else self._capture.running
+
     def give_batch(self, batch: Any) -> None:
         """A host hands over the batch that begins; after `attach`."""
         if self._capture is not None and self._capture.packing is not None:

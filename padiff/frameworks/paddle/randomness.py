@@ -57,6 +57,11 @@ def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {}
 
 
+def unfed(layer: Any) -> bool:
+    # Between the layers of a recurrent network, in C++.
+    return isinstance(layer, paddle.nn.layer.rnn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
+
+
 def see_masks(observer: MaskObserver) -> Handle:
     from padiff.frameworks.paddle import dropouts
 
