@@ -163,10 +163,20 @@ class TrainingRecorder:
         """Whether the step under way is recorded."""
         return self._recorder is not None and self._recorder.due
 
-    def begin_batch(self) -> None:
-        """A batch begins: hooks on, if its step is due."""
-        if self._recorder is not None:
-            self._recorder.attach()
+    def begin_batch(self, batch: Any = None, inputs: Any = None, labels: Any = None) -> None:
+        """A batch begins: hooks on, if its step is due.
+
+        Args:
+            batch: all of it, where the host does not tell what of it is which; or else
+            inputs, labels: what the model is called with, and what the loss takes besides.
+        """
+        if self._recorder is None:
+            return
+        self._recorder.attach()
+        if batch is not None:
+            self._recorder.give_batch(batch)
+        elif inputs is not None:
+            self._recorder.log_batch(inputs, labels)
 
     def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
         """A batch ended, with or without an optimizer step: hooks off."""

@@ -17,7 +17,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,16 @@ def write_pack(folder: Path, pack: Pack) -> None:
     """Write a rank's pack into a folder that is there."""
     tensors: dict[str, np.ndarray] = {}
 
+    known: dict[Hashable, dict[str, Any]] = {}
+
     def put(name: str, source: TensorSource) -> dict[str, Any]:
-        array = source.read()
-        tensors[name] = plain_array(array)
-        return {"tensor": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+        entry = known.get(source.identity)
+        if entry is None:
+            array = source.read()
+            tensors[name] = plain_array(array)
+            entry = {"tensor": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+            known[source.identity] = entry
+        return entry
 
     content = {
         "schema_version": SCHEMA_VERSION,

@@ -7,13 +7,14 @@ Those folders are the only places that import torch or paddle. Which framework s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.losses import LossObserver
 from padiff.records.optimizer_state import OptimizerState
 from padiff.sketches.samples import Empty
@@ -191,6 +192,9 @@ class Tensors(Protocol):
 
     def like(self, tensor: Any, array: np.ndarray) -> Any:
         """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
+
+    def make(self, array: np.ndarray, near: Any) -> Any:
+        """A new tensor with an array's values and dtype, on the device of another tensor; it has its own memory."""
 
     def without_grad(self) -> AbstractContextManager[Any]:
         """No graph is recorded."""
@@ -371,6 +375,32 @@ class Randomness(Protocol):
 
     def kept(self) -> AbstractContextManager[None]:
         """Whatever draws inside, the random state is as before afterwards."""
+
+    def state(self) -> Mapping[str, Any]:
+        """The states of all generators in use, by name. No device is started for it."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put generators back into states; those that are not there here are passed over."""
+
+    def stamp(self) -> Hashable:
+        """Another value once something was drawn."""
+
+    def as_arrays(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """States as arrays, for a file; empty where the framework does not give them."""
+
+    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """Undo `as_arrays`; what is no state of a generator here is left out."""
+
+    def unfed(self, layer: Any) -> bool:
+        """Whether a layer draws random numbers in training that can be neither seen nor fed, as far as its settings
+        tell.
+        """
+
+    def see_masks(self, observer: MaskObserver) -> Handle:
+        """Tell an observer what each call of a dropout function keeps."""
+
+    def feed_masks(self, source: MaskSource) -> Handle:
+        """Have dropout functions keep what a source says."""
 
 
 class Environment(Protocol):
