@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
-from padiff.records import OptimizerState
+from padiff.records import OptimizerState, Step
 from padiff.records.optimizer_state import STEPS
+from padiff.records.pack import with_leaves
+from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
-from padiff.weights.assign import Carried, carry_over
+from padiff.weights.assign import Carried, Recorded, carry_over
 from padiff.weights.carried_state import StateCarrier
+from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
 
 # Learning rates, and things that were assumed, that the line names.
@@ -106,11 +109,36 @@ def start(
     inner = _inner(raw.framework, optimizers)
     given: list[OptimizerState] = []
     carried = carry_over(
-        stored.model, model, layer_map, partial=partial, then=lambda done: given.extend(_set(stored, raw, inner, done))
+        stored.model,
+        model,
+        layer_map,
+        partial=partial,
+        recorded=_recorded(stored),
+        then=lambda done: given.extend(_set(stored, raw, inner, done)),
     )
     found = _started(stored, carried, given)
     say(f"{raw.info.name} {found}")
     return found
+
+
+def _recorded(stored: Stored) -> Recorded | None:
+    """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
+    layer answers to which better than any name.
+    """
+    if stored.recorded is None:
+        return None
+    batch = recorded_batches(stored.recorded)[0]
+    if batch.problem:
+        return None
+
+    def run(raw: LiveModel) -> Step:
+        near = next((tensor for _, tensor in raw.tensors()), None)
+        make = raw.framework.data.tensor
+        args = tuple(with_leaves(value, lambda source: make(source.read(), near)) for value in batch.inputs.values())
+        return run_once(raw, Inputs(args, {}), stored.training)
+
+    kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
+    return Recorded(replace(stored.recorded, records=kept), run)
 
 
 def _listed(optimizer: Any) -> list[Any]:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from padiff.align import Seen
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.dump import open_run
 from padiff.dump.local import local_folder
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
-from padiff.records import OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource
+from padiff.records import OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
 from padiff.records.pack import Pack
 from padiff.weights.stored_model import StoredModel
 from padiff.weights.stored_tree import tree_of
@@ -34,7 +33,8 @@ class Stored:
         label: what to call it.
         optimizers: what each optimizer held before the step; `None` where that is not known.
         why_not: why it is not known, and what to do about it.
-        seen: what running it showed.
+        recorded: the step's records; `None` of files, and of packs without them.
+        training: whether the step was run in training mode.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class Stored:
         label: str,
         optimizers: tuple[OptimizerState, ...] | None,
         why_not: str = "",
-        seen: Seen | None = None,
+        recorded: Step | None = None,
+        training: bool = True,
     ) -> None:
         self.model, self.label, self.step = model, label, model.step
         self.optimizers, self.why_not = optimizers, why_not
-        self.seen = Seen() if seen is None else seen
+        self.recorded, self.training = recorded, training
 
 
 def open_stored(
@@ -115,8 +116,9 @@ def _of_run(run: Any, step: int | None, label: str) -> Stored:
         raise UsageError(_without(run, numbers, number, label, info, weights, lacking))
     info = _with_kept(info, weights)
     optimizers, why_not = _optimizers(run, pack, number, label)
-    seen = replace(Seen.of(recorded), values=None) if recorded is not None else None
-    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, seen)
+    settings = settings_at(run.info.settings, recorded.settings) if recorded is not None else {}
+    training = bool(settings.get("training", True))
+    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, recorded, training)
 
 
 def _weights(pack: Pack | None, step: Step | None) -> _Weights:
