@@ -79,10 +79,12 @@ class Recorded:
     Attributes:
         step: its records, those of which the values were kept.
         run: runs a live model on the same, in the same mode, leaving no trace. Raises `UsageError` if that fails.
+        telling: whether outputs that differ tell of wrong weights; where something random is drawn they do not.
     """
 
     step: Step
     run: Callable[[LiveModel], Step]
+    telling: bool = True
 
 
 # Below that confidence a pair is listed.
@@ -241,7 +243,7 @@ class _Search:
                     if best is not None and not best.proved:
                         choices = {**best.choices, ambiguity.about: option}
                         best = self._better(best, alignment.answered(choices), without, choices)
-            if best is not None and (best.proved or (self._recorded is not None and best.alignment.sure)):
+            if best is not None and (best.proved or (self._recorded is not None and not self._recorded.telling)):
                 break
         if best is None:
             # No way fits: the error is about the best guess.

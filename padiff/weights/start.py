@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Started:
         left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
         optimizers: what each optimizer was given, under the live model's names.
         assumed: what neither names nor shapes tell, and what was taken for it.
+        outputs: how the model's outputs compare with those that were recorded, where that could be seen.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Started:
     left_as_is: tuple[str, ...] = ()
     optimizers: tuple[OptimizerState, ...] = ()
     assumed: tuple[str, ...] = ()
+    outputs: str = ""
 
     def __str__(self) -> str:
         counts = [_count(self.parameters, "parameter"), _count(self.buffers, "buffer")]
@@ -57,7 +59,9 @@ class Started:
         text += "".join(f"; {_state_text(state)}" for state in self.optimizers)
         if self.left_as_is:
             text += f"; left as it is: {_some(self.left_as_is)}"
-        return text + (f"; assumed: {_some(self.assumed)}" if self.assumed else "")
+        if self.assumed:
+            text += f"; assumed: {_some(self.assumed)}"
+        return text + (f"; {self.outputs}" if self.outputs else "")
 
 
 def start_from(
@@ -113,7 +117,7 @@ def start(
         model,
         layer_map,
         partial=partial,
-        recorded=_recorded(stored),
+        recorded=_recorded(stored, raw),
         then=lambda done: given.extend(_set(stored, raw, inner, done)),
     )
     found = _started(stored, carried, given)
@@ -121,7 +125,7 @@ def start(
     return found
 
 
-def _recorded(stored: Stored) -> Recorded | None:
+def _recorded(stored: Stored, model: LiveModel) -> Recorded | None:
     """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
     layer answers to which better than any name.
     """
@@ -138,7 +142,7 @@ def _recorded(stored: Stored) -> Recorded | None:
         return run_once(raw, Inputs(args, {}), stored.training)
 
     kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
-    return Recorded(replace(stored.recorded, records=kept), run)
+    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers))
 
 
 def _listed(optimizer: Any) -> list[Any]:
@@ -195,12 +199,25 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
         by_rule=len(transfer.calls),
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
         optimizers=tuple(given),
-        assumed=tuple(
-            f"{ambiguity.about}: {ambiguity.options[0]}"
-            for ambiguity in carried.alignment.ambiguities
-            if not ambiguity.answer and ambiguity.about not in carried.choices
-        ),
+        assumed=() if carried.proved else tuple(_assumed(carried)),
+        outputs=_outputs_text(stored, carried),
     )
+
+
+def _assumed(carried: Carried) -> Iterator[str]:
+    for ambiguity in carried.alignment.ambiguities:
+        if not ambiguity.answer and ambiguity.about not in carried.choices:
+            yield f"{ambiguity.about}: {ambiguity.options[0]}"
+
+
+def _outputs_text(stored: Stored, carried: Carried) -> str:
+    if carried.proof is None or not carried.proof.outputs:
+        return ""
+    if carried.proved:
+        return "run once on the recorded batch, it gives what was recorded"
+    if stored.draws(carried.alignment.layers.candidate):
+        return ""
+    return "run once on the recorded batch, it gives something else: padiff.compare_runs says where"
 
 
 def _state_text(state: OptimizerState) -> str:

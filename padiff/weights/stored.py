@@ -13,7 +13,7 @@ from padiff.dump.local import local_folder
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
-from padiff.records import OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
+from padiff.records import Layer, OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
 from padiff.records.pack import Pack
 from padiff.weights.stored_model import StoredModel
 from padiff.weights.stored_tree import tree_of
@@ -50,6 +50,10 @@ class Stored:
         self.optimizers, self.why_not = optimizers, why_not
         self.recorded, self.training = recorded, training
 
+    def draws(self, layers: Iterable[Layer]) -> bool:
+        """Whether this step, or one of the live model, draws random numbers, as far as the layers say."""
+        return self.training and any(map(_drops, (*self.model.info.layers, *layers)))
+
 
 def open_stored(
     path: Any, step: int | None = None, framework: str | None = None, beside: RunInfo | None = None
@@ -74,6 +78,11 @@ def open_stored(
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
         return _of_files(folder, framework, beside)
     return _of_run(open_run(folder), step, str(path))
+
+
+def _drops(layer: Layer) -> bool:
+    rates = [layer.settings.get("dropout"), layer.settings.get("p") if "drop" in layer.kind else None]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

@@ -145,11 +145,10 @@ class _Kinds:
         return "embedding" if "bias" not in slots and self._looked_up(path, weight) else "linear"
 
     def _looked_up(self, path: str, shape: Shape) -> bool:
+        if shape in self._tables and as_out_in(shape, self._usual) not in self._matrices:
+            return True
         name = _last(path)
-        if _MULTIPLIED.search(name):
-            return False
-        multiplied = as_out_in(shape, self._usual) in self._matrices
-        return bool(_LOOKED_UP.search(name)) or (shape in self._tables and not multiplied)
+        return bool(_LOOKED_UP.search(name)) and not _MULTIPLIED.search(name)
 
     def layout(self, path: str) -> str:
         """How the matrix ``weight`` lies; empty where there is none, or one of a table."""
