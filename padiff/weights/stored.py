@@ -69,7 +69,7 @@ def open_stored(path: Any, step: int | None = None, framework: str | None = None
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
         return _of_files(folder, framework)
-    return _of_run(open_run(folder), step, str(path))
+    return stored_step(open_run(folder), step, str(path))
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -93,7 +93,8 @@ def _of_files(path: Path, framework: str | None) -> Stored:
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def _of_run(run: Any, step: int | None, label: str) -> Stored:
+def stored_step(run: Any, step: int | None, label: str) -> Stored:
+    """A recorded step of a run that is open; as `open_stored`."""
     numbers = sorted({*run.numbers(), *run.packs})
     if not numbers:
         raise UsageError(f"{label} holds no step yet")
