@@ -151,6 +151,11 @@ class Recorder:
         return self._packs is not None and self._packs.due(self.step)
 
     @property
+    def recorded_anything(self) -> bool:
+        """Whether there is anything of the step under way."""
+        return self._capture is not None and not self._capture.empty
+
+    @property
     def running(self) -> list[str]:
         """Paths of the layers whose calls are under way in a step that is recorded, the outermost first."""
         return [] if self._capture is None else self._capture.running

@@ -77,7 +77,7 @@ def open_stored(
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
         return _of_files(folder, framework, beside)
-    return _of_run(open_run(folder), step, str(path))
+    return stored_step(open_run(folder), step, str(path))
 
 
 def _drops(layer: Layer) -> bool:
@@ -106,7 +106,8 @@ def _of_files(path: Path, framework: str | None, beside: RunInfo | None) -> Stor
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def _of_run(run: Any, step: int | None, label: str) -> Stored:
+def stored_step(run: Any, step: int | None, label: str) -> Stored:
+    """A recorded step of a run that is open; as `open_stored`."""
     numbers = sorted({*run.numbers(), *run.packs})
     if not numbers:
         raise UsageError(f"{label} holds no step yet")
