@@ -104,9 +104,18 @@ def start_from(
 
 
 def start(
-    stored: Stored, model: Any, optimizers: Sequence[Any] = (), layer_map: Any = None, partial: bool = False
+    stored: Stored,
+    model: Any,
+    optimizers: Sequence[Any] = (),
+    layer_map: Any = None,
+    partial: bool = False,
+    quiet: bool = False,
 ) -> Started:
-    """As `start_from`, from what is open already."""
+    """As `start_from`, from what is open already.
+
+    Args:
+        quiet: whether not to print the line.
+    """
     if optimizers and stored.optimizers is None:
         raise UsageError(stored.why_not)
     raw = LiveModel.of(model)
@@ -121,7 +130,8 @@ def start(
         then=lambda done: given.extend(_set(stored, raw, inner, done)),
     )
     found = _started(stored, carried, given)
-    say(f"{raw.info.name} {found}")
+    if not quiet:
+        say(f"{raw.info.name} {found}")
     return found
 
 
