@@ -380,6 +380,12 @@ class Capture:
         return [call.node.path for call in self._running]
 
     @property
+    def micro_batch(self) -> int | None:
+        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        calls = self._outermost[self._nodes[0].path, True]
+        return calls - 1 if calls else None
+
+    @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
         return not len(self._records) and not self._calls and not self._transformed

@@ -151,6 +151,11 @@ class Recorder:
         return self._packs is not None and self._packs.due(self.step)
 
     @property
+    def micro_batch(self) -> int | None:
+        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        return None if self._capture is None else self._capture.micro_batch
+
+    @property
     def recorded_anything(self) -> bool:
         """Whether there is anything of the step under way."""
         return self._capture is not None and not self._capture.empty

@@ -14,13 +14,17 @@ from padiff.frameworks.base import Handle
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
-from padiff.records import Report, TensorSource
-from padiff.replay.carrying import Carrying
-from padiff.replay.checks import Reference, check_model, notes_of, opened
-from padiff.replay.feeding import MaskFeeder
-from padiff.replay.kept import Kept, draw_like
-from padiff.replay.step import ReplayBatch, ReplayStep
+from padiff.records import STAGES, Report, TensorSource
+from padiff.replaying.carrying import Carrying
+from padiff.replaying.checks import Reference, check_model, notes_of, opened
+from padiff.replaying.feeding import MaskFeeder
+from padiff.replaying.kept import Kept, draw_like
+from padiff.replaying.step import ReplayBatch, ReplayStep
 from padiff.system.switches import say
+
+
+# Without an optimizer nothing is clipped, and nothing is updated.
+_WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "update"))
 
 
 class Replay:
@@ -111,6 +115,7 @@ class Replay:
                 self._dir_path,
                 layer_map=self._layer_map,
                 policy=self._policy,
+                stages=STAGES if self._optimizers else _WITHOUT_UPDATE,
                 steps=set(self.done),
                 alone=True,
             )
@@ -166,6 +171,7 @@ class Replay:
             self._carrying.partners,
             lambda: self._recorder.running,
             framework.hooks.recomputing,
+            lambda: self._recorder.micro_batch,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.randomness.feed_masks(self._feeder)
