@@ -22,7 +22,6 @@ from padiff.replaying.kept import Kept, draw_like
 from padiff.replaying.step import ReplayBatch, ReplayStep
 from padiff.system.switches import say
 
-
 # Without an optimizer nothing is clipped, and nothing is updated.
 _WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "update"))
 
