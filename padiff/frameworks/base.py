@@ -403,6 +403,16 @@ class Randomness(Protocol):
         """Have dropout functions keep what a source says."""
 
 
+class Data(Protocol):
+    """What loops are fed with."""
+
+    def tensor(self, array: np.ndarray, near: Any = None) -> Any:
+        """A new tensor with an array's values and dtype, on the device of another tensor; else on the default one."""
+
+    def dataset(self, items: Sequence[Any]) -> Any:
+        """The framework's kind of dataset, with these items; an item is worked out when it is asked for."""
+
+
 class Environment(Protocol):
     """What around a training can change its numbers. Reading changes nothing."""
 
@@ -431,3 +441,4 @@ class Framework:
     optimizers: Optimizers
     randomness: Randomness
     environment: Environment
+    data: Data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from padiff.align import NOTHING_SEEN, Alignment, ParameterPair, Seen, align
@@ -72,6 +72,21 @@ class Carried:
         return lines
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What a recorded model was run on, and gave.
+
+    Attributes:
+        step: its records, those of which the values were kept.
+        run: runs a live model on the same, in the same mode, leaving no trace. Raises `UsageError` if that fails.
+        telling: whether outputs that differ tell of wrong weights; where something random is drawn they do not.
+    """
+
+    step: Step
+    run: Callable[[LiveModel], Step]
+    telling: bool = True
+
+
 # Below that confidence a pair is listed.
 _SURE = 0.8
 
@@ -135,7 +150,7 @@ def _base(call: AssignCall) -> Any:
         return base
     if call.inputs is not None:
         raise UsageError(f"inputs need both models at hand, and {base} is a recorded one: leave inputs out")
-    return open_stored(base).model
+    return open_stored(base, beside=LiveModel.of(call.models.candidate).info).model
 
 
 def success_text(carried: Carried) -> str:
@@ -151,12 +166,14 @@ def carry_over(
     partial: bool = False,
     may_stay: Collection[tuple[str, str]] = (),
     then: Callable[[Carried], None] | None = None,
+    recorded: Recorded | None = None,
 ) -> Carried:
     """As `assign_weight`, without printing.
 
     Args:
         base_model: a live model, or a recorded one.
         may_stay: pairs of layers, by path, that stay as they are where not all that they hold can be carried over.
+        recorded: the step that a recorded base model ran.
         then: what else belongs to it: called at the end, the weights are put back if it raises.
 
     Raises:
@@ -176,7 +193,7 @@ def carry_over(
     aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
     plan = functools.partial(plan_transfer, models, layer_map=pairs, partial=partial, may_stay=may_stay)
     try:
-        carried = _Search(models, plan, aligned, given, restore).run()
+        carried = _Search(models, plan, aligned, given, restore, recorded).run()
         if partial and not (carried.transfer.writes or carried.transfer.calls):
             raise AssignError("no parameter of the one model fits the other: nothing was carried over")
         if then is not None:
@@ -199,22 +216,24 @@ class _Search:
         aligned: Callable[..., Alignment],
         inputs: Both[Inputs] | None,
         restore: Callable[[], None],
+        recorded: Recorded | None = None,
     ) -> None:
         self._models, self._plan, self._restore = models, plan, restore
         self._names = models.map(lambda model: f"{model.info.framework} {model.info.name}")
-        self._align, self._inputs = aligned, inputs
+        self._align, self._inputs, self._recorded = aligned, inputs, recorded
         self._seen = NOTHING_SEEN
         self._reference_step: Step | None = None
         self._tried: list[tuple[ParameterPair, ...]] = []
         self._written = False
 
     def run(self) -> Carried:
-        if self._inputs is None:
+        if self._inputs is None and not self._run_recorded():
             alignment = self._align()
             return Carried(alignment, self._write(alignment), self._names, self._seen)
-        # What runs when tells more than any definition; outputs then prove the whole.
-        steps = self._models.map(live).zip(self._inputs).map(lambda run: run_once(*run))
-        self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
+        if self._inputs is not None:
+            # What runs when tells more than any definition; outputs then prove the whole.
+            steps = self._models.map(live).zip(self._inputs).map(lambda run: run_once(*run))
+            self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
         best: Carried | None = None
         for without in _TRUST:
             alignment = self._align(seen=self._seen, without=without)
@@ -224,7 +243,7 @@ class _Search:
                     if best is not None and not best.proved:
                         choices = {**best.choices, ambiguity.about: option}
                         best = self._better(best, alignment.answered(choices), without, choices)
-            if best is not None and best.proved:
+            if best is not None and (best.proved or (self._recorded is not None and not self._recorded.telling)):
                 break
         if best is None:
             # No way fits: the error is about the best guess.
@@ -232,6 +251,18 @@ class _Search:
             raise AssertionError("a plan that failed before has succeeded")
         self._write(best.alignment)
         return best
+
+    def _run_recorded(self) -> bool:
+        """Run the raw model as the recorded one was run; whether it can be."""
+        if self._recorded is None:
+            return False
+        try:
+            step = self._recorded.run(live(self._models.candidate))
+        except UsageError:  # it takes other inputs, or more than was recorded
+            return False
+        seen = Both(self._recorded.step, step).map(Seen.of)
+        self._reference_step, self._seen = self._recorded.step, seen.map(lambda side: replace(side, values=None))
+        return True
 
     def _better(
         self, best: Carried | None, alignment: Alignment, without: tuple[str, ...], choices: Mapping[str, str]
@@ -244,12 +275,20 @@ class _Search:
             transfer = self._write(alignment)
         except AssignError:
             return best
-        assert self._inputs is not None and self._reference_step is not None
-        step = run_once(live(self._models.candidate), self._inputs.candidate)
+        assert self._reference_step is not None
+        step = self._again()
         proof = prove(self._reference_step, step, alignment)
         if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
             return best
         return Carried(alignment, transfer, self._names, self._seen, proof, choices, without)
+
+    def _again(self) -> Step:
+        """What the raw model computes now."""
+        raw = live(self._models.candidate)
+        if self._inputs is not None:
+            return run_once(raw, self._inputs.candidate)
+        assert self._recorded is not None
+        return self._recorded.run(raw)
 
     def _write(self, alignment: Alignment) -> Transfer:
         try:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
-from padiff.records import OptimizerState
+from padiff.records import OptimizerState, Step
 from padiff.records.optimizer_state import STEPS
+from padiff.records.pack import with_leaves
+from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
-from padiff.weights.assign import Carried, carry_over
+from padiff.weights.assign import Carried, Recorded, carry_over
 from padiff.weights.carried_state import StateCarrier
+from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
 
 # Learning rates, and things that were assumed, that the line names.
@@ -33,6 +36,7 @@ class Started:
         left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
         optimizers: what each optimizer was given, under the live model's names.
         assumed: what neither names nor shapes tell, and what was taken for it.
+        outputs: how the model's outputs compare with those that were recorded, where that could be seen.
     """
 
     source: str
@@ -44,6 +48,7 @@ class Started:
     left_as_is: tuple[str, ...] = ()
     optimizers: tuple[OptimizerState, ...] = ()
     assumed: tuple[str, ...] = ()
+    outputs: str = ""
 
     def __str__(self) -> str:
         counts = [_count(self.parameters, "parameter"), _count(self.buffers, "buffer")]
@@ -54,7 +59,9 @@ class Started:
         text += "".join(f"; {_state_text(state)}" for state in self.optimizers)
         if self.left_as_is:
             text += f"; left as it is: {_some(self.left_as_is)}"
-        return text + (f"; assumed: {_some(self.assumed)}" if self.assumed else "")
+        if self.assumed:
+            text += f"; assumed: {_some(self.assumed)}"
+        return text + (f"; {self.outputs}" if self.outputs else "")
 
 
 def start_from(
@@ -92,24 +99,60 @@ def start_from(
         RunFolderError: the source can't be read.
         UsageError: not everything can be carried, or the step has no weights, or no state; nothing was changed.
     """
-    return start(open_stored(source, step, framework), model, _listed(optimizer), layer_map, partial)
+    stored = open_stored(source, step, framework, LiveModel.of(model).info)
+    return start(stored, model, _listed(optimizer), layer_map, partial)
 
 
 def start(
-    stored: Stored, model: Any, optimizers: Sequence[Any] = (), layer_map: Any = None, partial: bool = False
+    stored: Stored,
+    model: Any,
+    optimizers: Sequence[Any] = (),
+    layer_map: Any = None,
+    partial: bool = False,
+    quiet: bool = False,
 ) -> Started:
-    """As `start_from`, from what is open already."""
+    """As `start_from`, from what is open already.
+
+    Args:
+        quiet: whether not to print the line.
+    """
     if optimizers and stored.optimizers is None:
         raise UsageError(stored.why_not)
     raw = LiveModel.of(model)
     inner = _inner(raw.framework, optimizers)
     given: list[OptimizerState] = []
     carried = carry_over(
-        stored.model, model, layer_map, partial=partial, then=lambda done: given.extend(_set(stored, raw, inner, done))
+        stored.model,
+        model,
+        layer_map,
+        partial=partial,
+        recorded=_recorded(stored, raw),
+        then=lambda done: given.extend(_set(stored, raw, inner, done)),
     )
     found = _started(stored, carried, given)
-    say(f"{raw.info.name} {found}")
+    if not quiet:
+        say(f"{raw.info.name} {found}")
     return found
+
+
+def _recorded(stored: Stored, model: LiveModel) -> Recorded | None:
+    """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
+    layer answers to which better than any name.
+    """
+    if stored.recorded is None:
+        return None
+    batch = recorded_batches(stored.recorded)[0]
+    if batch.problem:
+        return None
+
+    def run(raw: LiveModel) -> Step:
+        near = next((tensor for _, tensor in raw.tensors()), None)
+        make = raw.framework.data.tensor
+        args = tuple(with_leaves(value, lambda source: make(source.read(), near)) for value in batch.inputs.values())
+        return run_once(raw, Inputs(args, {}), stored.training)
+
+    kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
+    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers))
 
 
 def _listed(optimizer: Any) -> list[Any]:
@@ -166,12 +209,25 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
         by_rule=len(transfer.calls),
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
         optimizers=tuple(given),
-        assumed=tuple(
-            f"{ambiguity.about}: {ambiguity.options[0]}"
-            for ambiguity in carried.alignment.ambiguities
-            if not ambiguity.answer and ambiguity.about not in carried.choices
-        ),
+        assumed=() if carried.proved else tuple(_assumed(carried)),
+        outputs=_outputs_text(stored, carried),
     )
+
+
+def _assumed(carried: Carried) -> Iterator[str]:
+    for ambiguity in carried.alignment.ambiguities:
+        if not ambiguity.answer and ambiguity.about not in carried.choices:
+            yield f"{ambiguity.about}: {ambiguity.options[0]}"
+
+
+def _outputs_text(stored: Stored, carried: Carried) -> str:
+    if carried.proof is None or not carried.proof.outputs:
+        return ""
+    if carried.proved:
+        return "run once on the recorded batch, it gives what was recorded"
+    if stored.draws(carried.alignment.layers.candidate):
+        return ""
+    return "run once on the recorded batch, it gives something else: padiff.compare_runs says where"
 
 
 def _state_text(state: OptimizerState) -> str:

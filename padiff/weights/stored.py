@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from padiff.align import Seen
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.dump import open_run
 from padiff.dump.local import local_folder
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
-from padiff.records import OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource
+from padiff.records import Layer, OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
 from padiff.records.pack import Pack
 from padiff.weights.stored_model import StoredModel
 from padiff.weights.stored_tree import tree_of
@@ -34,7 +33,8 @@ class Stored:
         label: what to call it.
         optimizers: what each optimizer held before the step; `None` where that is not known.
         why_not: why it is not known, and what to do about it.
-        seen: what running it showed.
+        recorded: the step's records; `None` of files, and of packs without them.
+        training: whether the step was run in training mode.
     """
 
     def __init__(
@@ -43,20 +43,28 @@ class Stored:
         label: str,
         optimizers: tuple[OptimizerState, ...] | None,
         why_not: str = "",
-        seen: Seen | None = None,
+        recorded: Step | None = None,
+        training: bool = True,
     ) -> None:
         self.model, self.label, self.step = model, label, model.step
         self.optimizers, self.why_not = optimizers, why_not
-        self.seen = Seen() if seen is None else seen
+        self.recorded, self.training = recorded, training
+
+    def draws(self, layers: Iterable[Layer]) -> bool:
+        """Whether this step, or one of the live model, draws random numbers, as far as the layers say."""
+        return self.training and any(map(_drops, (*self.model.info.layers, *layers)))
 
 
-def open_stored(path: Any, step: int | None = None, framework: str | None = None) -> Stored:
+def open_stored(
+    path: Any, step: int | None = None, framework: str | None = None, beside: RunInfo | None = None
+) -> Stored:
     """Open what a training is to start from.
 
     Args:
         path: a run folder, or a file or folder of safetensors.
         step: a recorded step's number. Default: the first one.
         framework: that of files which do not say it themselves.
+        beside: the model that is to start from it; of files, it tells what their names leave open.
 
     Raises:
         RunFolderError: it can't be read.
@@ -68,14 +76,19 @@ def open_stored(path: Any, step: int | None = None, framework: str | None = None
     if holds_weights(folder):
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
-        return _of_files(folder, framework)
+        return _of_files(folder, framework, beside)
     return stored_step(open_run(folder), step, str(path))
+
+
+def _drops(layer: Layer) -> bool:
+    rates = [layer.settings.get("dropout"), layer.settings.get("p") if "drop" in layer.kind else None]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def _of_files(path: Path, framework: str | None) -> Stored:
+def _of_files(path: Path, framework: str | None, beside: RunInfo | None) -> Stored:
     files = open_weights(path)
     name = framework or files.framework
     if not name:
@@ -83,7 +96,7 @@ def _of_files(path: Path, framework: str | None) -> Stored:
             f"{path} does not say whether its weights are of torch or of paddle, and the matrices of their linear "
             "layers lie the other way round: give framework='torch' or framework='paddle'"
         )
-    layers, names = tree_of(files.tensors)
+    layers, names = tree_of(files.tensors, name, beside.layers if beside is not None else ())
     info = RunInfo(name, "", layers, name=path.name)
     weights = {site: files.tensors[whole] for site, whole in names.items()}
     why_not = f"{path} holds weights alone, and no optimizer's state"
@@ -113,8 +126,9 @@ def stored_step(run: Any, step: int | None, label: str) -> Stored:
         raise UsageError(_without(run, numbers, number, label, info, weights, lacking))
     info = _with_kept(info, weights)
     optimizers, why_not = _optimizers(run, pack, number, label)
-    seen = replace(Seen.of(recorded), values=None) if recorded is not None else None
-    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, seen)
+    settings = settings_at(run.info.settings, recorded.settings) if recorded is not None else {}
+    training = bool(settings.get("training", True))
+    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, recorded, training)
 
 
 def _weights(pack: Pack | None, step: Step | None) -> _Weights:
