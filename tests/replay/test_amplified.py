@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from replay.resnets import PaddleResNet, TorchResNet, batch
-from replay.trainings import Paddle, Torch
 
 import padiff
+from replay.resnets import PaddleResNet, TorchResNet, batch
+from replay.trainings import Paddle, Torch
 
 STEPS, BEGINS, RATE = 41, 25, 0.2
 
@@ -68,4 +68,4 @@ def test_it_is_found_at_the_next_packed_step_where_it_is(reference, tmp_path):
     report = replayed(PaddleResNet(), reference, tmp_path / "replayed", BEGINS)
     first = report.first_diff
     assert first.step == 30 and first.stage == "forward", str(first)
-    assert first.candidate == "stages.1.conv_b" and "leaky_relu" in first.message, str(first)
+    assert first.candidate == "stages.1.conv_b" and "leaky ReLU of slope 0.003" in str(first.cause), str(first)

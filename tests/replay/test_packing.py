@@ -34,7 +34,6 @@ def test_the_training_is_the_same_to_the_bit(side, tmp_path):
         one, other = (run.steps(number)[0] for run in runs)
         assert [r.site for r in one.records] == [r.site for r in other.records]
         assert all((a.value == b.value).all() for a, b in zip(one.records, other.records))
-        assert len(one.trace.calls) == len(other.trace.calls)
 
 
 def test_hooks_are_gone_afterwards(side, tmp_path):
@@ -133,6 +132,7 @@ def torch_calls():
     k = torch.randn(2, 2, 11, 4, generator=gen)
     torch.manual_seed(7)
     attention = torch.nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+    encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
     y = x * 1
     return [x, q], lambda: [
         torch.nn.Dropout(0.2)(x),
@@ -148,7 +148,7 @@ def torch_calls():
         attention(x, x, x, need_weights=False)[0],
         F.scaled_dot_product_attention(q, q, q, dropout_p=0.25, is_causal=True),
         F.scaled_dot_product_attention(q, k, k, torch.ones(5, 11).tril().bool(), 0.25, scale=0.3),
-        torch.nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)(x),
+        encoder(x),
     ]
 
 
