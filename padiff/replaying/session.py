@@ -132,6 +132,20 @@ class Replay:
     def loss_scale(self, scale: float) -> None:
         self._recorder.loss_scale = scale
 
+    def check_batches(self, accumulated: Any) -> None:
+        """Make sure that a loop which steps after so many micro-batches can do all steps.
+
+        Raises:
+            UsageError: a step has another number of them.
+        """
+        for number in self.numbers:
+            there = len(self._reference.packs[number].batches)
+            if isinstance(accumulated, int) and there != accumulated:
+                raise UsageError(
+                    f"step {number} of {self._reference.path} has {there} micro-batches, this training accumulates "
+                    f"{accumulated}: let it accumulate {there}"
+                )
+
     def open(self) -> None:
         """Keep what the model and the optimizers are, and make the candidate's run folder.
 

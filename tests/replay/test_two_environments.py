@@ -75,7 +75,7 @@ SIDES = {"torch": TORCH, "paddle": PADDLE}
 def ran(place: Path, framework: str, body: str, **values: object) -> subprocess.CompletedProcess[str]:
     other = next(name for name in SIDES if name != framework)
     text = (ONLY + SIDES[framework] + body).format(absent=(other,), other=other, **values)
-    script = place / f"{framework}.py"
+    script = place / f"of_{framework}.py"
     script.write_text(text)
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
