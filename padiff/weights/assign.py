@@ -219,7 +219,7 @@ class _Search:
         recorded: Recorded | None = None,
     ) -> None:
         self._models, self._plan, self._restore = models, plan, restore
-        self._names = models.map(lambda model: f"{model.info.framework} {model.info.name}")
+        self._names = models.map(lambda model: f"{model.info.framework} {model.info.layers[0].type}")
         self._align, self._inputs, self._recorded = aligned, inputs, recorded
         self._seen = NOTHING_SEEN
         self._reference_step: Step | None = None
@@ -343,10 +343,13 @@ def _explain(error: TransferError, alignment: Alignment, models: Both[Model]) ->
         "    1. define layers and parameters in the same order in both models,",
         "    2. or say which layers answer to each other (set_layer_map, LayerMap),",
         "    3. or register how such a layer is carried over (add_special_init),",
-        "    4. or carry over all that fits and have the rest listed: assign_weight(base_model, raw_model, "
-        "partial=True),",
-        "       and then auto_diff(..., auto_init=False).",
+        "    4. or carry over all that fits and have the rest listed: ",
     ]
+    if isinstance(models.reference, StoredModel):
+        hints[-1] += "start_from(..., partial=True)."
+    else:
+        hints[-1] += "assign_weight(base_model, raw_model, partial=True),"
+        hints.append("       and then auto_diff(..., auto_init=False).")
     return "\n".join(
         ["Error occurred between:", *places, "", f"{what[:1].upper()}{what[1:]}.", "", *trees, ""]
         + (["Ambiguous:", *doubtful, ""] if doubtful else [])

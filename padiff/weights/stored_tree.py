@@ -78,7 +78,8 @@ def _layer(
         for slot, name in owned
     )
     kind = kinds.of(path)
-    return Layer(path, kind or "layer", kind, parameters, children=children)
+    name = "weights" if path == ROOT else kind or "layer"
+    return Layer(path, name, kind, parameters, children=children)
 
 
 def _shape(source: TensorSource) -> tuple[int, ...]:
