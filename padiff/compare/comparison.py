@@ -18,7 +18,7 @@ from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import first_diff
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
-from padiff.compare.judge.drift import NONE, with_caveat
+from padiff.compare.judge.drift import EQUAL, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
@@ -143,7 +143,7 @@ class RunComparison:
 
     def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[list[Diff]]:
         if self._alone:
-            self._before, self._agreed_now = replace(self._before, drift=NONE), {}
+            self._before, self._agreed_now = replace(self._before, drift=EQUAL), {}
         if self._plan is None:
             self._plan, diffs, before = self._first(steps, numbers)
         else:

@@ -57,6 +57,7 @@ class Capture:
         functions: whether the step's trace is to have the functions and operators that layers' code calls.
         losses: whether to record what loss functions are called with.
         packing: whether to keep what the step needs to be done again.
+        whole: whether the trace is to have tensors in full.
 
     Attributes:
         packing: what keeps it; `None` where nothing does.
@@ -77,6 +78,7 @@ class Capture:
         functions: bool = False,
         losses: bool = False,
         packing: bool = False,
+        whole: bool = False,
     ) -> None:
         self.number = number
         #: What the step showed of how the training is set (`padiff.records.settings`).
@@ -99,7 +101,7 @@ class Capture:
         self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
         self._tensors = SeenTensors(framework)
         self._activations = Activations(self._records, framework, levels, self._interrupts, self._tensors)
-        self._tracer = Tracer(self._records, framework, levels, self._tensors, functions)
+        self._tracer = Tracer(self._records, framework, levels, self._tensors, functions, whole)
         self._hearing: Hearing | None = None
         self._hooks = Hooks(framework)
         self._begun = False
@@ -378,6 +380,12 @@ class Capture:
     def running(self) -> list[str]:
         """Paths of the layers whose calls are under way, the outermost first."""
         return [call.node.path for call in self._running]
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        calls = self._outermost[self._nodes[0].path, True]
+        return calls - 1 if calls else None
 
     @property
     def empty(self) -> bool:

@@ -87,6 +87,8 @@ class Scope:
     start_step: int = 0
     functions: bool = True
     replay_every_n_steps: int | Schedule | None = None
+    #: Whether all steps are traced as those with a pack are: functions too, and what goes into layers in full.
+    replays: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.functions, bool):

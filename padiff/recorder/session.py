@@ -67,6 +67,7 @@ class Recorder:
         self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
         self._levels = LevelsOfSteps(detail, scope.functions)
         packs = scope.replay_every_n_steps
+        self._replays, self._functions = scope.replays, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
         self._views: dict[int, View] = {}
         self._capture: Capture | None = None
@@ -151,6 +152,11 @@ class Recorder:
         return self._packs is not None and self._packs.due(self.step)
 
     @property
+    def micro_batch(self) -> int | None:
+        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        return None if self._capture is None else self._capture.micro_batch
+
+    @property
     def recorded_anything(self) -> bool:
         """Whether there is anything of the step under way."""
         return self._capture is not None and not self._capture.empty
@@ -216,6 +222,7 @@ class Recorder:
         if not self.due:
             return
         if self._capture is None:
+            whole = self._packed or self._replays
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             self._capture = Capture(
                 self.step,
@@ -226,9 +233,10 @@ class Recorder:
                 self._views,
                 self._stepped,
                 consuming=self._settings.look,
-                functions=self._levels.functions,
+                functions=self._levels.functions or (whole and self._functions),
                 losses=True,
                 packing=self._packed,
+                whole=whole,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)

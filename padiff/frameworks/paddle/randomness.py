@@ -14,7 +14,7 @@ from padiff.frameworks.base import Handle
 from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
 
 # Where, among the words that say a state, stands where it lies in memory.
-_ADDRESS = 4
+_ADDRESS = 3
 
 
 @contextmanager

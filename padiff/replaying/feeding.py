@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from math import prod
 
@@ -20,15 +20,17 @@ _MOST_AXES = 5
 class MaskFeeder:
     """Finds the mask for each call of dropout in the candidate.
 
-    A call made in a layer gets the next mask that was drawn in the layer that answers to it; where that one drew none,
-    or none answers, the next one that was drawn inside of the nearest layer around it that has a partner: dropout may
-    be a layer here, and a function there.
+    A call made in a layer gets the next mask of its micro-batch that was drawn in the layer that answers to it; where
+    there is none, the next one that was drawn inside of the nearest layer around it that has a partner, and that no
+    other layer waits for; else the next one there whoever waits for it: dropout may be a layer here, and a function, or
+    one layer for several, there.
 
     Args:
         masks: what the reference drew in the step, in order.
         partners: the reference's layer for each of the candidate's, by path.
         running: gives the paths of the candidate's layers whose calls are under way, the outermost first.
         recomputing: whether a forward that is called now is called again inside of a backward.
+        batch: which micro-batch is under way; `None`: not known.
 
     Attributes:
         unanswered: calls that got no mask, as ``layer (function)``.
@@ -40,7 +42,9 @@ class MaskFeeder:
         partners: Mapping[str, str],
         running: Callable[[], Sequence[str]],
         recomputing: Callable[[], bool],
+        batch: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._batch = batch
         self._waiting = list(masks)
         self._partners, self._running, self._recomputing = partners, running, recomputing
         self._back = {reference: candidate for candidate, reference in partners.items()}
@@ -74,21 +78,30 @@ class MaskFeeder:
         return found
 
     def _next(self, call: DropoutCall, running: Sequence[str]) -> np.ndarray | None:
-        for path in reversed(running):
-            reference = self._partners.get(path)
-            if reference is None:
-                continue
-            for number, mask in enumerate(self._waiting):
-                if not (mask.layer == reference or is_below(mask.layer, reference)):
-                    continue
-                # What another layer here answers to waits for that one.
-                if self._back.get(mask.layer, path) not in running:
-                    continue
-                kept = fitted(mask, call.shape)
-                if kept is not None:
-                    del self._waiting[number]
-                    return kept
+        batch = self._batch()
+        waiting = [mask for mask in self._waiting if batch is None or mask.batch == batch]
+        partners = [self._partners[path] for path in reversed(running) if path in self._partners]
+        for reference in partners:
+            # What another layer here answers to waits for that one.
+            some = (mask for mask in waiting if self._back.get(mask.layer, running[-1]) in running)
+            kept = self._first(call, (mask for mask in some if _within(mask.layer, reference)))
+            if kept is not None:
+                return kept
+        # A layer there may be called where a function, or another layer, is called here: in the same order.
+        inside = ([mask for mask in waiting if _within(mask.layer, reference)] for reference in partners)
+        return self._first(call, next((masks[:1] for masks in inside if masks), ()))
+
+    def _first(self, call: DropoutCall, masks: Iterable[Mask]) -> np.ndarray | None:
+        for mask in masks:
+            kept = fitted(mask, call.shape)
+            if kept is not None:
+                self._waiting = [other for other in self._waiting if other is not mask]
+                return kept
         return None
+
+
+def _within(layer: str, above: str) -> bool:
+    return layer == above or is_below(layer, above)
 
 
 def fitted(mask: Mask, shape: tuple[int, ...]) -> np.ndarray | None:

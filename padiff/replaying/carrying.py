@@ -10,11 +10,11 @@ from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
 from padiff.records import Both, OptimizerState
-from padiff.replay.checks import Reference
+from padiff.replaying.checks import Reference
 from padiff.weights.assign import carry_over
 from padiff.weights.carried_state import StateCarrier
 from padiff.weights.stored import Stored, stored_step
-from padiff.weights.transfer import TransferError, plan_transfer
+from padiff.weights.transfer import Model, TransferError, plan_transfer
 
 
 class Carrying:
@@ -55,7 +55,7 @@ class Carrying:
             self._alignment = carried.alignment
             self.partners = {pair.candidate.path: pair.reference.path for pair in carried.alignment.pairs}
             return
-        models = Both(stored.model, self._model)
+        models: Both[Model] = Both(stored.model, self._model)
         pairs = GivenMap.resolve(self._layer_map, models.map(lambda model: model.nodes))
         try:
             transfer = plan_transfer(models, self._alignment, pairs)

@@ -57,4 +57,4 @@ def draw_like(model: LiveModel, seeds: Mapping[str, TensorSource]) -> None:
     if python is not None and python.shape == (625,) and python.dtype == np.uint32 and python[-1] <= 624:
         random.setstate((version, tuple(int(word) for word in python), None))
     if numpy is not None and numpy.shape == (625,) and numpy.dtype == np.uint32 and numpy[-1] <= 624:
-        np.random.set_state(("MT19937", numpy[:-1].copy(), int(numpy[-1])))
+        np.random.set_state(("MT19937", numpy[:-1].astype(np.uint32), int(numpy[-1]), 0, 0.0))

@@ -14,13 +14,16 @@ from padiff.frameworks.base import Handle
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
-from padiff.records import Report, TensorSource
-from padiff.replay.carrying import Carrying
-from padiff.replay.checks import Reference, check_model, notes_of, opened
-from padiff.replay.feeding import MaskFeeder
-from padiff.replay.kept import Kept, draw_like
-from padiff.replay.step import ReplayBatch, ReplayStep
+from padiff.records import STAGES, Report, TensorSource
+from padiff.replaying.carrying import Carrying
+from padiff.replaying.checks import Reference, check_model, notes_of, opened
+from padiff.replaying.feeding import MaskFeeder
+from padiff.replaying.kept import Kept, draw_like
+from padiff.replaying.step import ReplayBatch, ReplayStep
 from padiff.system.switches import say
+
+# Without an optimizer nothing is clipped, and nothing is updated.
+_WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "update"))
 
 
 class Replay:
@@ -54,6 +57,7 @@ class Replay:
             model,
             self._dir_path,
             replay_of=reference.run.info.identity,
+            replays=True,
             every_n_steps=Schedule(steps=self.numbers),
             optimizer=self._optimizers or None,
             existing=existing,
@@ -111,6 +115,7 @@ class Replay:
                 self._dir_path,
                 layer_map=self._layer_map,
                 policy=self._policy,
+                stages=STAGES if self._optimizers else _WITHOUT_UPDATE,
                 steps=set(self.done),
                 alone=True,
             )
@@ -126,6 +131,20 @@ class Replay:
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
         self._recorder.loss_scale = scale
+
+    def check_batches(self, accumulated: Any) -> None:
+        """Make sure that a loop which steps after so many micro-batches can do all steps.
+
+        Raises:
+            UsageError: a step has another number of them.
+        """
+        for number in self.numbers:
+            there = len(self._reference.packs[number].batches)
+            if isinstance(accumulated, int) and there != accumulated:
+                raise UsageError(
+                    f"step {number} of {self._reference.path} has {there} micro-batches, this training accumulates "
+                    f"{accumulated}: let it accumulate {there}"
+                )
 
     def open(self) -> None:
         """Keep what the model and the optimizers are, and make the candidate's run folder.
@@ -166,6 +185,7 @@ class Replay:
             self._carrying.partners,
             lambda: self._recorder.running,
             framework.hooks.recomputing,
+            lambda: self._recorder.micro_batch,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.randomness.feed_masks(self._feeder)
