@@ -21,8 +21,12 @@ from padiff.recorder import record as record
 from padiff.recorder.detail import Detail as Detail
 from padiff.recorder.schedule import Schedule as Schedule
 from padiff.records import Report as Report
+from padiff.replaying import Replay as Replay
+from padiff.replaying import replay as replay
+from padiff.replaying.batches import batches as batches
 from padiff.weights import add_special_init as add_special_init
 from padiff.weights import assign_weight as assign_weight
+from padiff.weights import start_from as start_from
 from padiff.weights.layer_map import LayerMap as LayerMap
 
 __version__: str

@@ -14,12 +14,15 @@ from padiff.compare import Policy
 from padiff.dump.local import is_remote, local_folder
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel
 from padiff.recorder import Recorder, record
 from padiff.recorder.detail import Detail
 from padiff.recorder.options import RunOptions, check_names
 from padiff.recorder.schedule import Schedule
 from padiff.records import FirstDiff, Report, Step
 from padiff.system.switches import say
+from padiff.weights.start import start
+from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.live import LiveComparison
 from padiff_hooks.stream import own_scalars_of
@@ -43,6 +46,10 @@ class TrainingOptions(RunOptions, total=False):
     logdir: str | Path | None
     """Where scalars and first-diff events go (without a reference: this run's own loss and norms). Default: nowhere, or
     the host's TensorBoard logger."""
+    start_from: str | Path | None
+    """A run folder, or a folder of safetensors, whose weights and buffers the model gets before the first step, and
+    the optimizer what the recorded one held where a pack has it (`padiff.start_from`). A training that is resumed goes
+    on from its own checkpoint. Default: the model starts as it is."""
     policy: Policy | None
     """When a diff passes. Default: `padiff.NoisePolicy`."""
 
@@ -62,10 +69,16 @@ class TrainingRecorder:
     def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
         check_names(options, TrainingOptions)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
+        start_from = options.pop("start_from", None)
         self._logdir = options.pop("logdir", None)
         if on_diff not in ON_DIFF:
             raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
-        for what, path in (("dir_path", dir_path), ("reference", reference), ("logdir", self._logdir)):
+        for what, path in (
+            ("dir_path", dir_path),
+            ("reference", reference),
+            ("logdir", self._logdir),
+            ("start_from", start_from),
+        ):
             if path is not None or what == "dir_path":
                 local_folder(path, what)
         if reference is None and on_diff != "warn":
@@ -73,7 +86,9 @@ class TrainingRecorder:
         if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
             raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
         self._dir_path = Path(dir_path)
-        own_map, pair_map = _split_map(options.pop("layer_map", None), reference is not None)
+        paired = reference is not None or start_from is not None
+        own_map, pair_map = _split_map(options.pop("layer_map", None), paired)
+        self._start_from, self._pair_map = start_from, pair_map
         policy = options.pop("policy", None)
         self._live: LiveComparison | None = None
         if reference is not None:
@@ -111,6 +126,8 @@ class TrainingRecorder:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
         """
         self.abort()
+        if self._start_from is not None and not resumed:
+            self._start_equal(self._start_from, model, optimizers, quiet=bool(rank))
         options = self._options.copy()
         options["start_step"] = self.step
         if resumed and options.get("existing", "error") == "error":
@@ -148,6 +165,15 @@ class TrainingRecorder:
                 self.abort()
                 raise
 
+    def _start_equal(self, source: str | Path, model: Any, optimizers: Sequence[Any], quiet: bool) -> None:
+        """Put the model where a recorded run was, and the optimizers where they held something by then.
+
+        A learning rate alone is left as it is: it is what the training is set to, and is compared.
+        """
+        stored = open_stored(source, beside=LiveModel.of(model).info)
+        held = any(state.parameters for state in stored.optimizers or ())
+        start(stored, model, optimizers if held else (), self._pair_map, quiet=quiet)
+
     @property
     def first_report(self) -> Report | None:
         """The first report with a diff, or `None`. It is not true in a condition: it has a diff."""
@@ -163,10 +189,20 @@ class TrainingRecorder:
         """Whether the step under way is recorded."""
         return self._recorder is not None and self._recorder.due
 
-    def begin_batch(self) -> None:
-        """A batch begins: hooks on, if its step is due."""
-        if self._recorder is not None:
-            self._recorder.attach()
+    def begin_batch(self, batch: Any = None, inputs: Any = None, labels: Any = None) -> None:
+        """A batch begins: hooks on, if its step is due.
+
+        Args:
+            batch: all of it, where the host does not tell what of it is which; or else
+            inputs, labels: what the model is called with, and what the loss takes besides.
+        """
+        if self._recorder is None:
+            return
+        self._recorder.attach()
+        if batch is not None:
+            self._recorder.give_batch(batch)
+        elif inputs is not None:
+            self._recorder.log_batch(inputs, labels)
 
     def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
         """A batch ended, with or without an optimizer step: hooks off."""
@@ -283,7 +319,7 @@ def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, GivenMap
         return list(layer_map), None
     if not paired:
         raise UsageError(
-            "layer_map: pairs of layers answer to each other when two runs are compared; without `reference` give a "
-            "list of this model's own layers, or give the pairs to the comparison"
+            "layer_map: pairs of layers answer to each other when two runs are compared; without `reference` or "
+            "`start_from` give a list of this model's own layers, or give the pairs to the comparison"
         )
     return None, GivenMap.of(layer_map)

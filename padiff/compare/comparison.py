@@ -19,7 +19,7 @@ from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import told
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
-from padiff.compare.judge.drift import with_caveat
+from padiff.compare.judge.drift import EQUAL, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
@@ -69,6 +69,8 @@ class RunComparison:
         aligned: what pairs the layers, called as `padiff.align.align` is.
         workers: processes that measure steps ahead of the one that is judged.
         measuring: called now and then while a step is measured, with the share of it that is done.
+        alone: whether each step is judged by itself, as a first one is: both sides began it equal, and nothing is
+            allowed for the steps before.
 
     Raises:
         UsageError: the layer map does not fit the runs; an unknown stage; a pattern that matches no layer.
@@ -86,7 +88,9 @@ class RunComparison:
         workers: Workers | None = None,
         layers: Collection[str] | None = None,
         measuring: Callable[[float], None] | None = None,
+        alone: bool = False,
     ) -> None:
+        self._alone = alone
         self._workers, self._measuring = workers, measuring
         self.runs = Both(reference, candidate)
         self._infos = self.runs.map(lambda run: run.info)
@@ -141,6 +145,8 @@ class RunComparison:
         return [diff for diffs in self._diffs(steps.map(lambda step: [step])) for diff in diffs]
 
     def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[list[Diff]]:
+        if self._alone:
+            self._before, self._agreed_now = replace(self._before, drift=EQUAL), {}
         if self._plan is None:
             self._plan, diffs, before = self._first(steps, numbers)
         else:

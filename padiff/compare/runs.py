@@ -30,6 +30,7 @@ def compare_runs(
     workers: int | None = None,
     steps: Container[int] | None = None,
     layers: Collection[str] | None = None,
+    alone: bool | None = None,
 ) -> Report:
     """Compare two runs: all of their common steps, in the order of their numbers.
 
@@ -47,6 +48,8 @@ def compare_runs(
             there is work for: a comparison of a second or two starts none.
         steps: only these of the common steps are compared.
         layers: path patterns (``encoder.*``); only what layers of either run that match one recorded is reported.
+        alone: whether each step is judged by itself, at the tolerance of a first step. Default: where the candidate is
+            a replay of the reference (`padiff.replay`).
 
     Returns:
         The report: true in a condition if the runs match, with ``first_diff`` and ``coverage``.
@@ -87,6 +90,7 @@ def compare_runs(
             workers=ahead,
             layers=layers,
             measuring=report_progress,
+            alone=_is_replay(runs) if alone is None else alone,
         )
         for number in common:
             report_progress()
@@ -112,6 +116,12 @@ def compare_runs(
         lambda side: [n for n in side[0] if n not in side[1] and (steps is None or n in steps)]
     )
     return comparison.report_of(findings, first, [number.reference for number in common], only)
+
+
+def _is_replay(runs: Both[Run]) -> bool:
+    """Whether the candidate did the reference's packed steps again, each from the reference's state."""
+    of = runs.candidate.info.recording.get("replay_of")
+    return bool(of) and of == runs.reference.info.identity
 
 
 def _common(runs: Both[Run], numbers: Both[list[int]], chosen: Container[int] | None) -> list[Both[int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from padiff.dump.format import STEPS, step_folder
+from padiff.dump.format import PACKS, STEPS, step_folder
 from padiff.errors import UsageError
 from padiff.records import InMemory, Record, Sketched, Step
 
@@ -41,26 +41,27 @@ class Budget:
         self._severity: dict[int, float] = {}
         self._overhead, self._per_record = 0, 0.0
         self._lock = threading.Lock()
-        for folder in (path / STEPS).glob("*"):
+        for folder in (*(path / STEPS).glob("*"), *(path / PACKS).glob("*")):
             if folder.name.isdecimal():
-                self._sizes[int(folder.name)] = size_of(folder)
+                self._sizes[int(folder.name)] = self._sizes.get(int(folder.name), 0) + size_of(folder)
 
     def mark(self, number: int, severity: float) -> None:
         """Say how bad a step is: how far beyond its limit its worst diff, infinity for NaN."""
         with self._lock:
             self._severity[number] = max(severity, self._severity.get(number, 0.0))
 
-    def make_room(self, step: Step, drop: Callable[[int], None]) -> None:
-        """Drop what has to go before a step is written.
+    def make_room(self, step: Step, drop: Callable[[int], None], more: int = 0) -> None:
+        """Drop what has to go before a step is written, and so many bytes that come with it.
 
         Raises:
             UsageError: even without the others the step would not fit.
         """
-        needed = (self._values(step) + self._others(len(step.records))) * self._ranks
-        fixed = sum(size_of(entry) for entry in self._path.iterdir() if entry.name != STEPS)
+        needed = (self._values(step) + self._others(len(step.records)) + more) * self._ranks
+        fixed = sum(size_of(entry) for entry in self._path.iterdir() if entry.name not in (STEPS, PACKS))
         # Other ranks may be ahead: their parts of steps that are not whole yet.
         own = f".{step_folder(step.number)}."
-        ahead = [entry for entry in (self._path / STEPS).glob(".*") if not entry.name.startswith(own)]
+        places = (self._path / STEPS, self._path / PACKS)
+        ahead = [entry for place in places for entry in place.glob(".*") if not entry.name.startswith(own)]
         fixed += sum(map(size_of, ahead))
         while fixed + sum(self._sizes.values()) + needed > self._limit:
             number = self._next(step.number)
@@ -68,14 +69,16 @@ class Budget:
                 raise UsageError(
                     f"max_bytes={self._limit:,} is too small: the first step, the one to be written and the run's "
                     f"other files need {fixed + sum(self._sizes.values()) + needed:,} bytes. Allow more, or record "
-                    "less (detail, white_list)"
+                    "less (detail, white_list, replay_every_n_steps)"
                 )
             drop(number)
             del self._sizes[number]
 
-    def written(self, step: Step, size: int) -> None:
-        """This rank's part of a step is written, in so many bytes; the other ranks' are taken to be as large."""
-        self._sizes[step.number] = size * self._ranks
+    def written(self, step: Step, size: int, more: int = 0) -> None:
+        """This rank's part of a step is written, in so many bytes, and more with it; the other ranks' are taken to be
+        as large.
+        """
+        self._sizes[step.number] = (size + more) * self._ranks
         # A part goes with the records, a part (the tree of layers) is always there.
         more = max(size - self._values(step), 0)
         self._overhead = max(self._overhead, more)

@@ -7,6 +7,7 @@
     steps/00000010/rank_0/
       report.json  tensors/*.npy                           input, forward, loss, backward (and learning rates)
       params.json  weights/*.npy grads/*.npy updates/*.npy weight, grad, update
+packs/00000010/rank_0/        what it takes to do a step again (`padiff.dump.replay_packs`)
 
 ``report.json`` and ``params.json`` each hold the layer tree, with the records of every layer at its node. Paths
 of ``.npy`` files are relative to the JSON file. A dtype that numpy has not (bfloat16) is stored as an
@@ -29,6 +30,7 @@ SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
 FINISHED_FILE = "finished.json"
 STEPS = "steps"
+PACKS = "packs"
 REPORT_FILE = "report.json"
 PARAMS_FILE = "params.json"
 #: Sketches of what a trace has besides records, beside the tensors.

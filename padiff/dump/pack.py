@@ -67,7 +67,7 @@ class PackWriter:
                 shared = self._deduplication.share(record, array, self._run) if record is not None else ""
                 if shared:
                     return "shared", shared
-                array = _plain(array)
+                array = plain_array(array)
                 place = (str(len(tensors)), NAMES[array.dtype.name])
                 tensors[place[0]] = array
                 known[source.identity] = place
@@ -96,7 +96,7 @@ class PackWriter:
         write_safetensors(folder / PACK_FILE, tensors, about)
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def plain_array(array: np.ndarray) -> np.ndarray:
     """The array as the format can hold it: a complex one with real and imaginary parts along a last axis."""
     if array.dtype.kind == "c":
         return np.ascontiguousarray(array).view(array.real.dtype).reshape(*array.shape, 2)

@@ -29,6 +29,7 @@ from padiff.dump.format import (
 )
 from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
+from padiff.dump.replay_packs import Packs
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import trace_from_json
 from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
@@ -49,6 +50,7 @@ from padiff.records import (
     settings_from_json,
 )
 from padiff.records.environment import environment_from_json
+from padiff.records.pack import Pack
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 _STEP_NAME = re.compile(r"\d{8,}")
@@ -85,6 +87,11 @@ class _OnDisk(ABC):
     def info(self) -> RunInfo:
         return self._info
 
+    @property
+    def packs(self) -> Mapping[int, Pack]:
+        """What steps need to be done again, by their numbers; each is read when it is asked for."""
+        return {}
+
 
 class FolderRun(_OnDisk):
     """A `Run` in a folder. Steps that come to be while it is open are seen."""
@@ -92,7 +99,8 @@ class FolderRun(_OnDisk):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._info = read_info(self.path / RUN_FILE)
-        self._packs = PackReader(self.path)
+        self._packed = PackReader(self.path)
+        self._packs = Packs(self.path)
         # What a run declares is settled with its first step.
         self._settled = bool(self.numbers())
 
@@ -110,7 +118,7 @@ class FolderRun(_OnDisk):
         if not self._settled:
             self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
             self._settled = True
-        return [self._packs.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
+        return [self._packed.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
 
     @staticmethod
     def _read(rank: Path) -> Step:
@@ -119,6 +127,10 @@ class FolderRun(_OnDisk):
 
     def finished(self) -> bool:
         return (self.path / FINISHED_FILE).exists()
+
+    @property
+    def packs(self) -> Packs:
+        return self._packs
 
 
 class SingleDump(_OnDisk):

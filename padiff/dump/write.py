@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import re
-import shutil
 import threading
 import time
 import weakref
@@ -27,6 +25,7 @@ from padiff.dump.forks import own
 from padiff.dump.format import (
     FINISHED_FILE,
     FOLDERS,
+    PACKS,
     RUN_FILE,
     SCHEMA_VERSION,
     SKETCHES_FILE,
@@ -38,9 +37,11 @@ from padiff.dump.format import (
 )
 from padiff.dump.pack import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
+from padiff.dump.replay_packs import room_of, write_pack
 from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.dump.trouble import explain
+from padiff.dump.whole import drop_whole, write_whole
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
 from padiff.records import (
     LOOP,
@@ -53,6 +54,7 @@ from padiff.records import (
     settings_at,
     settings_delta,
 )
+from padiff.records.pack import Pack
 
 #: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays limited: to what is
 #: recorded, what waits and what is written.
@@ -115,7 +117,7 @@ class RunWriter:
         self._pack = PackWriter(self.path, self._deduplication, storage.compression) if storage.pack else None
         self._error: BaseException | None = None
         self._failed = ""
-        self._queue: queue.Queue[tuple[Step, RunInfo] | None] = queue.Queue(maxsize=QUEUED_STEPS)
+        self._queue: queue.Queue[_Waiting | None] = queue.Queue(maxsize=QUEUED_STEPS)
         try:
             self._lock = prepare(self.path, info, rank, existing)
             try:
@@ -146,8 +148,11 @@ class RunWriter:
 
     # -- called by the training loop -----------------------------------------------------------------------
 
-    def put(self, step: Step) -> None:
+    def put(self, step: Step, pack: Pack | None = None) -> None:
         """Queue a step for writing; waits only while `QUEUED_STEPS` others are still being written.
+
+        Args:
+            pack: what it needs to be done again.
 
         Raises:
             WriterError: an earlier step could not be written, or this one was recorded already.
@@ -163,7 +168,7 @@ class RunWriter:
         if self._kept is not None and not self._rank:
             settings = settings_delta(self._kept, settings_at(self._given, step.settings))
             step = replace(step, settings=settings)
-        self._queue.put((step, self._info))
+        self._queue.put((step, self._info, pack))
 
     def describe(self, info: RunInfo) -> None:
         """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
@@ -246,7 +251,7 @@ class RunWriter:
 
     # -- the thread ----------------------------------------------------------------------------------------
 
-    def _handle(self, step: Step, info: RunInfo) -> None:
+    def _handle(self, step: Step, info: RunInfo, pack: Pack | None) -> None:
         try:
             if self._error is None:
                 self._failed = f"step {step.number}"
@@ -257,7 +262,7 @@ class RunWriter:
                     self._deduplication.follow(info)
                     self._described = info
                 make_sketches(step.sources)
-                self._write(step)
+                self._write(step, pack)
                 self._failed = ""
                 if self._on_written is not None:
                     self._on_written(step)
@@ -267,65 +272,49 @@ class RunWriter:
             if self._on_done is not None:
                 self._on_done(step)
 
-    def _write(self, step: Step) -> None:
-        """Write aside, then rename: a step is whole or absent."""
+    def _write(self, step: Step, pack: Pack | None) -> None:
+        """Write aside, then rename: a step is whole or absent. Its pack is there before it is."""
         final = self._step_path(step.number)
-        partial = final.with_name(f".{final.name}.partial")
-        aside = partial / f".rank_{step.rank}"
+        ranks = self._described.world_size
         if self._budget is not None:
-            self._budget.make_room(step, self._drop)
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            partial.mkdir(exist_ok=True)  # not its parents: a folder that went away is not made anew
-            aside.mkdir()
+            self._budget.make_room(step, self._drop, 0 if pack is None else room_of(pack))
+        sizes = []
+        place = self.path / PACKS / step_folder(step.number)
+        if pack is not None:
+            place.parent.mkdir(exist_ok=True)
+
+            def write_its_pack(folder: Path) -> None:
+                write_pack(folder, pack)
+                sizes.append(size_of(folder))
+
+            write_whole(place, step.rank, ranks, write_its_pack)
+        elif self._replace and place.exists():
+            drop_whole(place)  # of the step that is recorded again
+
+        def write_step(folder: Path) -> None:
             if self._pack is not None:
-                self._pack.write(aside, step)
+                self._pack.write(folder, step)
             else:
-                write_dump(
-                    aside, self._described, step, deduplication=self._deduplication, final=final / f"rank_{step.rank}"
-                )
-            size = size_of(aside)
+                own = final / f"rank_{step.rank}"
+                write_dump(folder, self._described, step, deduplication=self._deduplication, final=own)
+            sizes.append(size_of(folder))
             if self._budget is not None:
-                self._budget.written(step, size)
-            os.rename(aside, partial / f"rank_{step.rank}")
-            self.written[step.number] = size
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                partial.rmdir()
-            raise
-        try:
-            there = sum(entry.startswith("rank_") for entry in os.listdir(partial))
-        except FileNotFoundError:  # another rank, which came last, takes the step
-            return
-        if there < self._described.world_size:
-            return
-        # All ranks are there. Two that come last together both get here: one takes the step, the other finds it taken.
-        taken = final.with_name(f".{final.name}.rank_{step.rank}.taken")
-        try:
-            os.rename(partial, taken)
-        except FileNotFoundError:
-            return
-        if final.exists():
-            # A folder can't be renamed onto a full one; the old step goes first, aside.
-            old = final.with_name(f".{final.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(final, old)
-            os.rename(taken, final)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(taken, final)
+                self._budget.written(step, sizes[-1], sum(sizes[:-1]))
+            self.written[step.number] = sum(sizes)
+
+        write_whole(final, step.rank, ranks, write_step)
 
     def _drop(self, number: int) -> None:
-        """Take a step away, whole at once for whoever looks."""
-        step = self._step_path(number)
-        gone = step.with_name(f".{step.name}.dropped")
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(step, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        """Take a step away, and its pack."""
+        drop_whole(self._step_path(number))
+        drop_whole(self.path / PACKS / step_folder(number))
 
 
-def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[tuple[Step, RunInfo] | None]) -> None:
+#: What the thread is to write: a step, what holds for all of them, and its pack.
+_Waiting = tuple[Step, RunInfo, Pack | None]
+
+
+def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[_Waiting | None]) -> None:
     while True:
         waiting = steps.get()
         writer = owner()

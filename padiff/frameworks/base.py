@@ -7,14 +7,16 @@ Those folders are the only places that import torch or paddle. Which framework s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.losses import LossObserver
+from padiff.records.optimizer_state import OptimizerState
 from padiff.sketches.samples import Empty
 
 #: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
@@ -191,6 +193,9 @@ class Tensors(Protocol):
     def like(self, tensor: Any, array: np.ndarray) -> Any:
         """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
 
+    def make(self, array: np.ndarray, near: Any) -> Any:
+        """A new tensor with an array's values and dtype, on the device of another tensor; it has its own memory."""
+
     def without_grad(self) -> AbstractContextManager[Any]:
         """No graph is recorded."""
 
@@ -337,6 +342,30 @@ class Optimizers(Protocol):
     def settings_stamp(self, optimizer: Any) -> Any:
         """A value that is another one once `settings` may be others; learning rates do not count. Cheap."""
 
+    def state(self, optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
+        """What an optimizer holds now, as copies.
+
+        Args:
+            names: ``id`` of a parameter -> its site in the model, ``layer/slot``; of others nothing is said.
+
+        Raises:
+            UsageError: it holds what can't be told so.
+        """
+
+    def set_state(self, optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
+        """Give an optimizer a state, all of it or none: moments, counts of steps, learning rates.
+
+        A parameter that the state does not know is as if it had never been stepped. Tensors are in the order of this
+        optimizer's framework. Set the weights before: where the optimizer keeps them in more digits than the model,
+        and the state has none, it takes the model's.
+
+        Returns:
+            What puts the optimizer back as it was.
+
+        Raises:
+            UsageError: the state does not fit; nothing was changed.
+        """
+
     def step(self, optimizer: Any) -> None:
         """One step of an optimizer, and its gradients cleared."""
 
@@ -346,6 +375,42 @@ class Randomness(Protocol):
 
     def kept(self) -> AbstractContextManager[None]:
         """Whatever draws inside, the random state is as before afterwards."""
+
+    def state(self) -> Mapping[str, Any]:
+        """The states of all generators in use, by name. No device is started for it."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put generators back into states; those that are not there here are passed over."""
+
+    def stamp(self) -> Hashable:
+        """Another value once something was drawn."""
+
+    def as_arrays(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """States as arrays, for a file; empty where the framework does not give them."""
+
+    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """Undo `as_arrays`; what is no state of a generator here is left out."""
+
+    def unfed(self, layer: Any) -> bool:
+        """Whether a layer draws random numbers in training that can be neither seen nor fed, as far as its settings
+        tell.
+        """
+
+    def see_masks(self, observer: MaskObserver) -> Handle:
+        """Tell an observer what each call of a dropout function keeps."""
+
+    def feed_masks(self, source: MaskSource) -> Handle:
+        """Have dropout functions keep what a source says."""
+
+
+class Data(Protocol):
+    """What loops are fed with."""
+
+    def tensor(self, array: np.ndarray, near: Any = None) -> Any:
+        """A new tensor with an array's values and dtype, on the device of another tensor; else on the default one."""
+
+    def dataset(self, items: Sequence[Any]) -> Any:
+        """The framework's kind of dataset, with these items; an item is worked out when it is asked for."""
 
 
 class Environment(Protocol):
@@ -376,3 +441,4 @@ class Framework:
     optimizers: Optimizers
     randomness: Randomness
     environment: Environment
+    data: Data

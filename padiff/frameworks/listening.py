@@ -57,8 +57,16 @@ class Heard:
         return {**defaults, **dict(zip(names, self.args)), **self.kwargs}
 
 
+#: What a listener gives that puts nothing in a call's place.
+NOTHING_INSTEAD: Any = object()
+
+
 class Listener(Protocol):
-    """Hears of a function's calls."""
+    """Hears of a function's calls.
+
+    One with a method ``instead(call, name)`` may put something in the place of what a call gives, which is then not
+    made; or `NOTHING_INSTEAD`.
+    """
 
     def enter(self, call: Heard) -> bool:
         """A call begins. Returns whether to hear of its end."""
@@ -86,15 +94,25 @@ class _Calls:
         call = Heard(self.original, args, kwargs, sys._getframe(1).f_back, tuple(each for each, _ in listeners))
         hearing = [each for each in listeners if each[0].enter(call)]
         if not hearing:
-            return self.original(*args, **kwargs)
+            return _given_by(listeners, call)
         output, failed = None, True
         try:
-            output = self.original(*args, **kwargs)
+            output = _given_by(listeners, call)
             failed = False
         finally:
             for listener, name in hearing:
                 listener.leave(call, name, output, failed)
         return output
+
+
+def _given_by(listeners: tuple[tuple[Listener, str], ...], call: Heard) -> Any:
+    """What a call gives: what a listener puts in its place, or what the function gives."""
+    for listener, name in listeners:
+        instead = getattr(listener, "instead", None)
+        output = instead(call, name) if instead is not None else NOTHING_INSTEAD
+        if output is not NOTHING_INSTEAD:
+            return output
+    return call.function(*call.args, **call.kwargs)
 
 
 class Listening:

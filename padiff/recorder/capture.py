@@ -23,6 +23,7 @@ from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.losses import Losses
+from padiff.recorder.packing import Packing
 from padiff.recorder.parameters import Parameters, View
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
 from padiff.recorder.seen_tensors import SeenTensors
@@ -55,8 +56,11 @@ class Capture:
         consuming: called with an optimizer that is about to step.
         functions: whether the step's trace is to have the functions and operators that layers' code calls.
         losses: whether to record what loss functions are called with.
+        packing: whether to keep what the step needs to be done again.
+        whole: whether the trace is to have tensors in full.
 
     Attributes:
+        packing: what keeps it; `None` where nothing does.
         losses: what hears of loss functions; `None` where nothing does.
     """
 
@@ -73,6 +77,8 @@ class Capture:
         consuming: Callable[[Any], None] | None = None,
         functions: bool = False,
         losses: bool = False,
+        packing: bool = False,
+        whole: bool = False,
     ) -> None:
         self.number = number
         #: What the step showed of how the training is set (`padiff.records.settings`).
@@ -95,7 +101,7 @@ class Capture:
         self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
         self._tensors = SeenTensors(framework)
         self._activations = Activations(self._records, framework, levels, self._interrupts, self._tensors)
-        self._tracer = Tracer(self._records, framework, levels, self._tensors, functions)
+        self._tracer = Tracer(self._records, framework, levels, self._tensors, functions, whole)
         self._hearing: Hearing | None = None
         self._hooks = Hooks(framework)
         self._begun = False
@@ -109,6 +115,7 @@ class Capture:
         self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
         self._logged = 0
         self._stepped = stepped
+        self.packing = Packing(number, framework, optimizers, self._records, self._running) if packing else None
         self.losses = self._losses() if losses else None
 
     def _losses(self) -> Losses:
@@ -120,6 +127,7 @@ class Capture:
             self._chosen,
             self._tensors,
             self._running,
+            None if self.packing is None else self.packing.loss,
         )
 
     def _take_layers(self) -> None:
@@ -138,6 +146,8 @@ class Capture:
         self._hooks.on_others(self._optimizers, self._switches)
         if self._tracer.functions and self._hearing is None:
             self._hearing = self._framework.hooks.hear_functions(self)
+        if self.packing is not None:
+            self.packing.attach(self._nodes)
         if self._begun:
             self._hook_parameters()
 
@@ -149,6 +159,8 @@ class Capture:
     def detach(self) -> None:
         """Take every hook off again; may be called twice."""
         self._hooks.remove()
+        if self.packing is not None:
+            self.packing.detach()
         self._stop_hearing()
         self._activations.detach()
         self._running.clear()
@@ -171,6 +183,8 @@ class Capture:
             self.parameters.follow(self._layers)
         if self._tracer.functions:
             self._tracer.know_parameters(self._nodes)
+        if self.packing is not None:
+            self.packing.begin(self._nodes)
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -228,6 +242,8 @@ class Capture:
         number = counter[node.path, training]
         counter[node.path, training] += 1
         outermost = not self._running
+        if self.packing is not None and not recomputed:
+            self.packing.layer_begins(node, args, kwargs, training)
         call = Call(node, number, training, recomputed)
         self._running.append(call)
         if self._keep_stacks and not recomputed:
@@ -265,6 +281,8 @@ class Capture:
         node, call = self._known.get(key), None
         if node is None:
             return
+        if self.packing is not None and self._running and self._running[-1].node is node:
+            self.packing.layer_ended()
         while self._running:
             # A call that ended in an exception which the model itself caught may still lie above this one.
             call = self._running.pop()
@@ -288,6 +306,8 @@ class Capture:
         """Lazy layers own nothing before their first call."""
         if self.parameters.look_again():
             self._hook_parameters()
+        if self.packing is not None:
+            self.packing.look_again()
 
     def after_function(self, name: str, output: Any) -> None:
         """A functional call inside of a layer is a record of that layer, in a slot of its own: ``softmax().0``."""
@@ -320,6 +340,8 @@ class Capture:
         self._interrupts.raise_kept()
         if self._consuming is not None:
             self._consuming(optimizer)
+        if self.packing is not None:
+            self.packing.consumed(optimizer)
         self.parameters.consume(optimizer, pairs)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -355,6 +377,17 @@ class Capture:
         self._logged += 1
 
     @property
+    def running(self) -> list[str]:
+        """Paths of the layers whose calls are under way, the outermost first."""
+        return [call.node.path for call in self._running]
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        calls = self._outermost[self._nodes[0].path, True]
+        return calls - 1 if calls else None
+
+    @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
         return not len(self._records) and not self._calls and not self._transformed
@@ -379,6 +412,8 @@ class Capture:
             self.losses.close()
         if detach:
             self.detach()
+        if self.packing is not None:
+            self.packing.detach()
         self._stop_hearing()
         self._running.clear()
         self._activations.close()

@@ -37,7 +37,12 @@ class Description:
             name=identity.name,
             world_size=world_size if identity.world_size is None else identity.world_size,
             layer_map=layers.mapped,
-            recording={"every_n_steps": schedule.described(), "layers": len(layers.chosen), **detail.described()},
+            recording={
+                "every_n_steps": schedule.described(),
+                "layers": len(layers.chosen),
+                **detail.described(),
+                **({"replay_of": identity.replay_of} if identity.replay_of else {}),
+            },
             environment=fingerprint(framework, layers.nodes),
         )
 

@@ -28,6 +28,7 @@ from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.session import Recorder
 from padiff.records import RunInfo, Step
+from padiff.records.pack import Pack
 
 #: The environment variable that holds a `Plan`; set in the processes that the doctor starts, and nowhere else.
 VARIABLE = "PADIFF_DOCTOR"
@@ -139,7 +140,7 @@ class DoctorRecorder(Recorder):
 class Nowhere:
     """A sink that keeps nothing."""
 
-    def put(self, step: Step) -> None:
+    def put(self, step: Step, pack: Pack | None = None) -> None:
         pass
 
     def describe(self, info: RunInfo) -> None:

@@ -28,6 +28,11 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Unpack[Rec
         TypeError: there is no such option.
     """
     check_names(options, RecordOptions)
+    return recorder_of(model, dir_path, **options)
+
+
+def recorder_of(model: Any, dir_path: str | Path | None = None, **options: Any) -> Recorder:
+    """As `record`, with what else of `Scope`, `Target` and `Identity` is not for users."""
     kind = DoctorRecorder if VARIABLE in os.environ else Recorder
     target = group(Target, options, dir_path=dir_path)
     return kind(model, group(Scope, options), target, group(Identity, options))

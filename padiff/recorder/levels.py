@@ -55,11 +55,11 @@ class LevelsOfSteps:
         if run is not None and (self._detail.sketches or self._wanted):
             self._requests = Requests(run)
 
-    def of(self, step: int) -> Levels:
-        """The levels of a due step."""
+    def of(self, step: int, full: bool = False) -> Levels:
+        """The levels of a due step; ``full``: whatever is sketched in others is kept in full."""
         zoomed = self._requests.due(step) if self._requests is not None else None
         self.functions = self._first or (self._wanted and bool(zoomed))
-        if self._full is not None and self._full.due(step):
+        if full or (self._full is not None and self._full.due(step)):
             return Levels(self._detail, full=True)
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
 

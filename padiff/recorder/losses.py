@@ -71,6 +71,7 @@ class Losses:
         chosen: paths of those whose tensors are recorded.
         tensors: knows which tensors are recorded already.
         running: the calls that are under way, the outermost first.
+        heard: told of each call that counts.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Losses:
         chosen: frozenset[str],
         tensors: SeenTensors,
         running: Sequence[Call],
+        heard: Callable[[LossCall], None] | None = None,
     ) -> None:
+        self._heard = heard
         self._records, self._framework, self._levels = records, framework, levels
         self._nodes, self._chosen, self._tensors, self._running = nodes, chosen, tensors, running
         self._calls: Counter[tuple[str, bool]] = Counter()
@@ -192,6 +195,8 @@ class Losses:
         trains = any(self._framework.tensors.trainable(tensor) for _, tensor in outputs)
         if training and not trains:
             return  # a figure that is only looked at
+        if self._heard is not None:
+            self._heard(call)
         level = self._levels(LOOP, "loss")
         number = self._calls[call.function, training]
         self._calls[call.function, training] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from padiff.records import RunInfo, Sketched, Step, make_sketches, run_line, run_text
+from padiff.records.pack import Pack
 
 #: Bytes that a run in memory holds, unless ``max_bytes`` says otherwise.
 MAX_BYTES = 1_000_000_000
@@ -27,6 +28,8 @@ class MemoryRun:
         self.dropped: list[int] = []
         self._steps: dict[int, Step] = {}
         self._sizes: dict[int, int] = {}
+        #: What steps need to be done again, by their numbers.
+        self.packs: dict[int, Pack] = {}
         self._finished = False
 
     @property
@@ -54,14 +57,18 @@ class MemoryRun:
 
     # The same calls as the folder's writer has.
 
-    def put(self, step: Step) -> None:
+    def put(self, step: Step, pack: Pack | None = None) -> None:
         make_sketches(step.sources)
         self._steps[step.number] = step
         self._sizes[step.number] = _size(step)
+        if pack is not None:
+            self.packs[step.number] = pack
+            self._sizes[step.number] += pack.nbytes
         for number in self.numbers()[1:-1]:
             if sum(self._sizes.values()) <= self.max_bytes:
                 break
             del self._steps[number], self._sizes[number]
+            self.packs.pop(number, None)
             self.dropped.append(number)
 
     def describe(self, info: RunInfo) -> None:

@@ -25,6 +25,9 @@ class RunOptions(TypedDict, total=False):
     ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``."""
     full_every_n_steps: int | Schedule | None
     """In which of the due steps full tensors are kept instead of sketches. Default: none."""
+    replay_every_n_steps: int | Schedule | None
+    """In which steps a replay pack is kept (`padiff.records.pack.Pack`): what it takes to do the step again elsewhere.
+    Such a step is due whatever ``every_n_steps`` says, and recorded in full. Default: none."""
     white_list: Iterable[Any] | None
     """Record these layers only; see `padiff.model.selection.select`. A white list makes a black list void."""
     black_list: Iterable[Any] | None
@@ -83,6 +86,9 @@ class Scope:
     layer_map: Sequence[Any] | None = None
     start_step: int = 0
     functions: bool = True
+    replay_every_n_steps: int | Schedule | None = None
+    #: Whether all steps are traced as those with a pack are: functions too, and what goes into layers in full.
+    replays: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.functions, bool):
@@ -115,11 +121,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run it is, and which of its processes this one. See `RecordOptions`."""
+    """Which run it is, and which of its processes this one. See `RecordOptions`.
+
+    Attributes:
+        replay_of: the identity of the run whose packed steps are done again.
+    """
 
     name: str = ""
     rank: int | None = None
     world_size: int | None = None
+    replay_of: str = ""
 
 
 _Group = TypeVar("_Group", Scope, Target, Identity)

@@ -19,6 +19,7 @@ from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
+from padiff.records.pack import Pack
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Kind
 from padiff.system.switches import say
@@ -27,7 +28,7 @@ from padiff.system.switches import say
 class Sink(Protocol):
     """What takes finished steps."""
 
-    def put(self, step: Step) -> None: ...
+    def put(self, step: Step, pack: Pack | None = None) -> None: ...
 
     def describe(self, info: RunInfo) -> None: ...
 

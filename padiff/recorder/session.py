@@ -22,12 +22,14 @@ from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
+from padiff.recorder.packing import say_size
 from padiff.recorder.parameters import View
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.settings import DeclaredSettings
 from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
+from padiff.records.pack import Pack
 from padiff.system.distribution import warn_of_older
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
@@ -64,6 +66,9 @@ class Recorder:
         self._description = Description(self._framework, self._layers, self._schedule, detail, identity)
         self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
         self._levels = LevelsOfSteps(detail, scope.functions)
+        packs = scope.replay_every_n_steps
+        self._replays, self._functions = scope.replays, scope.functions
+        self._packs = None if packs is None else Schedule.of(packs)
         self._views: dict[int, View] = {}
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
@@ -120,12 +125,51 @@ class Recorder:
         if self._capture is not None:
             self._capture.log_loss(loss)
 
+    def log_batch(self, inputs: Any, labels: Any = None) -> None:
+        """Say what the micro-batch is that begins, for a replay pack, where it is not seen. Costs nothing in steps
+        without one.
+
+        Seen is what the model is called with, and what loss functions of the framework are called with outside of it.
+
+        Args:
+            inputs: what the model is called with: a tuple, by position; a mapping, by name; or one tensor.
+            labels: what the loss takes besides: a tuple, or one tensor; of a mapping it is the one label. Default: what
+                is seen to go into loss functions.
+        """
+        if self._capture is not None and self._capture.packing is not None:
+            self._capture.packing.give(inputs, labels)
+
     # -- for hosts -----------------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
         """Whether the step under way is to be recorded."""
-        return self._output.active and self._output.sink is not None and self._schedule.due(self.step)
+        return self._output.active and self._output.sink is not None and (self._schedule.due(self.step) or self._packed)
+
+    @property
+    def _packed(self) -> bool:
+        """Whether a pack is kept of the step under way."""
+        return self._packs is not None and self._packs.due(self.step)
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
+        return None if self._capture is None else self._capture.micro_batch
+
+    @property
+    def recorded_anything(self) -> bool:
+        """Whether there is anything of the step under way."""
+        return self._capture is not None and not self._capture.empty
+
+    @property
+    def running(self) -> list[str]:
+        """Paths of the layers whose calls are under way in a step that is recorded, the outermost first."""
+        return [] if self._capture is None else self._capture.running
+
+    def give_batch(self, batch: Any) -> None:
+        """A host hands over the batch that begins; after `attach`."""
+        if self._capture is not None and self._capture.packing is not None:
+            self._capture.packing.give_whole(batch)
 
     @property
     def info(self) -> RunInfo:
@@ -168,6 +212,8 @@ class Recorder:
         if self._output.sink is None:
             return
         self._levels.listen(self._output.folder)
+        if self._packs is not None and not self.watched and not self._description.rank:
+            say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
         self._claim = Claim.set(self._model, self)
         own(self)
 
@@ -176,7 +222,8 @@ class Recorder:
         if not self.due:
             return
         if self._capture is None:
-            records, levels = self._output.records(self._framework), self._levels.of(self.step)
+            whole = self._packed or self._replays
+            records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             self._capture = Capture(
                 self.step,
                 self._layers,
@@ -186,8 +233,10 @@ class Recorder:
                 self._views,
                 self._stepped,
                 consuming=self._settings.look,
-                functions=self._levels.functions,
+                functions=self._levels.functions or (whole and self._functions),
                 losses=True,
+                packing=self._packed,
+                whole=whole,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -226,34 +275,35 @@ class Recorder:
             self._warnings.forked()
         self.step += 1
         self._output.pool.keep = self.due
-        step = self._finish(keep_hooks=go_on and self.due)
+        step, pack = self._finish(keep_hooks=go_on and self.due)
         if go_on:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
-        written = step is not None and self._do(lambda sink: sink.put(step))
+        written = step is not None and self._do(lambda sink: sink.put(step, pack))
         if self.run is not None and self.run.dropped:
             self._warnings.dropped(self.run)
         self._warnings.give()
         return written
 
-    def _finish(self, keep_hooks: bool) -> Step | None:
-        """What was recorded of the step that ends; `None` where it was not due."""
+    def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
+        """What was recorded of the step that ends; `None` where it was not due. And its pack, where one is kept."""
         # Never out of reach: an interrupt in what follows must find the hooks.
         capture = self._hooked = self._capture
         self._capture = None
         sink = self._output.sink
         if capture is None or sink is None:
-            return None
+            return None, None
         self._warnings.called(capture)
         if capture.empty:
             self.detach()
             self._layers.look()
-            return None
+            return None, None
         self._levels.recorded()
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
+        pack = None if capture.packing is None else capture.packing.finish(self._description.rank, scale)
         self._warnings.left_out(capture)
         news = self._description.with_autocast(capture.autocast)
         if not self._description.rank:
@@ -271,7 +321,7 @@ class Recorder:
         elif changed:
             self._warnings.changed(capture, self._layers.changes)
         self._warnings.stepped(capture)
-        return step
+        return step, pack
 
     def mark(self, step: int, severity: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""

@@ -45,11 +45,19 @@ class Tracer:
             is kept in full of what goes in; where nothing is kept of them, nothing is traced.
         tensors: those that were seen so far. What is recorded as an output already is not copied again.
         functions: whether functions are looked at.
+        whole: whether all that goes into layers is kept in full, where what they give is.
     """
 
     def __init__(
-        self, records: RecordBuffer, framework: Framework, levels: LevelOf, tensors: SeenTensors, functions: bool
+        self,
+        records: RecordBuffer,
+        framework: Framework,
+        levels: LevelOf,
+        tensors: SeenTensors,
+        functions: bool,
+        whole: bool = False,
     ) -> None:
+        self._whole = whole
         self._records, self._framework, self._levels = records, framework, levels
         self._is_tensor, self._tensors = framework.tensors.is_tensor, tensors
         self.functions = functions
@@ -185,7 +193,7 @@ class Tracer:
             known = None
             if not seen.sources and seen.traced is None:
                 tensors = self._framework.tensors
-                small = level == FULL and math.prod(tensors.shape(tensor)) <= ELEMENTS
+                small = level == FULL and (self._whole or math.prod(tensors.shape(tensor)) <= ELEMENTS)
                 seen.traced = self._records.take(tensor, FULL if small else SKETCH)
             if seen.best is None:  # it can't be copied, but it is known where it went
                 known = TracedTensor(None, self._framework.tensors.dtype(tensor), ())

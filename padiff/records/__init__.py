@@ -12,6 +12,7 @@ from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
+from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
 from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import (
     LOOP,
@@ -58,6 +59,9 @@ from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketch
 from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 
 __all__ = [
+    "OptimizerState",
+    "ParameterState",
+    "Rate",
     "Cause",
     "Extent",
     "Within",

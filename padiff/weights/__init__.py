@@ -2,5 +2,6 @@
 
 from padiff.weights.assign import assign_weight
 from padiff.weights.special_init import add_special_init
+from padiff.weights.start import Started, start_from
 
-__all__ = ["add_special_init", "assign_weight"]
+__all__ = ["Started", "add_special_init", "assign_weight", "start_from"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,8 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AssignCall:
     partial = given.get("partial", False)
     if not isinstance(partial, bool):
         raise UsageError(f"assign_weight: partial is True or False, got {partial!r}")
+    if isinstance(given[names[1]], (str, os.PathLike)):
+        raise UsageError(f"assign_weight: weights go into a live model, got the path {str(given[names[1]])!r}")
     # A layer map went with the first generation's form alone; who writes `base_model` says which is which.
     old = names is _OLD or ("layer_map" in given and not kwargs.keys() & set(_NEW))
     models, inputs = Both(*(given[name] for name in names)), given.get("inputs")
@@ -67,4 +70,6 @@ def torch_is_second(models: Both[Any]) -> bool:
 
     Of such a pair torch is the one to trust, in calls of that generation; of any other pair it is the first.
     """
+    if any(isinstance(model, (str, os.PathLike)) for model in models):
+        return False
     return models.map(lambda model: FRAMEWORKS[frameworks_name(model)].layer) == Both("layer", "module")

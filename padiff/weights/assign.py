@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from padiff.align import NOTHING_SEEN, Alignment, ParameterPair, Seen, align
@@ -13,10 +14,12 @@ from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
 from padiff.model.tree_text import tree_text
 from padiff.records import Both, Step
-from padiff.weights.arguments import read_call
+from padiff.weights.arguments import AssignCall, read_call
 from padiff.weights.output_proof import Inputs, Proof, prove, run_once
 from padiff.weights.special_init import ruled
-from padiff.weights.transfer import Transfer, TransferError, plan_transfer
+from padiff.weights.stored import open_stored
+from padiff.weights.stored_model import StoredModel
+from padiff.weights.transfer import Model, Transfer, TransferError, live, plan_transfer
 
 
 class AssignError(UsageError):
@@ -69,6 +72,21 @@ class Carried:
         return lines
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What a recorded model was run on, and gave.
+
+    Attributes:
+        step: its records, those of which the values were kept.
+        run: runs a live model on the same, in the same mode, leaving no trace. Raises `UsageError` if that fails.
+        telling: whether outputs that differ tell of wrong weights; where something random is drawn they do not.
+    """
+
+    step: Step
+    run: Callable[[LiveModel], Step]
+    telling: bool = True
+
+
 # Below that confidence a pair is listed.
 _SURE = 0.8
 
@@ -84,6 +102,7 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     layer_map=LayerMap())``: a paddle layer and a torch module, and torch's weights go to paddle. Of any other pair the
     first is the base in that form, too. Parameters and buffers are carried over, dtype and device stay, tied parameters
     are written once, no memory is shared. Either all of it happens or nothing. One line says what was copied where.
+    The base may be recorded: the path of a run folder (its first step), or of safetensors, as `start_from` takes.
 
     Args:
         layer_map: layers that answer to each other, as objects or paths; the rest is found around them.
@@ -102,7 +121,7 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     """
     call = read_call(args, kwargs)
     try:
-        carried = carry_over(call.models.reference, call.models.candidate, call.layer_map, call.inputs, call.partial)
+        carried = carry_over(_base(call), call.models.candidate, call.layer_map, call.inputs, call.partial)
     except AssignError as error:
         print(f"[AutoDiff] Assign weight Failed !!!\n\n{error}")
         return False
@@ -124,6 +143,16 @@ def assign_weight(*args: Any, **kwargs: Any) -> bool:
     return True
 
 
+def _base(call: AssignCall) -> Any:
+    """The model that the weights come from: a live one, or that of a run folder or of files."""
+    base = call.models.reference
+    if not isinstance(base, (str, os.PathLike)):
+        return base
+    if call.inputs is not None:
+        raise UsageError(f"inputs need both models at hand, and {base} is a recorded one: leave inputs out")
+    return open_stored(base, beside=LiveModel.of(call.models.candidate).info).model
+
+
 def success_text(carried: Carried) -> str:
     """That the weights were carried over, and whether all of them were."""
     return f"Assign weight success{'' if carried.transfer.whole else ', but for what is listed'} !!!"
@@ -136,19 +165,24 @@ def carry_over(
     inputs: Any = None,
     partial: bool = False,
     may_stay: Collection[tuple[str, str]] = (),
+    then: Callable[[Carried], None] | None = None,
+    recorded: Recorded | None = None,
 ) -> Carried:
     """As `assign_weight`, without printing.
 
     Args:
+        base_model: a live model, or a recorded one.
         may_stay: pairs of layers, by path, that stay as they are where not all that they hold can be carried over.
+        recorded: the step that a recorded base model ran.
+        then: what else belongs to it: called at the end, the weights are put back if it raises.
 
     Raises:
         AssignError: the weights can't be carried over; nothing was changed.
     """
-    models = Both(base_model, raw_model).map(LiveModel.of)
-    raw = models.candidate
+    raw = LiveModel.of(raw_model)
+    models: Both[Model] = Both(base_model if isinstance(base_model, StoredModel) else LiveModel.of(base_model), raw)
     pairs = GivenMap.resolve(layer_map, models.map(lambda model: model.nodes))
-    rules = ruled(models.map(lambda model: model.framework.name))
+    rules = ruled(models.map(lambda model: model.info.framework))
     given = Inputs.pair(inputs) if inputs is not None else None
     before = [(tensor, raw.framework.tensors.copy(tensor)) for _, tensor in raw.tensors()]
 
@@ -159,9 +193,11 @@ def carry_over(
     aligned = functools.partial(align, models.reference.info, raw.info, pairs, whole=rules)
     plan = functools.partial(plan_transfer, models, layer_map=pairs, partial=partial, may_stay=may_stay)
     try:
-        carried = _Search(models, plan, aligned, given, restore).run()
+        carried = _Search(models, plan, aligned, given, restore, recorded).run()
         if partial and not (carried.transfer.writes or carried.transfer.calls):
             raise AssignError("no parameter of the one model fits the other: nothing was carried over")
+        if then is not None:
+            then(carried)
         return carried
     except BaseException as error:
         restore()
@@ -175,27 +211,29 @@ class _Search:
 
     def __init__(
         self,
-        models: Both[LiveModel],
+        models: Both[Model],
         plan: Callable[[Alignment], Transfer],
         aligned: Callable[..., Alignment],
         inputs: Both[Inputs] | None,
         restore: Callable[[], None],
+        recorded: Recorded | None = None,
     ) -> None:
         self._models, self._plan, self._restore = models, plan, restore
-        self._names = models.map(lambda model: f"{model.framework.name} {model.info.name}")
-        self._align, self._inputs = aligned, inputs
+        self._names = models.map(lambda model: f"{model.info.framework} {model.info.layers[0].type}")
+        self._align, self._inputs, self._recorded = aligned, inputs, recorded
         self._seen = NOTHING_SEEN
         self._reference_step: Step | None = None
         self._tried: list[tuple[ParameterPair, ...]] = []
         self._written = False
 
     def run(self) -> Carried:
-        if self._inputs is None:
+        if self._inputs is None and not self._run_recorded():
             alignment = self._align()
             return Carried(alignment, self._write(alignment), self._names, self._seen)
-        # What runs when tells more than any definition; outputs then prove the whole.
-        steps = self._models.zip(self._inputs).map(lambda run: run_once(*run))
-        self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
+        if self._inputs is not None:
+            # What runs when tells more than any definition; outputs then prove the whole.
+            steps = self._models.map(live).zip(self._inputs).map(lambda run: run_once(*run))
+            self._reference_step, self._seen = steps.reference, steps.map(Seen.of)
         best: Carried | None = None
         for without in _TRUST:
             alignment = self._align(seen=self._seen, without=without)
@@ -205,7 +243,7 @@ class _Search:
                     if best is not None and not best.proved:
                         choices = {**best.choices, ambiguity.about: option}
                         best = self._better(best, alignment.answered(choices), without, choices)
-            if best is not None and best.proved:
+            if best is not None and (best.proved or (self._recorded is not None and not self._recorded.telling)):
                 break
         if best is None:
             # No way fits: the error is about the best guess.
@@ -213,6 +251,18 @@ class _Search:
             raise AssertionError("a plan that failed before has succeeded")
         self._write(best.alignment)
         return best
+
+    def _run_recorded(self) -> bool:
+        """Run the raw model as the recorded one was run; whether it can be."""
+        if self._recorded is None:
+            return False
+        try:
+            step = self._recorded.run(live(self._models.candidate))
+        except UsageError:  # it takes other inputs, or more than was recorded
+            return False
+        seen = Both(self._recorded.step, step).map(Seen.of)
+        self._reference_step, self._seen = self._recorded.step, seen.map(lambda side: replace(side, values=None))
+        return True
 
     def _better(
         self, best: Carried | None, alignment: Alignment, without: tuple[str, ...], choices: Mapping[str, str]
@@ -225,12 +275,20 @@ class _Search:
             transfer = self._write(alignment)
         except AssignError:
             return best
-        assert self._inputs is not None and self._reference_step is not None
-        step = run_once(self._models.candidate, self._inputs.candidate)
+        assert self._reference_step is not None
+        step = self._again()
         proof = prove(self._reference_step, step, alignment)
         if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
             return best
         return Carried(alignment, transfer, self._names, self._seen, proof, choices, without)
+
+    def _again(self) -> Step:
+        """What the raw model computes now."""
+        raw = live(self._models.candidate)
+        if self._inputs is not None:
+            return run_once(raw, self._inputs.candidate)
+        assert self._recorded is not None
+        return self._recorded.run(raw)
 
     def _write(self, alignment: Alignment) -> Transfer:
         try:
@@ -240,8 +298,9 @@ class _Search:
         if self._written:
             self._restore()  # what another try wrote, and this one leaves
         self._written = True
+        raw = live(self._models.candidate)
         for tensor, array in transfer.writes:
-            self._models.candidate.framework.tensors.write(tensor, array)
+            raw.framework.tensors.write(tensor, array)
         for call in transfer.calls:
             call()
         return transfer
@@ -261,16 +320,16 @@ def _little(alignment: Alignment) -> list[str]:
     return [f"Paired on little evidence: {', '.join(shown)}{more}; inputs=(...) proves it by the outputs"]
 
 
-def _explain(error: TransferError, alignment: Alignment, models: Both[LiveModel]) -> str:
+def _explain(error: TransferError, alignment: Alignment, models: Both[Model]) -> str:
     what = str(error)
     sides = Both("base", "raw ").zip(models.zip(error.paths))
     places = [
-        f"    {name} ({model.framework.name}): `{type(model.layer(path)).__name__}` at `{path}`"
+        f"    {name} ({model.info.framework}): `{type(model.layer(path)).__name__}` at `{path}`"
         for name, (model, path) in sides
         if path is not None
     ]
     trees = [
-        f"{name.strip().capitalize()} model ({model.framework.name})\n=========================\n"
+        f"{name.strip().capitalize()} model ({model.info.framework})\n=========================\n"
         + tree_text(model.info.layers, path)
         for name, (model, path) in sides
     ]
@@ -284,10 +343,13 @@ def _explain(error: TransferError, alignment: Alignment, models: Both[LiveModel]
         "    1. define layers and parameters in the same order in both models,",
         "    2. or say which layers answer to each other (set_layer_map, LayerMap),",
         "    3. or register how such a layer is carried over (add_special_init),",
-        "    4. or carry over all that fits and have the rest listed: assign_weight(base_model, raw_model, "
-        "partial=True),",
-        "       and then auto_diff(..., auto_init=False).",
+        "    4. or carry over all that fits and have the rest listed: ",
     ]
+    if isinstance(models.reference, StoredModel):
+        hints[-1] += "start_from(..., partial=True)."
+    else:
+        hints[-1] += "assign_weight(base_model, raw_model, partial=True),"
+        hints.append("       and then auto_diff(..., auto_init=False).")
     return "\n".join(
         ["Error occurred between:", *places, "", f"{what[:1].upper()}{what[1:]}.", "", *trees, ""]
         + (["Ambiguous:", *doubtful, ""] if doubtful else [])

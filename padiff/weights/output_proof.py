@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.errors import UsageError
+from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
 from padiff.pair.steps import pair_steps
 from padiff.recorder.capture import Capture
@@ -50,8 +52,11 @@ class Inputs:
         return cls(tuple(value), {}) if isinstance(value, (list, tuple)) else cls((value,), {})
 
 
-def run_once(live: LiveModel, inputs: Inputs) -> Step:
-    """What a model computes on these inputs in eval mode; its modes, buffers and random state are as before.
+def run_once(live: LiveModel, inputs: Inputs, training: bool = False) -> Step:
+    """What a model computes on these inputs; its modes, buffers and random state are as before.
+
+    Args:
+        training: whether it is run in training mode, rather than in eval mode.
 
     Raises:
         UsageError: the model's forward failed on these inputs; the cause is attached.
@@ -59,8 +64,9 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
     framework = live.framework
     paths = frozenset(node.path for node in live.nodes)
     capture = Capture(0, FixedLayers(framework, live.nodes, paths))
-    layers = (node.layer for node in live.nodes)
-    with live.buffers_kept(), framework.layers.evaluating(layers), framework.randomness.kept():
+    layers = [node.layer for node in live.nodes]
+    mode = _training(layers, framework) if training else framework.layers.evaluating(layers)
+    with live.buffers_kept(), mode, framework.randomness.kept():
         capture.attach()
         try:
             live.model(*inputs.args, **inputs.kwargs)
@@ -69,6 +75,20 @@ def run_once(live: LiveModel, inputs: Inputs) -> Step:
             raise UsageError(f"the forward of {type(live.model).__name__} failed on the inputs: {error}") from error
         finally:
             capture.detach()
+
+
+@contextmanager
+def _training(layers: Sequence[Any], framework: Framework) -> Iterator[None]:
+    """In training mode, without a graph; modes are as before afterwards."""
+    modes = [(layer, layer.training) for layer in layers]
+    try:
+        for layer in layers:
+            layer.training = True
+        with framework.tensors.without_grad():
+            yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
 
 
 @dataclass(frozen=True)

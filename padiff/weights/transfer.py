@@ -12,9 +12,13 @@ from padiff.align import Alignment, ParameterPair, Slice
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.model import equivalents
 from padiff.model.given_map import GivenMap
-from padiff.model.live_model import LiveModel, layers_at
+from padiff.model.live_model import LiveModel
 from padiff.records import Both, Layer, Parameter
 from padiff.weights.special_init import special_init
+from padiff.weights.stored_model import StoredModel
+
+#: A model that weights come from may be a recorded one; what they go to is live.
+Model = LiveModel | StoredModel
 
 
 class TransferError(Exception):
@@ -66,14 +70,20 @@ class _Target:
     filled: np.ndarray
 
 
+def live(model: Model) -> LiveModel:
+    """A model that is there itself."""
+    assert isinstance(model, LiveModel)
+    return model
+
+
 def plan_transfer(
-    models: Both[LiveModel],
+    models: Both[Model],
     alignment: Alignment,
     layer_map: GivenMap,
     partial: bool = False,
     may_stay: Collection[tuple[str, str]] = (),
 ) -> Transfer:
-    """Transfer the transfer of all weights.
+    """Plan the transfer of all weights.
 
     Args:
         layer_map: what it says answers to nothing stays as it is.
@@ -99,12 +109,12 @@ def plan_transfer(
 class _Planner:
     def __init__(
         self,
-        models: Both[LiveModel],
+        models: Both[Model],
         alignment: Alignment,
         layer_map: GivenMap,
         stay: Collection[tuple[str, str]],
     ) -> None:
-        self._models = models
+        self._models, self._raw = models, live(models.candidate)
         self._alignment = alignment
         self._transfer = Transfer(left_wholes=tuple(stay))
         #: Layers whose parameters nothing is done with: left as they are, and those of the user's rules.
@@ -145,8 +155,8 @@ class _Planner:
             paths = Both(pair.reference.path, pair.candidate.path)
             if any(path in left_out for path, left_out in paths.zip(kept)):
                 continue
-            layers = layers_at(self._models, paths)
-            rule = special_init(self._models.map(lambda model: model.framework.name), layers)
+            layers = Both(self._models.reference.layer(paths.reference), self._raw.layer(paths.candidate))
+            rule = special_init(self._models.map(lambda model: model.info.framework), layers)
             if rule is not None:
                 self._transfer.calls.append(lambda rule=rule, layers=layers: rule(*layers))  # type: ignore[misc]
                 self._leave_out(paths)
@@ -188,7 +198,7 @@ class _Planner:
         part.put(target.filled, np.ones(value.shape, bool))
 
     def _target(self, part: Slice) -> _Target:
-        raw = self._models.candidate
+        raw = self._raw
         tensor, role = raw.owned(part.layer, part.slot)
         if id(tensor) not in self._targets:
             values = raw.value(part.layer, part.slot)
@@ -197,7 +207,7 @@ class _Planner:
 
     def _fill_zeros(self) -> None:
         """Frozen zeros say that a recurrent cell has no bias: they stay zeros, and the base's have to be zeros."""
-        base, raw = self._models
+        base, raw = self._models.reference, self._raw
         for layer in base.info.layers:
             for p in layer.parameters:
                 if equivalents.stands_for_none(layer, p) and not base.value(layer.path, p.slot).any():
@@ -264,7 +274,7 @@ class _Planner:
         return (path, slot) in self._used
 
     def _is_filled(self, path: str, slot: str) -> bool:
-        target = self._targets.get(id(self._models.candidate.tensor(path, slot)))
+        target = self._targets.get(id(self._raw.tensor(path, slot)))
         return target is not None and bool(target.filled.all())
 
 

@@ -77,7 +77,7 @@ class PaDiffCallback(_Base):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         # Before the batch: the scaler may change its scale at the end of the step.
         self._loss_scale = _loss_scale(trainer)
-        self._training.begin_batch()
+        self._training.begin_batch(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs

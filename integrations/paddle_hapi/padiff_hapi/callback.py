@@ -68,7 +68,7 @@ class PaDiffCallback(Callback):
             del model.train_batch
             self._updated = update
             scale = _scale(model)
-            self._training.begin_batch()
+            self._training.begin_batch(inputs=inputs, labels=labels)
             try:
                 result = train_batch(inputs, labels, update)
             except BaseException:

@@ -66,6 +66,7 @@ class Drift:
         element: root of the share that one element is of the smallest output before the last.
         ratio: the largest ratio, less 1, that gradients or updates of a step had in common so far.
         began: norms of the reference's weights in the first step that was compared.
+        equal: whether both sides began the step that comes equal, whatever its number is: it is judged as step 0.
     """
 
     step: int = -1
@@ -81,6 +82,11 @@ class Drift:
     element: float = 0.0
     ratio: float = 0.0
     began: Mapping[Key, float] = field(default_factory=dict)
+    equal: bool = False
+
+    def steps_before(self, step: int) -> int:
+        """How many steps, compared or not, may have moved the runs apart before this one."""
+        return 0 if self.equal else step
 
     def weight_error(self, key: Key, step: int, size: float, elements: int) -> tuple[float, bool]:
         """How far off (L2) a weight may be in a later step, given how far off it and its update were in this one.
@@ -140,6 +146,8 @@ class Drift:
 
 #: Of a comparison's first step.
 NONE = Drift()
+#: Of a step that both sides began equal.
+EQUAL = Drift(equal=True)
 
 
 def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Drift:

@@ -279,7 +279,7 @@ class StepLimits:
         sign of an element's gradient over, an adaptive optimizer makes a full-size update of either.
         """
         gradient, figures = self._grads.get(key_of(diff)), diff.figures
-        steps = diff.pair.step if diff.pair.stage == "weight" else 1
+        steps = self._before.steps_before(diff.pair.step) if diff.pair.stage == "weight" else 1
         if gradient is None or not steps or gradient.figures is None or figures is None:
             return diff
         if gradient.figures.size != figures.size:
@@ -331,7 +331,7 @@ class StepLimits:
         """The limit, and whether the step before explains all of it."""
         figures = diff.figures
         assert figures is not None
-        number = diff.pair.step
+        number = self._before.steps_before(diff.pair.step)
         own = self._relative("weight").times(figures.reference_l2)
         if not number:
             return own, False

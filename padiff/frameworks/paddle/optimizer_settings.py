@@ -43,10 +43,10 @@ _STATE = frozenset({"last_lr", "last_epoch", "verbose", "num_bad_epochs", "coold
 
 def settings(optimizer: Any) -> OptimizerSettings:
     """Of the optimizer that does the work in the end."""
-    rule, names = _rule(optimizer)
+    rule, names = rule_of(optimizer)
     groups, clips = [], []
-    for number, (group, parameters) in enumerate(_groups(optimizer)):
-        values = _values(optimizer, group, names, rule)
+    for number, (group, parameters) in enumerate(grouped(optimizer)):
+        values = values_of(optimizer, group, names, rule)
         if optimizer._learning_rate is not None:
             values |= {"lr": float(optimizer.get_lr()) * float(group.get("learning_rate", 1.0)), "rate": number}
         groups += _alike(optimizer, rule, group, values, parameters)
@@ -67,7 +67,7 @@ def settings_stamp(optimizer: Any) -> Any:
                 [(name, _stamp(value)) for name, value in group.items() if name != "params"],
                 [_of_parameter(parameter) for parameter in parameters],
             )
-            for group, parameters in _groups(optimizer)
+            for group, parameters in grouped(optimizer)
         ],
     )
 
@@ -89,7 +89,7 @@ def _stamp(value: Any) -> Any:
     return id(value), *limits
 
 
-def _rule(optimizer: Any) -> tuple[str, Mapping[str, str]]:
+def rule_of(optimizer: Any) -> tuple[str, Mapping[str, str]]:
     kind = type(optimizer)
     name = kind.__name__
     if name in _RULES and kind is getattr(paddle.optimizer, name, None):
@@ -97,7 +97,7 @@ def _rule(optimizer: Any) -> tuple[str, Mapping[str, str]]:
     return f"{kind.__module__}.{kind.__qualname__}", {}
 
 
-def _groups(optimizer: Any) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
+def grouped(optimizer: Any) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
     listed = optimizer._parameter_list or []
     if listed and isinstance(listed[0], dict):
         for group in optimizer._param_groups:
@@ -106,7 +106,7 @@ def _groups(optimizer: Any) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]
         yield {}, listed
 
 
-def _values(optimizer: Any, group: Mapping[str, Any], names: Mapping[str, str], rule: str) -> dict[str, Any]:
+def values_of(optimizer: Any, group: Mapping[str, Any], names: Mapping[str, str], rule: str) -> dict[str, Any]:
     own, default = vars(optimizer), getattr(optimizer, "_default_dict", {})
     found = {}
     for name, common in names.items():
@@ -140,8 +140,7 @@ def _alike(
 def _carried(optimizer: Any, parameter: Any) -> dict[str, Any]:
     """What a parameter carries itself, where it is other than usual."""
     found: dict[str, Any] = {}
-    carried = getattr(parameter, "optimize_attr", None) or {}
-    factor: Any = carried.get("learning_rate", 1.0)
+    factor: Any = carried_factor(parameter)
     if isinstance(optimizer._param_groups[0], dict):
         factor = 1.0  # the group's, which is in its learning rate already
     ratio = getattr(optimizer, "_lr_ratio", None)
@@ -152,6 +151,11 @@ def _carried(optimizer: Any, parameter: Any) -> dict[str, Any]:
     if getattr(parameter, "need_clip", True) is False:
         found["clipped"] = False
     return found
+
+
+def carried_factor(parameter: Any) -> Any:
+    """What a parameter's learning rate is multiplied by; where there are groups, it is the group's."""
+    return (getattr(parameter, "optimize_attr", None) or {}).get("learning_rate", 1.0)
 
 
 def _decay(optimizer: Any, rule: str, group: Mapping[str, Any], parameter: Any) -> dict[str, float]:

@@ -11,13 +11,14 @@ gradients, and the outermost, which the loop calls, for the step: what a wrapper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
 
 from padiff.frameworks.base import Handle, OnConsumed, OptimizerSettings, Override
-from padiff.frameworks.paddle import optimizer_settings
+from padiff.frameworks.paddle import optimizer_settings, optimizer_state
+from padiff.records.optimizer_state import OptimizerState
 
 # Where wrappers hold what they wrap.
 _INSIDE = ("_inner_opt", "_optim", "_optimizer")
@@ -74,6 +75,14 @@ def settings(optimizer: Any) -> OptimizerSettings:
 
 def settings_stamp(optimizer: Any) -> Any:
     return optimizer_settings.settings_stamp(_innermost(optimizer))
+
+
+def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
+    return optimizer_state.state(_innermost(optimizer), names)
+
+
+def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
+    return optimizer_state.set_state(_innermost(optimizer), names, new)
 
 
 def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:

@@ -149,6 +149,12 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     return new
 
 
+def make(array: np.ndarray, near: Any) -> Any:
+    foreign = array.dtype.name in _BITS
+    made = paddle.to_tensor(np.array(array.astype(np.float32) if foreign else array, order="C"), place=near.place)
+    return made.astype(array.dtype.name) if foreign else made
+
+
 def without_grad() -> AbstractContextManager[Any]:
     context: AbstractContextManager[Any] = paddle.no_grad()
     return context

@@ -33,7 +33,7 @@ _DECOUPLED = frozenset({"AdamW", "Adafactor"})
 
 
 def settings(optimizer: Any) -> OptimizerSettings:
-    rule = _rule(optimizer)
+    rule = rule_of(optimizer)
     groups, rates = [], 0
     for group in optimizer.param_groups:
         values = _values(optimizer, group, rule)
@@ -58,7 +58,7 @@ def _stamp(value: Any) -> Any:
     return (id(value), value._version) if isinstance(value, torch.Tensor) else value
 
 
-def _rule(optimizer: Any) -> str:
+def rule_of(optimizer: Any) -> str:
     kind = type(optimizer)
     name = kind.__name__
     if name in _RULES and kind is getattr(torch.optim, name):

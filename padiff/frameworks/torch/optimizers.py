@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from padiff.frameworks.base import Handle, OnConsumed
+from padiff.frameworks.torch import optimizer_state
 from padiff.frameworks.torch.optimizer_settings import settings as settings
 from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
+from padiff.records.optimizer_state import OptimizerState
 
 
 def is_optimizer(value: Any) -> bool:
@@ -114,6 +116,14 @@ def optimized(optimizer: Any) -> Sequence[Any]:
 
 def learning_rates(optimizer: Any) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def state(optimizer: Any, names: Mapping[int, str]) -> OptimizerState:
+    return optimizer_state.state(steppers(optimizer), names)
+
+
+def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
+    return optimizer_state.set_state(steppers(optimizer), names, new)
 
 
 def step(optimizer: Any) -> None:

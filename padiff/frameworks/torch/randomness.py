@@ -1,10 +1,65 @@
 """PyTorch's random numbers; see `padiff.frameworks.base.Randomness`."""
 
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
+
+from padiff.frameworks.base import Handle
+from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
 
 
 def kept() -> AbstractContextManager[Any]:
     return torch.random.fork_rng()
+
+
+def state() -> dict[str, Any]:
+    found = {"torch.cpu": torch.get_rng_state()}
+    # Never what would start a device.
+    if torch.cuda.is_initialized():
+        found |= {f"torch.cuda.{k}": torch.cuda.get_rng_state(k) for k in range(torch.cuda.device_count())}
+    return found
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    for name, one in state.items():
+        if name == "torch.cpu":
+            torch.set_rng_state(one)
+        elif torch.cuda.is_initialized() and int(name.rpartition(".")[2]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(one, int(name.rpartition(".")[2]))
+
+
+def stamp() -> Hashable:
+    return tuple(one.numpy().tobytes() for one in state().values())
+
+
+def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: one.numpy().copy() for name, one in state.items()}
+
+
+def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    current = state()
+    return {
+        name: torch.from_numpy(np.array(array))
+        for name, array in arrays.items()
+        if name in current and array.dtype == np.uint8 and array.shape == tuple(current[name].shape)
+    }
+
+
+def unfed(layer: Any) -> bool:
+    # Between the layers of a recurrent network, in C++.
+    return isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
+
+
+def see_masks(observer: MaskObserver) -> Handle:
+    from padiff.frameworks.torch import dropouts
+
+    return MasksSeen(dropouts, observer)
+
+
+def feed_masks(source: MaskSource) -> Handle:
+    from padiff.frameworks.torch import dropouts
+
+    return MasksFed(dropouts, source)

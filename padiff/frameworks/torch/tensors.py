@@ -144,5 +144,11 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     return new
 
 
+def make(array: np.ndarray, near: Any) -> Any:
+    if array.dtype.name in _WIDENED:
+        return torch.from_numpy(array.astype(np.float32)).to(getattr(torch, array.dtype.name)).to(near.device)
+    return torch.from_numpy(np.array(array, order="C")).to(near.device)
+
+
 def without_grad() -> AbstractContextManager[Any]:
     return torch.no_grad()

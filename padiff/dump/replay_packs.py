@@ -1,0 +1,308 @@
+"""The packs of a run: what a recorded step needs to be done again elsewhere.
+
+::
+
+    packs/00000500/rank_0/
+      pack.safetensors    all tensors
+      pack.json           what they are
+
+Tensors are named after what they are: ``weight:encoder.0/bias``, ``optimizer.0:encoder.0/bias:first_moment``,
+``batch.0:2``, ``mask:17``, ``seed:numpy``. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from padiff.dump.files import write_json
+from padiff.dump.format import PACKS, step_folder
+from padiff.dump.pack import PackedTensor, plain_array
+from padiff.dump.safetensors import Mapped, Place, write_safetensors
+from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
+from padiff.errors import PadiffError, RunFolderError
+from padiff.records import TensorSource
+from padiff.records.optimizer_state import OptimizerState
+from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
+
+TENSORS_FILE = "pack.safetensors"
+PACK_FILE = "pack.json"
+SCHEMA_VERSION = 1
+
+_NAME = re.compile(r"\d{8,}")
+_DEEPEST = 16
+# What a tensor costs beside its values: its entries in the two headers.
+_PER_TENSOR = 700
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError)
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_pack(folder: Path, pack: Pack) -> None:
+    """Write a rank's pack into a folder that is there."""
+    tensors: dict[str, np.ndarray] = {}
+
+    known: dict[Hashable, dict[str, Any]] = {}
+
+    def put(name: str, source: TensorSource) -> dict[str, Any]:
+        entry = known.get(source.identity)
+        if entry is None:
+            array = source.read()
+            tensors[name] = plain_array(array)
+            entry = {"tensor": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+            known[source.identity] = entry
+        return entry
+
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "step": pack.step,
+        "rank": pack.rank,
+        "framework": {"name": pack.framework, "version": pack.framework_version},
+        "loss_scale": pack.loss_scale,
+        "weights": [
+            {"layer": layer, "slot": slot, **put(f"weight:{layer}/{slot}", source)}
+            for (layer, slot), source in pack.weights.items()
+        ],
+        "optimizers": [optimizer.plain() for optimizer in pack.optimizers],
+        "batches": [_batch_to_json(number, batch, put) for number, batch in enumerate(pack.batches)],
+        "masks": [
+            {
+                "layer": mask.layer,
+                "batch": mask.batch,
+                "function": mask.function,
+                "rate": mask.rate,
+                "of": list(mask.shape),
+                **put(f"mask:{number}", mask.bits),
+            }
+            for number, mask in enumerate(pack.masks)
+        ],
+        "unseen": [{"layer": drawn.layer, "what": drawn.what} for drawn in pack.unseen],
+        "seeds": {name: put(f"seed:{name}", source) for name, source in pack.seeds.items()},
+        "notes": list(pack.notes),
+    }
+    for number, optimizer in enumerate(pack.optimizers):
+        tensors |= {f"optimizer.{number}:{name}": np.asarray(a) for name, a in optimizer.arrays().items()}
+    write_safetensors(folder / TENSORS_FILE, tensors, {"schema_version": str(SCHEMA_VERSION)})
+    write_json(folder / PACK_FILE, content)
+
+
+def room_of(pack: Pack) -> int:
+    """Bytes that a pack takes on disk, or a few more."""
+    entries = len(pack.weights) + len(pack.masks) + sum(1 for batch in pack.batches for _ in batch.sources)
+    entries += sum(len(optimizer.arrays()) for optimizer in pack.optimizers)
+    return pack.nbytes + _PER_TENSOR * (entries + 8)
+
+
+def _batch_to_json(number: int, batch: Batch, put: Any) -> dict[str, Any]:
+    names = iter(range(1 << 30))
+
+    def nested(value: Any) -> Any:
+        if isinstance(value, TensorSource):
+            return put(f"batch.{number}:{next(names)}", value)
+        if isinstance(value, Mapping):
+            return {"dict": [[str(key), nested(inner)] for key, inner in value.items()]}
+        if isinstance(value, (tuple, list)):
+            return {"tuple" if isinstance(value, tuple) else "list": [nested(inner) for inner in value]}
+        if isinstance(value, Unkept):
+            return {"unkept": value.kind}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"number": repr(value)}  # JSON has none of these
+        return {"value": value}
+
+    parts = {name: nested(getattr(batch, name)) for name in ("args", "kwargs", "labels", "whole")}
+    return {**parts, "seen": batch.seen}
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+class Packs(Mapping[int, Pack]):
+    """The packs of a run by step, as its first rank wrote them; each is read when it is asked for.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._recent: deque[Mapped] = deque()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(int(name) for name in self._names() if _NAME.fullmatch(name)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, step: object) -> bool:
+        return step in list(self)
+
+    def __getitem__(self, step: int) -> Pack:
+        """A step's pack.
+
+        Raises:
+            KeyError: there is none.
+            RunFolderError: it is damaged.
+        """
+        return self.ranks(step)[0]
+
+    def ranks(self, step: int) -> list[Pack]:
+        """A step's pack as each rank wrote it."""
+        if step not in self:
+            raise KeyError(step)
+        folder = self._run / PACKS / step_folder(step)
+        names = sorted((n for n in os.listdir(folder) if re.fullmatch(r"rank_\d+", n)), key=lambda n: int(n[5:]))
+        if not names:
+            raise RunFolderError(f"{folder} holds no rank_N folder: the pack is damaged. Record it again")
+        return [self._read(folder / name) for name in names]
+
+    def size(self, step: int) -> int:
+        """Bytes of a step's pack."""
+        folder = self._run / PACKS / step_folder(step)
+        return sum(path.stat().st_size for path in folder.glob("rank_*/*") if path.is_file())
+
+    def __repr__(self) -> str:
+        return f"<Packs of {self._run}: steps {list(self)}>"
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._run / PACKS)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except PermissionError as error:
+            raise RunFolderError(f"{self._run / PACKS} must not be read by this user ({error.strerror})") from error
+
+    def _read(self, folder: Path) -> Pack:
+        path = folder / PACK_FILE
+        for each in (path, folder / TENSORS_FILE):
+            check_inside(each, self._run)
+        try:
+            content = parse_json(read_text(path))
+        except FileNotFoundError:
+            raise RunFolderError(f"{path} is missing: copy the whole run folder, or record the step again") from None
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be read ({error})") from error
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged, it is no JSON ({error}). Copy the run again") from error
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if version != SCHEMA_VERSION:
+            raise RunFolderError(
+                f"{path} has schema version {version!r}; this padiff reads {SCHEMA_VERSION}. "
+                "Use the padiff that recorded it, or record the run again"
+            )
+        file = Mapped(folder / TENSORS_FILE, self._recent)
+        _, places = file.header()
+        try:
+            return _pack(content, _Tensors(file, places))
+        except RunFolderError:
+            raise
+        except (*_DAMAGE, PadiffError) as error:
+            raise RunFolderError(
+                f"{path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
+            ) from error
+
+
+class _Tensors(Mapping[str, np.ndarray]):
+    """The tensors of a pack's file."""
+
+    def __init__(self, file: Mapped, places: Mapping[str, Place]) -> None:
+        self._file, self._places = file, places
+
+    def source(self, entry: Mapping[str, Any]) -> PackedTensor:
+        """The source of a tensor, given what is said of it."""
+        place, dtype, shape = self._places[entry["tensor"]], str(entry["dtype"]), shape_of(entry["shape"])
+        source = PackedTensor(self._file, place, dtype, shape, place.dtype)
+        stored = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+        if place.shape != source.stored_shape or place.dtype.name != stored:
+            raise ValueError(f"{entry['tensor']!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
+        return source
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._file.array(self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class _Below(Mapping[str, np.ndarray]):
+    """Those tensors whose names begin alike, without that."""
+
+    def __init__(self, tensors: _Tensors, prefix: str) -> None:
+        self._tensors, self._prefix = tensors, prefix
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tensors[f"{self._prefix}{name}"]
+
+    def __iter__(self) -> Iterator[str]:
+        return (n.removeprefix(self._prefix) for n in self._tensors if n.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _pack(content: Mapping[str, Any], tensors: _Tensors) -> Pack:
+    scale = float(content.get("loss_scale", 1.0))
+    if not 0 < scale < math.inf:
+        raise ValueError(f"a loss scale of {scale}")
+    return Pack(
+        step=whole(content["step"]),
+        rank=whole(content.get("rank", 0)),
+        framework=str(content["framework"]["name"]),
+        framework_version=str(content["framework"]["version"]),
+        loss_scale=scale,
+        weights={(str(e["layer"]), str(e["slot"])): tensors.source(e) for e in content["weights"]},
+        optimizers=tuple(
+            OptimizerState.of(each, _Below(tensors, f"optimizer.{number}:"))
+            for number, each in enumerate(content["optimizers"])
+        ),
+        batches=tuple(_batch(each, tensors) for each in content["batches"]),
+        masks=tuple(_mask(each, tensors) for each in content["masks"]),
+        unseen=tuple(Drawn(str(e["layer"]), str(e["what"])) for e in content.get("unseen", ())),
+        seeds={str(name): tensors.source(e) for name, e in content.get("seeds", {}).items()},
+        notes=tuple(str(note) for note in content.get("notes", ())),
+    )
+
+
+def _mask(entry: Mapping[str, Any], tensors: _Tensors) -> Mask:
+    shape, bits, rate = shape_of(entry["of"]), tensors.source(entry), float(entry["rate"])
+    if bits.dtype != "uint8" or bits.shape != (math.ceil(math.prod(shape) / 8),) or not 0 <= rate <= 1:
+        raise ValueError(f"a mask of {bits.dtype} {bits.shape}, at a rate of {rate}, for {shape}")
+    return Mask(str(entry["layer"]), whole(entry["batch"]), str(entry["function"]), rate, shape, bits)
+
+
+def _batch(entry: Mapping[str, Any], tensors: _Tensors) -> Batch:
+    args, kwargs, labels = (_nested(entry[name], tensors) for name in ("args", "kwargs", "labels"))
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not isinstance(labels, (tuple, type(None))):
+        raise ValueError("a batch of another form")
+    return Batch(args, kwargs, labels, _nested(entry.get("whole", {"value": None}), tensors), bool(entry["seen"]))
+
+
+def _nested(entry: Any, tensors: _Tensors, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise ValueError(f"values nested more than {_DEEPEST} deep")
+    if "tensor" in entry:
+        return tensors.source(entry)
+    if "dict" in entry:
+        return {str(key): _nested(inner, tensors, depth + 1) for key, inner in entry["dict"]}
+    if "tuple" in entry or "list" in entry:
+        kind = tuple if "tuple" in entry else list
+        return kind(_nested(inner, tensors, depth + 1) for inner in entry["tuple" if kind is tuple else "list"])
+    if "unkept" in entry:
+        return Unkept(str(entry["unkept"]))
+    if "number" in entry:
+        return float(entry["number"])
+    value = plain(entry["value"])
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise ValueError(f"{json.dumps(value)[:80]} is no plain value")
+    return value

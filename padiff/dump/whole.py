@@ -1,0 +1,61 @@
+"""Folders that several ranks write a part of each, and that come into being by one rename: whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(final: Path, rank: int, ranks: int, write: Callable[[Path], None]) -> None:
+    """Write a rank's part of a folder aside; whoever comes last gives the folder its name.
+
+    Args:
+        final: what the folder will be called.
+        rank, ranks: whose part it is, and of how many.
+        write: writes the part into a folder that is there.
+    """
+    partial = final.with_name(f".{final.name}.partial")
+    aside = partial / f".rank_{rank}"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        partial.mkdir(exist_ok=True)  # not its parents: a folder that went away is not made anew
+        aside.mkdir()
+        write(aside)
+        os.rename(aside, partial / f"rank_{rank}")
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            partial.rmdir()
+        raise
+    try:
+        there = sum(entry.startswith("rank_") for entry in os.listdir(partial))
+    except FileNotFoundError:  # another rank, which came last, takes the folder
+        return
+    if there < ranks:
+        return
+    # All ranks are there. Two that come last together both get here: one takes the folder, the other finds it taken.
+    taken = final.with_name(f".{final.name}.rank_{rank}.taken")
+    try:
+        os.rename(partial, taken)
+    except FileNotFoundError:
+        return
+    if final.exists():
+        # A folder can't be renamed onto a full one; the old one goes first, aside.
+        old = final.with_name(f".{final.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(final, old)
+        os.rename(taken, final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(taken, final)
+
+
+def drop_whole(folder: Path) -> None:
+    """Take a folder away, whole at once for whoever looks."""
+    gone = folder.with_name(f".{folder.name}.dropped")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,191 @@
+"""The calls of dropout functions: which elements they keep, and keeping those that somebody else kept.
+
+All dropout of the frameworks goes through a few functions of Python's, whoever calls them: a dropout layer, a model's
+own code, an attention's. They are listened to (`padiff.frameworks.listening`).
+
+What a call kept is found by calling the same again on ones, from the same state of the random generators: its output
+alone does not tell, where its input is zero. The generators are put back to where the call left them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from padiff.frameworks.listening import NOTHING_INSTEAD, Heard, Listening
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutCall:
+    """A call of a function that drops something.
+
+    Attributes:
+        function: its common name.
+        rate: the share that it drops, above 0.
+        shape: of what it drops from; for an attention, of its weights.
+    """
+
+    function: str
+    rate: float
+    shape: tuple[int, ...]
+
+
+class MaskObserver(Protocol):
+    """Hears of the masks that are drawn."""
+
+    def wants(self) -> bool:
+        """Whether to look at a call that is made now."""
+
+    def begins(self) -> None:
+        """A call begins that is looked at."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """What is called inside is not the training's."""
+
+    def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
+        """It has ended.
+
+        Args:
+            call: what it dropped; `None`: nothing, or by no chance.
+            kept: the elements that it kept; `None`: that can't be seen.
+        """
+
+
+class MaskSource(Protocol):
+    """Says what dropout is to keep."""
+
+    def wants(self) -> bool:
+        """Whether to look at a call that is made now."""
+
+    def mask(self, call: DropoutCall) -> np.ndarray | None:
+        """What it is to keep; `None`: what it draws itself."""
+
+
+class DropoutFunctions(Protocol):
+    """A framework's dropout functions."""
+
+    def functions(self) -> Iterable[tuple[Any, str, str]]:
+        """Each as the module that has it, its name there, and its common name."""
+
+    def about(self, name: str, heard: Heard) -> DropoutCall | None:
+        """What a call drops; `None` where it drops nothing, or draws nothing (a rate of 0 or 1)."""
+
+    def kept(self, name: str, heard: Heard, output: Any, state: Any) -> np.ndarray | None:
+        """What a call kept that began with the generators in a state. They are put back there for it, and left."""
+
+    def keeping(self, name: str, heard: Heard, kept: np.ndarray) -> Any:
+        """What the call gives where it keeps these elements."""
+
+    def state(self) -> Any:
+        """The random generators' state."""
+
+    def restore(self, state: Any) -> None:
+        """Put the generators back."""
+
+
+class _Calls:
+    """Listens to dropout functions until `remove`; of calls inside of one another, the outermost counts."""
+
+    def __init__(self, framework: DropoutFunctions) -> None:
+        self._framework = framework
+        self._inside = False
+        self._thread = threading.get_ident()
+        self._listening: list[Listening] = []
+        try:
+            for owner, attribute, name in framework.functions():
+                self._listening.append(Listening(owner, attribute, self, name))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        while self._listening:
+            self._listening.pop().remove()
+
+    def _listens(self) -> bool:
+        return not self._inside and threading.get_ident() == self._thread
+
+    def enter(self, call: Heard) -> bool:
+        raise NotImplementedError
+
+    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
+        raise NotImplementedError
+
+
+class MasksSeen(_Calls):
+    """Tells an observer what dropout kept. The training's numbers, and its generators, are what they are without."""
+
+    def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
+        self._observer: MaskObserver | None = observer
+        self._before: Any = None
+        super().__init__(framework)
+
+    def remove(self) -> None:
+        self._observer = None
+        super().remove()
+
+    def enter(self, call: Heard) -> bool:
+        if self._observer is None or not self._listens() or not self._observer.wants():
+            return False
+        self._observer.begins()
+        self._before, self._inside = self._framework.state(), True
+        return True
+
+    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
+        before, self._before = self._before, None
+        try:
+            if not failed and self._observer is not None:
+                self._tell(call, name, output, before)
+        finally:
+            self._inside = False
+
+    def _tell(self, call: Heard, name: str, output: Any, before: Any) -> None:
+        assert self._observer is not None
+        after = self._framework.state()
+        kept = about = None
+        try:
+            with self._observer.aside():
+                about = self._framework.about(name, call)
+                if about is not None:
+                    kept = self._framework.kept(name, call, output, before)
+        except MemoryError:
+            raise
+        except Exception:
+            pass  # never the training's trouble: what can't be understood is not seen
+        finally:
+            self._framework.restore(after)
+        self._observer.ended(about, kept)
+
+
+class MasksFed(_Calls):
+    """Has dropout keep what a source says."""
+
+    def __init__(self, framework: DropoutFunctions, source: MaskSource) -> None:
+        self._source: MaskSource | None = source
+        super().__init__(framework)
+
+    def remove(self) -> None:
+        self._source = None
+        super().remove()
+
+    def enter(self, call: Heard) -> bool:
+        return False
+
+    def instead(self, call: Heard, name: str) -> Any:
+        """What the call gives instead of what it would."""
+        if self._source is None or not self._listens() or not self._source.wants():
+            return NOTHING_INSTEAD
+        about = self._framework.about(name, call)
+        kept = self._source.mask(about) if about is not None else None
+        if kept is None:
+            return NOTHING_INSTEAD
+        self._inside = True
+        try:
+            return self._framework.keeping(name, call, kept)
+        finally:
+            self._inside = False

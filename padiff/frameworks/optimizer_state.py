@@ -1,0 +1,58 @@
+"""Whether a state fits an optimizer; the same for every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from padiff.errors import UsageError
+from padiff.records.optimizer_state import MASTER_WEIGHT, STEPS, ParameterState
+
+# Rules that hold the same of a parameter, and differ in what else they do.
+_ALIKE = frozenset({"Adam", "AdamW"})
+# Rules that make nothing of a step without its count.
+COUNTING = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lamb"})
+
+
+def check_rule(given: str, own: str) -> None:
+    """Make sure that the state of one rule can serve another.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if given != own and not {given, own} <= _ALIKE:
+        raise UsageError(f"the state is that of {given}, the optimizer is {own}: use the same rule on both sides")
+
+
+def check_slots(
+    rule: str, site: str, given: ParameterState, wanted: Collection[str] | None, shape: tuple[int, ...]
+) -> None:
+    """Make sure that a parameter's state is what an optimizer needs, neither more nor less.
+
+    Args:
+        wanted: names of the tensors that it needs; `None` where that is not known.
+
+    Raises:
+        UsageError: a tensor is missing, or there is no place for it, or it is of another shape.
+    """
+    there = set(given.tensors) - {MASTER_WEIGHT}
+    if wanted is not None:
+        missing, surplus = set(wanted) - there, there - set(wanted)
+        if missing:
+            raise UsageError(
+                f"{site}: {rule} as it is set here needs {_words(missing)}, which the state does not have: set both "
+                "optimizers alike (amsgrad, momentum, centered)"
+            )
+        if surplus:
+            raise UsageError(
+                f"{site}: {rule} as it is set here has no place for {_words(surplus)} of the state: set both "
+                "optimizers alike (amsgrad, momentum, centered)"
+            )
+    for name, array in given.tensors.items():
+        if array.shape != shape:
+            raise UsageError(f"{site}: {name} is {[*array.shape]}, expected the parameter's shape, {[*shape]}")
+    if rule in COUNTING and STEPS not in given.numbers:
+        raise UsageError(f"{site}: the state of {rule} has no count of steps")
+
+
+def _words(names: Collection[str]) -> str:
+    return ", ".join(name.replace("_", " ") for name in sorted(names))

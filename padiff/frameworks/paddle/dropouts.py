@@ -1,0 +1,67 @@
+"""paddle's dropout; see `padiff.frameworks.dropouts`.
+
+The layers call these functions, and so does attention where it computes its weights, on the CPU always. What paddle
+draws in C++ by itself is not seen: dropout inside of fused attention, and between the layers of a recurrent network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn import functional
+
+from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.listening import Heard
+from padiff.frameworks.paddle import randomness, tensors
+
+state, restore = randomness.state, randomness.restore
+
+_ALPHA = ("alpha_dropout", "feature_alpha_dropout")
+# What SELU's negative side tends to.
+_SATURATION = -1.7580993408473766
+
+
+def functions() -> Iterator[tuple[Any, str, str]]:
+    for name in ("dropout", "dropout2d", "dropout3d", *_ALPHA):
+        if hasattr(functional, name):
+            yield functional, name, name
+
+
+def about(name: str, heard: Heard) -> DropoutCall | None:
+    if not paddle.in_dynamic_mode():
+        return None
+    given = heard.arguments()
+    rate = float(given["p"]) if given["training"] else 0.0
+    return DropoutCall(name, rate, tuple(given["x"].shape)) if 0.0 < rate < 1.0 else None
+
+
+def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
+    given = heard.arguments()
+    # All but what says that it is in place, or is called something.
+    more = {key: given[key] for key in ("p", "axis", "training", "mode", "data_format") if key in given}
+    with paddle.no_grad():
+        ones = paddle.ones_like(given["x"].detach())
+        randomness.restore(before)
+        mask = heard.function(ones, **more) > 0
+    return tensors.copy(mask)
+
+
+def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
+    given = heard.arguments()
+    source, rate = given["x"], float(given["p"])
+    if name in _ALPHA:
+        scale = 1 / math.sqrt((_SATURATION**2 * rate + 1) * (1 - rate))
+        shift = np.where(mask, 0.0, scale * _SATURATION) - scale * _SATURATION * rate
+        return source * tensors.like(source, mask * scale) + tensors.like(source, shift)
+    if given.get("mode") == "downscale_in_infer" or given.get("axis") is not None or name != "dropout":
+        scale = 1.0 if given.get("mode") == "downscale_in_infer" else 1 / (1 - rate)
+        output = source * tensors.like(source, mask * scale)
+    else:
+        # As paddle's kernel does it: it divides. Of fewer digits than float32 there is no division on the CPU.
+        wide = source if source.dtype in (paddle.float32, paddle.float64) else source.astype("float32")
+        output = (wide / tensors.like(wide, np.where(mask, 1 - rate, np.inf))).astype(source.dtype)
+    return paddle.assign(output, source) if given.get("inplace") else output

@@ -1,0 +1,121 @@
+"""PyTorch's dropout; see `padiff.frameworks.dropouts`.
+
+The layers, and attention, call these functions. What torch draws in C++ by itself is not seen: dropout between the
+layers of a recurrent network, `torch.dropout` called as such, and what is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from padiff.frameworks.api_names import parameters_of
+from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.listening import Heard
+from padiff.frameworks.torch import randomness, tensors
+from padiff.frameworks.torch.memory import transforming
+
+state, restore = randomness.state, randomness.restore
+
+_ATTENTION = "scaled_dot_product_attention"
+_ALPHA = ("alpha_dropout", "feature_alpha_dropout")
+# What SELU's negative side tends to.
+_SATURATION = -1.7580993408473766
+# How far an attention's output may be from what its mask gives, for the mask to be the one that was used.
+_ALIKE = 0.1
+
+
+def functions() -> Iterator[tuple[Any, str, str]]:
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", *_ALPHA, _ATTENTION):
+        if hasattr(functional, name):
+            yield functional, name, name
+
+
+def about(name: str, heard: Heard) -> DropoutCall | None:
+    if torch.compiler.is_compiling() or transforming():
+        return None
+    given = _arguments(name, heard)
+    if name == _ATTENTION:
+        query, key, rate = given["query"], given["key"], float(given.get("dropout_p") or 0.0)
+        shape = (*query.shape[:-1], key.shape[-2])
+    else:
+        rate, shape = float(given["p"]) if given["training"] else 0.0, tuple(given["input"].shape)
+    return DropoutCall(name, rate, tuple(shape)) if 0.0 < rate < 1.0 else None
+
+
+def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
+    given = _arguments(name, heard)
+    if name == _ATTENTION:
+        return _kept_by_attention(heard, given, output, before)
+    with torch.no_grad():
+        ones = torch.ones_like(given["input"])
+        randomness.restore(before)
+        mask = heard.function(ones, float(given["p"]), True) > 0
+    return tensors.copy(mask)
+
+
+def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before: Any) -> np.ndarray | None:
+    """Values that are the identity, a part of it at a time, give the weights that were left."""
+    query, key, value = given["query"], given["key"], given["value"]
+    more = {name: given[name] for name in given if name not in ("query", "key", "value")}
+    length, width = key.shape[-2], value.shape[-1]
+    parts = []
+    for start in range(0, length, width):
+        some = torch.zeros_like(value)
+        for column in range(min(width, length - start)):
+            some[..., start + column, column] = 1
+        # Which kernel runs depends on what learns.
+        again = [t.detach().requires_grad_(t.requires_grad) for t in (query, key, some)]
+        again[2].requires_grad_(value.requires_grad)
+        randomness.restore(before)
+        parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)
+    mask = torch.cat(parts, -1)
+    with torch.no_grad():
+        expected = _attention(given, mask).float()
+        apart = (expected - output.detach().float()).norm()
+        if not apart <= _ALIKE * expected.norm():
+            return None
+    return tensors.copy(mask)
+
+
+def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
+    given = _arguments(name, heard)
+    if name == _ATTENTION:
+        return _attention(given, torch.from_numpy(mask).to(given["query"].device))
+    source, rate = given["input"], float(given["p"])
+    if name in _ALPHA:
+        scale = 1 / math.sqrt((_SATURATION**2 * rate + 1) * (1 - rate))
+        shift = np.where(mask, 0.0, scale * _SATURATION) - scale * _SATURATION * rate
+        factor, added = tensors.like(source, mask * scale), tensors.like(source, shift)
+        return source.mul_(factor).add_(added) if given.get("inplace") else source * factor + added
+    factor = tensors.like(source, mask * (1 / (1 - rate)))
+    return source.mul_(factor) if given.get("inplace") else source * factor
+
+
+def _attention(given: dict[str, Any], mask: Any) -> Any:
+    """An attention that keeps these of its weights."""
+    query, key, value, scale = given["query"], given["key"], given["value"], given.get("scale")
+    if given.get("enable_gqa"):
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    weights = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    allowed = given.get("attn_mask")
+    if given.get("is_causal"):
+        allowed = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).tril()
+    if allowed is not None:
+        no = float("-inf")
+        weights = weights.masked_fill(~allowed, no) if allowed.dtype == torch.bool else weights + allowed
+    rate = float(given["dropout_p"])
+    weights = torch.softmax(weights, -1).masked_fill(~mask, 0.0)
+    return (weights @ value) * (1 / (1 - rate))
+
+
+def _arguments(name: str, heard: Heard) -> dict[str, Any]:
+    """What was given, by name; the attention is written in C, and says none."""
+    names = heard.names or (*parameters_of(name), "scale", "enable_gqa")
+    return {**heard.arguments(), **dict(zip(names, heard.args)), **heard.kwargs}

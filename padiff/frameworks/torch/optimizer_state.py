@@ -1,0 +1,243 @@
+"""What an optimizer of PyTorch holds between two steps, under the names that paddle's have too.
+
+Tensors are taken out as copies, and put in as new tensors that take the places of the old ones: undoing is to put the
+old ones back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from padiff.errors import UsageError
+from padiff.frameworks.optimizer_state import check_rule, check_slots
+from padiff.frameworks.torch import tensors
+from padiff.frameworks.torch.optimizer_settings import rule_of
+from padiff.records.optimizer_state import (
+    FIRST_MOMENT,
+    GRADIENT_AVERAGE,
+    INFINITY_NORM,
+    MAX_SECOND_MOMENT,
+    MOMENTUM,
+    MU_PRODUCT,
+    OWN,
+    PREVIOUS_GRADIENT,
+    SECOND_MOMENT,
+    SQUARE_AVERAGE,
+    SQUARE_SUM,
+    STEP_SIZE,
+    STEPS,
+    UPDATE_AVERAGE,
+    OptimizerState,
+    ParameterState,
+    rates_of,
+)
+
+_MOMENTS = {"exp_avg": FIRST_MOMENT, "exp_avg_sq": SECOND_MOMENT}
+# Common name of the rule -> torch's name of a tensor of its state -> the common name.
+_TENSORS: dict[str, dict[str, str]] = {
+    "SGD": {"momentum_buffer": MOMENTUM},
+    "Adam": {**_MOMENTS, "max_exp_avg_sq": MAX_SECOND_MOMENT},
+    "AdamW": {**_MOMENTS, "max_exp_avg_sq": MAX_SECOND_MOMENT},
+    "NAdam": _MOMENTS,
+    "RAdam": _MOMENTS,
+    "Adamax": {"exp_avg": FIRST_MOMENT, "exp_inf": INFINITY_NORM},
+    "Adagrad": {"sum": SQUARE_SUM},
+    "Adadelta": {"square_avg": SQUARE_AVERAGE, "acc_delta": UPDATE_AVERAGE},
+    "RMSProp": {"square_avg": SQUARE_AVERAGE, "momentum_buffer": MOMENTUM, "grad_avg": GRADIENT_AVERAGE},
+    "Rprop": {"prev": PREVIOUS_GRADIENT, "step_size": STEP_SIZE},
+}
+_NUMBERS = {"step": STEPS, "mu_product": MU_PRODUCT}
+
+
+def state(optimizers: Sequence[Any], names: Mapping[int, str]) -> OptimizerState:
+    """Of the optimizers that do the work of one."""
+    rule = _rule(optimizers)
+    found: dict[str, ParameterState] = {}
+    for one in optimizers:
+        for parameter, group in _grouped(one):
+            name = names.get(id(parameter))
+            held = one.state.get(parameter)
+            if name is not None and held and not _untouched(rule, held):
+                found[name] = _of_parameter(rule, group, held, parameter)
+    return OptimizerState(rule, found, rates_of(_rates(optimizers, names)))
+
+
+def _rule(optimizers: Sequence[Any]) -> str:
+    rules = {rule_of(one) for one in optimizers}
+    if len(rules) != 1:
+        raise UsageError(
+            f"the state of an optimizer that hands its work to several ({', '.join(sorted(rules)) or 'none'}) "
+            "can't be told: give these, one by one"
+        )
+    return next(iter(rules))
+
+
+def _grouped(optimizer: Any) -> Iterable[tuple[Any, Mapping[str, Any]]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter, group
+
+
+def _rates(optimizers: Sequence[Any], names: Mapping[int, str]) -> Iterable[tuple[str, float]]:
+    for one in optimizers:
+        for parameter, group in _grouped(one):
+            if id(parameter) in names and "lr" in group:
+                yield names[id(parameter)], float(group["lr"])
+
+
+def _untouched(rule: str, held: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state is that of one that was never stepped: Adagrad makes it in advance."""
+    return rule == "Adagrad" and float(held.get("step", 1)) == 0
+
+
+def _of_parameter(rule: str, group: Mapping[str, Any], held: Mapping[str, Any], parameter: Any) -> ParameterState:
+    known = _TENSORS.get(rule)
+    arrays: dict[str, np.ndarray] = {}
+    numbers: dict[str, float] = {}
+    for name, value in held.items():
+        if known is not None and name in known:
+            if value is not None:
+                arrays[known[name]] = tensors.copy(value)
+        elif known is not None and name in _NUMBERS:
+            numbers[_NUMBERS[name]] = float(value)
+        elif known is None and isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim:
+            arrays[OWN + name] = tensors.copy(value)
+        elif known is None and isinstance(value, (int, float, torch.Tensor)) and _single(value):
+            numbers[OWN + name] = float(value)
+        elif known is None and value is not None:
+            raise UsageError(f"{rule} holds {name!r} of a parameter, which is neither a number nor of its shape")
+    return ParameterState(arrays, numbers)
+
+
+def _single(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.numel() == 1
+
+
+def set_state(optimizers: Sequence[Any], names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:
+    rule = _rule(optimizers)
+    check_rule(new.rule, rule)
+    made: list[tuple[Any, Any, dict[str, Any]]] = []
+    for one in optimizers:
+        for parameter, group in _grouped(one):
+            if id(parameter) in names:
+                made.append((one, parameter, _held(rule, group, parameter, names[id(parameter)], new)))
+    rates = _new_rates(optimizers, names, new)
+    before = [(one, parameter, one.state.get(parameter)) for one, parameter, _ in made]
+    rates_before = [(group, group["lr"], _copied(group["lr"])) for group, _ in rates]
+
+    def undo() -> None:
+        for one, parameter, held in before:
+            _put(one, parameter, held)
+        for group, rate, value in rates_before:
+            if isinstance(rate, torch.Tensor):
+                rate.copy_(value)
+            group["lr"] = rate
+
+    try:
+        for one, parameter, held in made:
+            _put(one, parameter, held)
+        for group, rate in rates:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def _copied(rate: Any) -> Any:
+    return rate.clone() if isinstance(rate, torch.Tensor) else rate
+
+
+def _put(optimizer: Any, parameter: Any, held: dict[str, Any] | None) -> None:
+    if held:
+        optimizer.state[parameter] = held
+    else:
+        optimizer.state.pop(parameter, None)
+
+
+def _new_rates(
+    optimizers: Sequence[Any], names: Mapping[int, str], new: OptimizerState
+) -> list[tuple[dict[str, Any], float]]:
+    found = []
+    for one in optimizers:
+        for number, group in enumerate(one.param_groups):
+            sites = [names[id(p)] for p in group["params"] if id(p) in names]
+            values = {rate for rate in map(new.rate, sites) if rate is not None}
+            if len(values) > 1:
+                raise UsageError(
+                    f"group {number} of {type(one).__name__} has one learning rate, but its parameters were stepped at "
+                    f"{', '.join(f'{value:g}' for value in sorted(values))}: give it the groups that the other has"
+                )
+            if values and "lr" in group:
+                found.append((group, values.pop()))
+    return found
+
+
+def _held(rule: str, group: Mapping[str, Any], parameter: Any, site: str, new: OptimizerState) -> dict[str, Any]:
+    """What torch's optimizer is to hold of a parameter; nothing of one that was never stepped."""
+    known = _TENSORS.get(rule, {})
+    given = new.parameters.get(site)
+    if given is None:
+        return _fresh(rule, group, parameter)
+    wanted = _wanted(rule, group)
+    check_slots(rule, site, given, wanted, tuple(parameter.shape))
+    back = {common: name for name, common in known.items()}
+    held: dict[str, Any] = {}
+    if rule not in _TENSORS:
+        for name, array in given.tensors.items():
+            held[name.removeprefix(OWN)] = _like(parameter, array)
+        held |= {name.removeprefix(OWN): value for name, value in given.numbers.items()}
+        return held
+    if rule != "SGD":
+        held["step"] = _number(_steps(group, site, given), group, parameter)
+    if rule == "NAdam":
+        if MU_PRODUCT not in given.numbers:
+            raise UsageError(f"{site}: the state of NAdam has no product of momenta ({MU_PRODUCT})")
+        held["mu_product"] = _number(given.numbers[MU_PRODUCT], group, parameter)
+    held |= {back[name]: _like(parameter, given.tensors[name]) for name in wanted or ()}
+    return held
+
+
+def _wanted(rule: str, group: Mapping[str, Any]) -> frozenset[str] | None:
+    """The tensors that a rule needs as it is set, by their common names; `None` where that is not known."""
+    if rule not in _TENSORS:
+        return None
+    off = {
+        MAX_SECOND_MOMENT: not group.get("amsgrad"),
+        MOMENTUM: not group.get("momentum"),
+        GRADIENT_AVERAGE: not group.get("centered"),
+    }
+    return frozenset(name for name in _TENSORS[rule].values() if not off.get(name))
+
+
+def _steps(group: Mapping[str, Any], site: str, given: ParameterState) -> float:
+    if STEPS in given.numbers:
+        return given.numbers[STEPS]
+    if group.get("lr_decay"):
+        raise UsageError(f"{site}: the state has no count of steps, which lr_decay needs")
+    return 1.0  # of no effect: torch counts, and the other framework need not
+
+
+def _fresh(rule: str, group: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
+    if rule != "Adagrad":
+        return {}
+    start = group.get("initial_accumulator_value", 0.0)
+    return {"step": _number(0.0, group, parameter), "sum": torch.full_like(parameter.detach(), start)}
+
+
+def _number(value: float, group: Mapping[str, Any], parameter: Any) -> torch.Tensor:
+    on_device = group.get("capturable") or group.get("fused")
+    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 and not group.get("fused") else torch.float32
+    return torch.tensor(float(value), dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+def _like(parameter: Any, array: np.ndarray) -> torch.Tensor:
+    made: torch.Tensor = tensors.like(parameter.detach(), array)
+    return made

@@ -1,0 +1,249 @@
+"""Keeps what a step needs to be done again elsewhere: a pack.
+
+Everything is looked at from outside: the training computes what it computes without, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from padiff.errors import PadiffError
+from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.losses import LossCall
+from padiff.model.selection import Node
+from padiff.recorder.activations import Call
+from padiff.recorder.batches import Batches
+from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.schedule import Schedule
+from padiff.records import InMemory, TensorSource, bytes_text
+from padiff.records.optimizer_state import OptimizerState
+from padiff.records.pack import Drawn, Mask, Pack
+from padiff.system.switches import say
+
+_PARTS_ARE_CALLED = (
+    "the loop calls parts of the model, not the model: what a batch was is not known. Say it with "
+    "rec.log_batch(inputs, labels) before"
+)
+
+
+class Packing:
+    """Collects the pack of one step.
+
+    Args:
+        step: its number.
+        optimizers: whose states are kept.
+        records: copies tensors.
+        running: the calls that are under way, the outermost first.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        framework: Framework,
+        optimizers: Sequence[Any],
+        records: RecordBuffer,
+        running: Sequence[Call],
+    ) -> None:
+        self._step, self._framework, self._optimizers = step, framework, optimizers
+        self._records, self._running = records, running
+        self.batches = Batches(framework, framework.tensors.copy)
+        self._nodes: Sequence[Node] = ()
+        self._weights: dict[tuple[str, str], TensorSource] = {}
+        self._names: dict[int, str] = {}
+        self._states: list[OptimizerState] = []
+        self._rates: list[list[float]] = []
+        self._seeds: dict[str, TensorSource] = {}
+        self._masks: list[Mask] = []
+        self._unseen: dict[Drawn, None] = {}
+        self._notes: dict[str, None] = {}
+        self._stamp: Hashable = None
+        self._parts = False
+        self._handle: Handle | None = None
+
+    # -- hooks on and off ----------------------------------------------------------------------------------
+
+    def attach(self, nodes: Sequence[Node]) -> None:
+        """Hear what dropout draws, unless something is compiled: it would be compiled anew."""
+        if self._handle is None and not any(self._framework.layers.compiled(node.layer) for node in nodes):
+            self._handle = self._framework.randomness.see_masks(self)
+
+    def detach(self) -> None:
+        """Hear nothing any more."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+    # -- what the capture tells ----------------------------------------------------------------------------
+
+    def begin(self, nodes: Sequence[Node]) -> None:
+        """The step's first call: all is as it was before the step."""
+        self._nodes = nodes
+        with self.aside():
+            self._seeds = self._all_seeds()
+            self.look_again()
+            for optimizer in self._optimizers:
+                try:
+                    self._states.append(self._framework.optimizers.state(optimizer, self._names))
+                    self._rates.append(self._framework.optimizers.learning_rates(optimizer))
+                except PadiffError as error:
+                    self._notes[f"the state of {type(optimizer).__name__} is not kept: {error}"] = None
+        if self._notes:
+            self._states.clear()  # all of them, or none
+
+    def give(self, inputs: Any, labels: Any) -> None:
+        """The loop says what a batch is."""
+        with self.aside():
+            self.batches.give(inputs, labels)
+
+    def give_whole(self, batch: Any) -> None:
+        """A host hands over a batch."""
+        with self.aside():
+            self.batches.give_whole(batch)
+
+    def look_again(self) -> None:
+        """Keep what layers own that they did not before: lazy ones own nothing before their first call."""
+        layers, seen = self._framework.layers, {id(tensor) for tensor in self._alive}
+        for node in self._nodes:
+            for slot, tensor, _ in layers.parameters(node.layer):
+                if id(tensor) in seen:
+                    continue
+                seen.add(id(tensor))
+                self._names.setdefault(id(tensor), f"{node.path}/{slot}")
+                if layers.sharded(node.layer):
+                    self._notes["parameters that are spread over processes are not kept"] = None
+                elif (node.path, slot) not in self._weights:
+                    self._weights[node.path, slot] = InMemory(self._framework.tensors.copy(tensor))
+
+    @property
+    def _alive(self) -> Iterator[Any]:
+        """The parameters and buffers that are kept."""
+        for node in self._nodes:
+            for slot, tensor, _ in self._framework.layers.parameters(node.layer):
+                if (node.path, slot) in self._weights:
+                    yield tensor
+
+    def layer_begins(self, node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> None:
+        """A layer is called; those that run already are around it."""
+        if self._running:
+            self._look()
+            return
+        self._stamp = self._framework.randomness.stamp()
+        if node is self._nodes[0]:
+            with self.aside():
+                self.batches.called(args, kwargs, training)
+        else:
+            self._parts = True
+
+    def layer_ended(self) -> None:
+        """The innermost layer's call has ended; it still runs."""
+        self._look()
+
+    def loss(self, call: LossCall) -> None:
+        """A loss function was called."""
+        if not self._nodes:
+            return
+        with self.aside():
+            self.batches.loss(call, inside=bool(self._running), training=bool(self._nodes[0].layer.training))
+
+    def consumed(self, optimizer: Any) -> None:
+        """An optimizer is about to step: a schedule may have changed its rates since the step began."""
+        number = next((k for k, one in enumerate(self._optimizers) if one is optimizer), None)
+        if number is None or number >= len(self._states):
+            return
+        rates = self._framework.optimizers.learning_rates(optimizer)
+        if rates != self._rates[number]:
+            with self.aside():
+                now = self._framework.optimizers.state(optimizer, self._names).rates
+            self._rates[number], self._states[number] = rates, replace(self._states[number], rates=now)
+
+    def finish(self, rank: int, loss_scale: float) -> Pack | None:
+        """The pack; `None` where nothing of the model was called."""
+        if not self._nodes:
+            return None
+        batches = self.batches.finish()
+        if self._parts and not batches:
+            self._notes[_PARTS_ARE_CALLED] = None
+        return Pack(
+            step=self._step,
+            framework=self._framework.name,
+            framework_version=self._framework.version,
+            weights=self._weights,
+            optimizers=tuple(self._states),
+            batches=batches,
+            masks=tuple(self._masks),
+            loss_scale=loss_scale,
+            unseen=tuple(self._unseen),
+            seeds=self._seeds,
+            rank=rank,
+            notes=tuple(self._notes),
+        )
+
+    # -- random numbers ------------------------------------------------------------------------------------
+
+    def wants(self) -> bool:
+        """Whether a call of dropout belongs to the step: it is made by the model's code, and for the first time."""
+        hooks = self._framework.hooks
+        return bool(self._running) and not self._records.copying and not hooks.recomputing()
+
+    def begins(self) -> None:
+        """A call of dropout begins."""
+        self._look()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is called inside is not the model's."""
+        before, RecordBuffer.copying = RecordBuffer.copying, True
+        try:
+            yield
+        finally:
+            RecordBuffer.copying = before
+
+    def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
+        """A call of dropout has ended."""
+        self._stamp = self._framework.randomness.stamp()
+        if call is None or not self._running:
+            return
+        inside = self._running[-1].node.path
+        if kept is None:
+            self._unseen[Drawn(inside, call.function)] = None
+            return
+        bits = InMemory(np.packbits(kept))
+        self._masks.append(Mask(inside, self.batches.number, call.function, call.rate, call.shape, bits))
+
+    def _look(self) -> None:
+        """See whether something was drawn that was not heard of."""
+        if not self._running or self._framework.hooks.recomputing():
+            return
+        stamp = self._framework.randomness.stamp()
+        if stamp != self._stamp:
+            node = self._running[-1].node
+            self._unseen[Drawn(node.path, type(node.layer).__name__)] = None
+            self._stamp = stamp
+
+    def _all_seeds(self) -> dict[str, TensorSource]:
+        randomness = self._framework.randomness
+        found = {"python": np.array(random.getstate()[1], np.uint32)}
+        _, words, position, *_ = np.random.get_state()
+        found["numpy"] = np.array([*words, position], np.uint32)
+        found |= randomness.as_arrays(randomness.state())
+        return {name: InMemory(array) for name, array in found.items()}
+
+
+def say_size(packs: Schedule, framework: Framework, nodes: Sequence[Node], optimizers: Sequence[Any]) -> None:
+    """Say on standard error what a pack takes."""
+    tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
+    sizes = (math.prod(framework.tensors.shape(t)) * t.element_size() for t in tensors.values())
+    when = f"every {packs.every} steps" if packs.steps is None else "at chosen steps"
+    state = ", the optimizer's state (as much again for each moment that it keeps)" if optimizers else ""
+    say(
+        f"keeps a replay pack {when}, each of {bytes_text(sum(sizes))} for weights and buffers{state}, the batches "
+        "and the masks of dropout"
+    )

@@ -1,0 +1,6 @@
+"""Doing recorded steps again with another model, each from where the recorded run was."""
+
+from padiff.replaying.session import Replay, replay
+from padiff.replaying.step import ReplayBatch, ReplayStep
+
+__all__ = ["Replay", "ReplayBatch", "ReplayStep", "replay"]

@@ -1,0 +1,235 @@
+"""``batches``: what a recorded run was fed with, as tensors of the framework that is to be fed now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, SupportsIndex, overload
+
+from padiff.dump import open_run
+from padiff.errors import UsageError
+from padiff.frameworks import framework_called, framework_like
+from padiff.frameworks.base import Framework
+from padiff.records import Step, TensorSource
+from padiff.records.pack import Pack, Unkept, with_leaves
+from padiff.records.recorded_batches import recorded_batches
+from padiff.system.switches import say
+
+# Steps that a message names.
+_NAMED = 6
+
+
+@dataclass(frozen=True)
+class RunBatch:
+    """A micro-batch of a recorded run. Tensors are made when they are asked for; each time anew.
+
+    Going through it gives the inputs and then the labels: ``for *inputs, labels in padiff.batches(run)``. Labels are
+    one tensor where there is one, else a tuple.
+
+    Attributes:
+        step: the step's number.
+        micro_batch: which of the step's micro-batches, counted from 0.
+    """
+
+    step: int
+    micro_batch: int
+    _inputs: tuple[Any, ...] = field(repr=False)
+    _kwargs: Mapping[str, Any] = field(repr=False)
+    _named: Mapping[str, Any] = field(repr=False)
+    _labels: tuple[Any, ...] | None = field(repr=False)
+    _make: Callable[[TensorSource], Any] = field(repr=False)
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What the model was called with, in the order of the call. What a pack was not kept of (`kwargs`) has all of
+        its tensors here, those that were given by name too.
+        """
+        return tuple(with_leaves(value, self._make) for value in self._inputs)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """What it was called with by name, where a pack says so; else empty."""
+        return {name: with_leaves(value, self._make) for name, value in self._kwargs.items()}
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """All inputs by the names that the recorded model's forward has for them, as far as they are known."""
+        return {name: with_leaves(value, self._make) for name, value in {**self._named, **self._kwargs}.items()}
+
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """What the loss functions were given besides what the model gave, in order. A tensor that several were given is
+        there once where a pack was kept, else once for each of them.
+        """
+        return tuple(with_leaves(value, self._make) for value in self._labels or ())
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inputs
+        yield from self.kwargs.values()
+        labels = self.labels
+        yield labels[0] if len(labels) == 1 else labels
+
+
+class Batches(Sequence[RunBatch]):
+    """The micro-batches of a recorded run, in order.
+
+    Args:
+        places: step and micro-batch of each.
+        read: gives the batches of a step.
+        framework: of which their tensors are.
+    """
+
+    def __init__(
+        self, places: Sequence[tuple[int, int]], read: Callable[[int], list[RunBatch]], framework: Framework, label: str
+    ) -> None:
+        self._places, self._read, self._framework, self._label = places, read, framework, label
+        self._last: tuple[int, list[RunBatch]] = (-1, [])
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that they are of."""
+        return list(dict.fromkeys(step for step, _ in self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> RunBatch: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Batches: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Batches(self._places[index], self._read, self._framework, self._label)
+        step, number = self._places[index]
+        if self._last[0] != step:
+            self._last = step, self._read(step)
+        return self._last[1][number]
+
+    def dataset(self) -> Any:
+        """A torch ``Dataset``, or a ``paddle.io.Dataset``, whose items are whole batches, ``(*inputs, labels)``: for a
+        ``DataLoader(dataset, batch_size=None, shuffle=False)``.
+        """
+        return self._framework.data.dataset(_Items(self))
+
+    def __repr__(self) -> str:
+        return f"<Batches of {self._label}: {len(self)} in {len(self.steps)} steps, as {self._framework.name} tensors>"
+
+
+class _Items(Sequence[tuple[Any, ...]]):
+    """The batches as tuples."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self._batches[index])
+
+
+def batches(
+    source: Any,
+    *,
+    steps: Sequence[int] | None = None,
+    like: Any = None,
+    framework: str | None = None,
+    missing: str = "error",
+) -> Batches:
+    """The very batches of a recorded run, in order, as tensors.
+
+    Of each recorded step all micro-batches, from the step's pack where there is one, else from what was recorded at
+    the model's call and at the loss functions.
+
+    Args:
+        source: a run folder.
+        steps: numbers of steps. Default: all that are recorded.
+        like: a model or a tensor of the framework that the tensors are to be of; they are made on its device.
+        framework: or the framework's name. Default: the one that this process has imported.
+        missing: what to do with steps whose batch is not known in full: ``"error"`` names them, ``"skip"`` leaves them
+            out and says so once on standard error.
+
+    Raises:
+        RunFolderError: the run can't be read.
+        UsageError: a step's batch is not known, or it is not clear which framework is meant.
+    """
+    if missing not in ("error", "skip"):
+        raise UsageError(f"missing is 'error' or 'skip', got {missing!r}")
+    if like is not None and framework is not None:
+        raise UsageError("batches: give like= or framework=, not both")
+    found, near = framework_like(like) if like is not None else (framework_called(framework), None)
+    run, label = open_run(source), str(source)
+    numbers = sorted({*run.numbers(), *run.packs})
+    unknown = [step for step in steps or () if step not in numbers]
+    if unknown:
+        raise UsageError(f"{label} has no step {unknown[0]}: recorded are {_some(numbers)}")
+
+    def make(tensor: TensorSource) -> Any:
+        return found.data.tensor(tensor.read(), near)
+
+    def read(step: int) -> tuple[list[RunBatch], str]:
+        if step in run.packs:
+            made, problem = _of_pack(run.packs[step], make)
+            if not problem:
+                return made, ""
+        if step in run.numbers():
+            return _of_step(run.steps(step)[0], make)
+        return made, problem
+
+    places, problems = [], {}
+    for step in numbers if steps is None else steps:
+        made, problem = read(step)
+        if problem:
+            problems[step] = problem
+        else:
+            places += [(step, number) for number in range(len(made))]
+    if problems:
+        step, why = next(iter(problems.items()))
+        which = f"step{'s' if len(problems) > 1 else ''} {_some([*problems])}"
+        if missing == "error" or not places:
+            skip = " (missing='skip' leaves them out)" if places else ""
+            raise UsageError(f"{label} does not hold the batch of {which}{skip}. Of step {step}: {why}")
+        say(f"the batches of {label} are without {which}: of step {step}, {why}")
+    if not places:
+        raise UsageError(f"{label} holds no step yet")
+    return Batches(places, lambda step: read(step)[0], found, label)
+
+
+def _of_step(step: Step, make: Callable[[TensorSource], Any]) -> tuple[list[RunBatch], str]:
+    recorded = recorded_batches(step)
+    made = [
+        RunBatch(step.number, number, tuple(batch.inputs.values()), {}, batch.inputs, batch.labels, make)
+        for number, batch in enumerate(recorded)
+    ]
+    return made, next((batch.problem for batch in recorded if batch.problem), "")
+
+
+def _of_pack(pack: Pack, make: Callable[[TensorSource], Any]) -> tuple[list[RunBatch], str]:
+    made = [
+        RunBatch(pack.step, number, batch.args, batch.kwargs, {}, batch.labels, make)
+        for number, batch in enumerate(pack.batches)
+    ]
+    if not pack.batches or not all(batch.seen for batch in pack.batches):
+        return (
+            made,
+            "what the model was called with was not seen: say it in the loop with rec.log_batch(inputs, labels)",
+        )
+    unkept = next((u for batch in pack.batches for u in _unkept((batch.args, batch.kwargs, batch.labels))), None)
+    if unkept is not None:
+        return made, f"it holds a {unkept.kind}, which a pack can't hold: say in the loop with rec.log_batch what it is"
+    return made, ""
+
+
+def _unkept(value: Any) -> Iterator[Unkept]:
+    if isinstance(value, Unkept):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _unkept(inner)
+
+
+def _some(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return ", ".join(map(str, numbers[:_NAMED])) + more

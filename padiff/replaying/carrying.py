@@ -1,0 +1,98 @@
+"""Bringing the candidate to where the reference was before a packed step: weights, buffers, optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from padiff.align import Alignment
+from padiff.errors import UsageError
+from padiff.model.given_map import GivenMap
+from padiff.model.live_model import LiveModel
+from padiff.records import Both, OptimizerState
+from padiff.replaying.checks import Reference
+from padiff.weights.assign import carry_over
+from padiff.weights.carried_state import StateCarrier
+from padiff.weights.stored import Stored, stored_step
+from padiff.weights.transfer import Model, TransferError, plan_transfer
+
+
+class Carrying:
+    """Carries packed steps over. The alignment is found once: it is a matter of the two models.
+
+    Args:
+        optimizers: the candidate's.
+
+    Attributes:
+        partners: the reference's layer for each of the candidate's, by path.
+    """
+
+    def __init__(self, reference: Reference, model: LiveModel, optimizers: Sequence[Any], layer_map: Any) -> None:
+        self._reference, self._model, self._optimizers = reference, model, optimizers
+        self._layer_map = layer_map
+        self._alignment: Alignment | None = None
+        self.partners: dict[str, str] = {}
+
+    def carry(self, number: int, undo: list[Callable[[], None]]) -> None:
+        """Set all of it, or nothing.
+
+        Args:
+            undo: takes what puts the optimizers back.
+
+        Raises:
+            UsageError: it can't be carried; nothing was changed.
+        """
+        stored = stored_step(self._reference.run, number, self._reference.path)
+        if self._optimizers and stored.optimizers is None:
+            raise UsageError(stored.why_not)
+        if self._alignment is None:
+            carried = carry_over(
+                stored.model,
+                self._model.model,
+                self._layer_map,
+                then=lambda done: self._set(stored, done.alignment, undo),
+            )
+            self._alignment = carried.alignment
+            self.partners = {pair.candidate.path: pair.reference.path for pair in carried.alignment.pairs}
+            return
+        models: Both[Model] = Both(stored.model, self._model)
+        pairs = GivenMap.resolve(self._layer_map, models.map(lambda model: model.nodes))
+        try:
+            transfer = plan_transfer(models, self._alignment, pairs)
+        except TransferError as error:
+            raise UsageError(f"step {number} can't be carried to this model: {error}") from None
+        tensors = self._model.framework.tensors
+        before = [(tensor, tensors.copy(tensor)) for tensor, _ in transfer.writes]
+        try:
+            for tensor, array in transfer.writes:
+                tensors.write(tensor, array)
+            for call in transfer.calls:
+                call()
+            self._set(stored, self._alignment, undo)
+        except BaseException:
+            for tensor, array in before:
+                tensors.write(tensor, array)
+            raise
+
+    def _set(self, stored: Stored, alignment: Alignment, undo: list[Callable[[], None]]) -> None:
+        """Give the optimizers what the recorded ones held; all of them or none."""
+        if not self._optimizers:
+            return
+        api = self._model.framework.optimizers
+        names = {id(tensor): site for site, tensor in self._model.tensors()}
+        carrier = StateCarrier(stored.model, self._model, alignment, stored.optimizers or ())
+        states: list[OptimizerState] = []
+        for one in self._optimizers:
+            sites = [names[id(parameter)] for parameter in api.optimized(one) if id(parameter) in names]
+            if not sites:
+                raise UsageError("the optimizer steps no parameter of this model: make it of model.parameters()")
+            states.append(carrier.of(sites))
+        done: list[Callable[[], None]] = []
+        try:
+            for one, state in zip(self._optimizers, states):
+                done.append(api.set_state(one, names, state))
+        except BaseException:
+            for back in reversed(done):
+                back()
+            raise
+        undo += done

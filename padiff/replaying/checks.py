@@ -1,0 +1,128 @@
+"""What is looked at before a packed step is done again: whether it can be, and what can't be fed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from padiff.dump import open_run
+from padiff.dump.local import local_folder
+from padiff.errors import UsageError
+from padiff.model.live_model import LiveModel
+from padiff.records import Run
+from padiff.records.pack import Pack
+
+_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run whose packed steps are to be done again.
+
+    Attributes:
+        path: its folder, as it was given.
+        numbers: of the steps.
+    """
+
+    path: str
+    run: Run
+    packs: Mapping[int, Pack]
+    numbers: tuple[int, ...]
+
+
+def opened(
+    reference: str | Path, dir_path: Path, steps: Collection[int] | Callable[[int], bool] | None = None
+) -> Reference:
+    """Open a run with packs.
+
+    Args:
+        dir_path: where the candidate will be recorded.
+        steps: which of the packed steps. Default: all that were recorded whole.
+
+    Raises:
+        UsageError: it has none, or not these, or it can't be replayed in one process.
+    """
+    path = local_folder(reference, "reference")
+    run = open_run(path)
+    inside, outside = dir_path.resolve(), path.resolve()
+    if inside == outside or outside in inside.parents:
+        raise UsageError(
+            f"the candidate would be recorded into {dir_path}, which is {'' if inside == outside else 'inside of '}the "
+            "reference's folder: that is never written to. Give another folder"
+        )
+    packs, recorded = run.packs, set(run.numbers())
+    there = [number for number in packs if number in recorded]
+    if not there:
+        what = "its packed steps were not recorded whole" if len(packs) else "it has no replay packs"
+        raise UsageError(
+            f"{reference} can't be replayed: {what}. Record it with padiff.record(..., replay_every_n_steps=500), "
+            "or PaDiffCallback(..., replay_every_n_steps=500)"
+        )
+    if run.info.world_size > 1:
+        raise UsageError(
+            f"{reference} was recorded by {run.info.world_size} processes, each with its own batch: a replay does the "
+            "steps of one process. Record the reference in one"
+        )
+    return Reference(str(reference), run, packs, _chosen(there, steps, reference))
+
+
+def _chosen(
+    there: Sequence[int], steps: Collection[int] | Callable[[int], bool] | None, reference: str | Path
+) -> tuple[int, ...]:
+    if steps is None:
+        return tuple(there)
+    if callable(steps):
+        found = tuple(number for number in there if steps(number))
+        lacking: list[int] = []
+    else:
+        found = tuple(number for number in there if number in steps)
+        lacking = sorted(set(steps) - set(there))
+    if lacking or not found:
+        what = f"no pack of step {lacking[0]}" if lacking else "no pack of the steps asked for"
+        shown = ", ".join(map(str, there[:_NAMED])) + (", ..." if len(there) > _NAMED else "")
+        raise UsageError(f"{reference} has {what}: packed are {shown}")
+    return found
+
+
+def check_model(model: LiveModel) -> None:
+    """Refuse a model of which a process holds a part.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if any(model.framework.layers.sharded(node.layer) for node in model.nodes):
+        raise UsageError("the model's parameters are spread over processes (FSDP): replay it in one process, unwrapped")
+
+
+def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) -> Iterator[str]:
+    """What can't be fed, and what is not done, in words."""
+    unseen: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    for number in reference.numbers:
+        pack = reference.packs[number]
+        unseen.update(dict.fromkeys(f"{drawn.layer} ({drawn.what})" for drawn in pack.unseen))
+        notes.update(dict.fromkeys(pack.notes))
+    alike = reference.run.info.framework == model.framework.name
+    if unseen:
+        instead = (
+            "they are drawn from the same state of the generators, which gives the same where versions are the same"
+            if alike
+            else "their values differ here, and what follows from them: switch them off on both sides to compare these"
+        )
+        yield f"random numbers that the reference drew in {_some(list(unseen))} can't be fed: {instead}"
+    drawing = [
+        node.path for node in model.nodes if node.layer.training and model.framework.randomness.unfed(node.layer)
+    ]
+    if drawing:
+        yield f"random numbers that this model draws in {_some(drawing)} can't be fed: its dropout is its own"
+    if any(model.framework.layers.compiled(node.layer) for node in model.nodes):
+        yield "dropout in what is compiled can't be fed: the masks are this model's own"
+    if not optimizers and reference.packs[reference.numbers[0]].optimizers:
+        yield "no optimizer was given: forward and backward are done again, and no update"
+    yield from (f"of the reference, {note}" for note in notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -1,0 +1,60 @@
+"""A model, its optimizers and the random generators as they were, to be given back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from padiff.model.live_model import LiveModel
+from padiff.records import TensorSource
+
+
+class Kept:
+    """What a replay changes of what is the user's.
+
+    Args:
+        model: the candidate.
+    """
+
+    def __init__(self, model: LiveModel) -> None:
+        tensors = model.framework.tensors
+        self._model = model
+        self._values = [(tensor, tensors.copy(tensor)) for _, tensor in model.tensors()]
+        self._modes = [(node.layer, node.layer.training) for node in model.nodes]
+        self._random = model.framework.randomness.state(), random.getstate(), np.random.get_state()
+        #: What puts the optimizers back.
+        self.undo: list[Callable[[], None]] = []
+
+    def give_back(self) -> None:
+        """All is as it was; gradients are cleared."""
+        framework = self._model.framework
+        for tensor, values in self._values:
+            framework.tensors.write(tensor, values)
+        for back in reversed(self.undo):
+            back()
+        self.undo.clear()
+        for layer, mode in self._modes:
+            layer.training = mode
+        state, python, numpy = self._random
+        framework.randomness.restore(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        framework.layers.clear_gradients(self._model.model)
+
+
+def draw_like(model: LiveModel, seeds: Mapping[str, TensorSource]) -> None:
+    """Put the random generators where the reference's were, as far as they are the same here.
+
+    What is damaged is passed over: it says of random numbers that they are others, and nothing else.
+    """
+    arrays = {name: source.read() for name, source in seeds.items()}
+    randomness = model.framework.randomness
+    randomness.restore(randomness.of_arrays(arrays))
+    python, numpy = arrays.get("python"), arrays.get("numpy")
+    version = random.getstate()[0]
+    if python is not None and python.shape == (625,) and python.dtype == np.uint32 and python[-1] <= 624:
+        random.setstate((version, tuple(int(word) for word in python), None))
+    if numpy is not None and numpy.shape == (625,) and numpy.dtype == np.uint32 and numpy[-1] <= 624:
+        np.random.set_state(("MT19937", numpy[:-1].astype(np.uint32), int(numpy[-1]), 0, 0.0))

@@ -1,0 +1,243 @@
+"""What one model's optimizers hold, brought to another model's parameters by the alignment of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from padiff.align import Alignment, ParameterPair, Slice
+from padiff.align.matching.parameter_units import tie_targets
+from padiff.errors import UsageError
+from padiff.model.live_model import LiveModel
+from padiff.records import Both, InMemory, Layer, OptimizerState, ParameterState, RunInfo, TensorSource
+from padiff.records.optimizer_state import rates_of
+from padiff.weights.special_init import special_init
+from padiff.weights.stored_model import StoredModel
+
+# Two biases that are added up have the same gradients, so their moments are the same but for rounding.
+_SAME = 1e-4
+
+_Site = tuple[str, str]
+
+
+@dataclass
+class _Target:
+    """A parameter's state that is being put together.
+
+    Attributes:
+        sources: the parameters that it comes from.
+        filled: of each tensor, which elements have a value.
+    """
+
+    shape: tuple[int, ...]
+    sources: list[_Site] = field(default_factory=list)
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    filled: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class StateCarrier:
+    """Brings states over.
+
+    Args:
+        models: the recorded model, and the live one.
+        alignment: which parameters answer to each other.
+        states: the recorded optimizers'.
+    """
+
+    def __init__(
+        self, stored: StoredModel, raw: LiveModel, alignment: Alignment, states: Sequence[OptimizerState]
+    ) -> None:
+        self._stored, self._raw, self._states = stored, raw, states
+        self._homes = Both(tie_targets(stored.info.layers), tie_targets(raw.info.layers))
+        self._targets: dict[_Site, _Target] = {}
+        ruled = [pair for pair in alignment.pairs if self._rule(pair.reference, pair.candidate) is not None]
+        inside = Both(_below(stored.info, [p.reference for p in ruled]), _below(raw.info, [p.candidate for p in ruled]))
+        for pair in alignment.parameters:
+            if not any(part.layer in inside.reference for part in pair.reference):
+                self._carry(pair)
+        for layers in ruled:
+            self._carry_by_rule(layers.reference, layers.candidate)
+
+    def of(self, sites: Iterable[str]) -> OptimizerState:
+        """The state of an optimizer that steps these parameters of the live model.
+
+        Raises:
+            UsageError: several of the recorded optimizers step them, or what one parameter is made of was not stepped
+                alike.
+        """
+        wanted = {site: self._targets.get(_split(site)) for site in sites}
+        owners: dict[str, OptimizerState] = {}
+        for target in wanted.values():
+            for source in target.sources if target is not None else ():
+                owner = self._state_of(source)
+                if owner is not None:
+                    owners[owner.rule] = owner
+        if len(owners) > 1:
+            raise UsageError(
+                f"the recorded run steps the parameters of one optimizer here by several rules: {', '.join(owners)}"
+            )
+        if not owners:
+            raise UsageError("the recorded optimizers step none of the parameters that this optimizer steps")
+        found: dict[str, ParameterState] = {}
+        rates: list[tuple[str, float]] = []
+        for site, target in wanted.items():
+            if target is None:
+                continue
+            rate = self._rate(site, target)
+            if rate is not None:
+                rates.append((site, rate))
+            state = self._state(site, target)
+            if state is not None:
+                found[site] = state
+        return OptimizerState(next(iter(owners)), found, rates_of(rates))
+
+    def _rate(self, site: str, target: _Target) -> float | None:
+        rates = {rate for rate in (self._rate_of(source) for source in target.sources) if rate is not None}
+        if len(rates) > 1:
+            raise UsageError(f"{site} is made of parameters that are stepped at {sorted(rates)}: it can have one rate")
+        return next(iter(rates), None)
+
+    def _rate_of(self, source: _Site) -> float | None:
+        state = self._state_of(source)
+        return None if state is None else state.rate("/".join(source))
+
+    def _state(self, site: str, target: _Target) -> ParameterState | None:
+        held = [self._held(source) for source in target.sources]
+        there = [one for one in held if one is not None]
+        if not there:
+            return None
+        numbers = [dict(one.numbers) for one in there]
+        if len(there) < len(held) or any(each != numbers[0] for each in numbers):
+            raise UsageError(
+                f"{site} is made of {_names(target.sources)}, which were not stepped as often: it can have one count"
+            )
+        for name, filled in target.filled.items():
+            if not filled.all():
+                raise UsageError(f"{site}: the recorded {name.replace('_', ' ')} is that of a part of it only")
+        return ParameterState(target.tensors, numbers[0])
+
+    def _state_of(self, source: _Site) -> OptimizerState | None:
+        name = "/".join(source)
+        return next((state for state in self._states if name in state.parameters or state.rate(name) is not None), None)
+
+    def _held(self, source: _Site) -> ParameterState | None:
+        state = self._state_of(source)
+        return None if state is None else state.parameters.get("/".join(source))
+
+    # -- by the alignment ----------------------------------------------------------------------------------------
+
+    def _carry(self, pair: ParameterPair) -> None:
+        sources = [
+            self._homes.reference.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference
+        ]
+        held = [self._held(source) for source in sources]
+        names = {name: None for one in held if one is not None for name in one.tensors}
+        for part in pair.candidate:
+            target = self._target(part.layer, part.slot)
+            target.sources += [source for source in sources if source not in target.sources]
+            for name in names:
+                if any(one is not None and name in one.tensors for one in held):
+                    self._put(target, part, name, self._value(pair.reference, held, name))
+
+    def _value(self, parts: Sequence[Slice], held: Sequence[ParameterState | None], name: str) -> np.ndarray:
+        values = [
+            part.take(one.tensors[name]) for part, one in zip(parts, held) if one is not None and name in one.tensors
+        ]
+        for other in values[1:]:
+            if not np.allclose(other, values[0], rtol=_SAME, atol=_SAME * float(np.abs(values[0]).max(initial=0.0))):
+                raise UsageError(
+                    f"{_names([(part.layer, part.slot) for part in parts])} are one parameter here, but their "
+                    f"{name.replace('_', ' ')} are not the same: start without the optimizer"
+                )
+        return values[0]
+
+    def _put(self, target: _Target, part: Slice, name: str, value: np.ndarray) -> None:
+        if name not in target.tensors:
+            target.tensors[name] = np.zeros(target.shape, value.dtype)
+            target.filled[name] = np.zeros(target.shape, bool)
+        part.put(target.tensors[name], value.reshape(part.size))
+        part.put(target.filled[name], np.ones(part.size, bool))
+
+    def _target(self, layer: str, slot: str) -> _Target:
+        site = self._homes.candidate.get((layer, slot), (layer, slot))
+        if site not in self._targets:
+            shape = self._raw.framework.tensors.shape(self._raw.tensor(*site))
+            self._targets[site] = _Target(tuple(shape))
+        return self._targets[site]
+
+    # -- by rules of the user's ----------------------------------------------------------------------------------
+
+    def _rule(self, reference: Layer, candidate: Layer) -> object:
+        return special_init(
+            Both(self._stored.info.framework, self._raw.info.framework),
+            Both(self._stored.layer(reference.path), self._raw.layer(candidate.path)),
+        )
+
+    def _carry_by_rule(self, reference: Layer, candidate: Layer) -> None:
+        """A rule copies weights, and moments lie as their weights do: it copies these, too, in the place of weights.
+
+        The live layer's weights are put back afterwards.
+        """
+        sources = [(layer.path, p.slot) for layer in self._stored.below(reference.path) for p in layer.parameters]
+        held = {source: self._held(source) for source in sources}
+        names = {name: None for one in held.values() if one is not None for name in one.tensors}
+        owned = [
+            (layer.path, p.slot)
+            for layer in self._raw.below(candidate.path)
+            for p in layer.parameters
+            if p.role == "parameter"
+        ]
+        learned = [source for source in sources if self._held(source) is not None or self._rate_of(source) is not None]
+        for site in owned:
+            target = self._target(*site)
+            target.sources += [source for source in learned if source not in target.sources]
+        for name in names:
+            values = {s: one.tensors[name] for s, one in held.items() if one is not None and name in one.tensors}
+            for site, value in self._ruled(reference, candidate, values, owned).items():
+                target = self._target(*site)
+                target.tensors[name], target.filled[name] = value, np.ones(target.shape, bool)
+
+    def _ruled(
+        self, reference: Layer, candidate: Layer, values: Mapping[_Site, np.ndarray], owned: Sequence[_Site]
+    ) -> dict[_Site, np.ndarray]:
+        tensors = self._raw.framework.tensors
+        before = {site: self._raw.value(*site) for site in owned}
+        weights: dict[_Site, TensorSource] = {**self._stored.weights}
+        weights |= {site: InMemory(np.asarray(value)) for site, value in values.items()}
+        stored = self._stored.with_values(weights)
+        layers = Both(stored.layer(reference.path), self._raw.layer(candidate.path))
+        rule = special_init(Both(self._stored.info.framework, self._raw.info.framework), layers)
+        assert rule is not None
+        try:
+            rule(layers.reference, layers.candidate)
+            found = {site: self._raw.value(*site) for site in owned}
+        finally:
+            for site, value in before.items():
+                tensors.write(self._raw.tensor(*site), value)
+        sides = [np.sort(np.concatenate([a.ravel() for a in side.values()])) for side in (values, found)]
+        if sides[0].shape != sides[1].shape or not np.array_equal(sides[0], sides[1]):
+            raise UsageError(
+                f"the rule for {reference.path} (add_special_init) does more than put values elsewhere, so it can't "
+                "carry the optimizer's moments: start without the optimizer"
+            )
+        return found
+
+
+def _below(info: RunInfo, layers: Sequence[Layer]) -> set[str]:
+    return {
+        each.path
+        for layer in layers
+        for each in info.layers
+        if each.path == layer.path or each.path.startswith(f"{layer.path}.")
+    }
+
+
+def _split(site: str) -> _Site:
+    layer, _, slot = site.rpartition("/")
+    return layer, slot
+
+
+def _names(sites: Sequence[_Site]) -> str:
+    return " and ".join("/".join(site) for site in sites)

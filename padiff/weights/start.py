@@ -1,0 +1,247 @@
+"""``start_from``: a live model and its optimizer as they were before a recorded step, or with weights from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from padiff.errors import UsageError
+from padiff.frameworks.base import Framework
+from padiff.model.live_model import LiveModel
+from padiff.records import OptimizerState, Step
+from padiff.records.optimizer_state import STEPS
+from padiff.records.pack import with_leaves
+from padiff.records.recorded_batches import recorded_batches
+from padiff.system.switches import say
+from padiff.weights.assign import Carried, Recorded, carry_over
+from padiff.weights.carried_state import StateCarrier
+from padiff.weights.output_proof import Inputs, run_once
+from padiff.weights.stored import Stored, open_stored
+
+# Learning rates, and things that were assumed, that the line names.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a model was given to start from; its text is one line.
+
+    Attributes:
+        source: the run, or the files.
+        step: the recorded step that the model is at the beginning of; `None` of files.
+        model: what was recorded, as ``torch ResNet``.
+        parameters, buffers: how many of the live model's were set.
+        by_rule: layers that rules of the user's carried over.
+        left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
+        optimizers: what each optimizer was given, under the live model's names.
+        assumed: what neither names nor shapes tell, and what was taken for it.
+        outputs: how the model's outputs compare with those that were recorded, where that could be seen.
+    """
+
+    source: str
+    step: int | None
+    model: str
+    parameters: int
+    buffers: int
+    by_rule: int = 0
+    left_as_is: tuple[str, ...] = ()
+    optimizers: tuple[OptimizerState, ...] = ()
+    assumed: tuple[str, ...] = ()
+    outputs: str = ""
+
+    def __str__(self) -> str:
+        counts = [_count(self.parameters, "parameter"), _count(self.buffers, "buffer")]
+        if self.by_rule:
+            counts.append(f"{_count(self.by_rule, 'layer')} by rules of your own")
+        where = f"step {self.step} of {self.source}" if self.step is not None else self.source
+        text = f"starts from {where} ({self.model}): {', '.join(counts)}"
+        text += "".join(f"; {_state_text(state)}" for state in self.optimizers)
+        if self.left_as_is:
+            text += f"; left as it is: {_some(self.left_as_is)}"
+        if self.assumed:
+            text += f"; assumed: {_some(self.assumed)}"
+        return text + (f"; {self.outputs}" if self.outputs else "")
+
+
+def start_from(
+    source: Any,
+    model: Any,
+    *,
+    step: int | None = None,
+    optimizer: Any = None,
+    layer_map: Any = None,
+    partial: bool = False,
+    framework: str | None = None,
+) -> Started:
+    """Start a model where a recorded run was: its weights and buffers, and what its optimizer held.
+
+    The framework of the recording need not be installed. Which parameter answers to which is found as `compare_runs`
+    finds it: matrices are transposed, fused ones put together or taken apart, moments like their weights. Either all
+    of it is carried, or nothing is changed. One line on standard error says what was carried.
+
+    Args:
+        source: a run folder; or a file or folder of safetensors, as Hugging Face's libraries save models
+            (``model.safetensors``, or several with ``model.safetensors.index.json``).
+        model: a torch Module or a paddle Layer; it is changed in place, dtypes and devices stay.
+        step: which recorded step's beginning. Default: the first recorded one.
+        optimizer: the optimizer to set, or several: moments, counts of steps, and the learning rate of the next step.
+            They come from the step's pack (``replay_every_n_steps``); before step 0 there is the rate alone. A
+            scheduler goes on from its own place after that step.
+        layer_map: pairs of layers (recorded, live) that answer to each other; the rest is found around them.
+        partial: carry all that fits, and name the rest, instead of refusing where not everything fits.
+        framework: ``"torch"`` or ``"paddle"``, of files that do not say it.
+
+    Returns:
+        What was carried; its text is the line that was printed.
+
+    Raises:
+        RunFolderError: the source can't be read.
+        UsageError: not everything can be carried, or the step has no weights, or no state; nothing was changed.
+    """
+    stored = open_stored(source, step, framework, LiveModel.of(model).info)
+    return start(stored, model, _listed(optimizer), layer_map, partial)
+
+
+def start(
+    stored: Stored,
+    model: Any,
+    optimizers: Sequence[Any] = (),
+    layer_map: Any = None,
+    partial: bool = False,
+    quiet: bool = False,
+) -> Started:
+    """As `start_from`, from what is open already.
+
+    Args:
+        quiet: whether not to print the line.
+    """
+    if optimizers and stored.optimizers is None:
+        raise UsageError(stored.why_not)
+    raw = LiveModel.of(model)
+    inner = _inner(raw.framework, optimizers)
+    given: list[OptimizerState] = []
+    carried = carry_over(
+        stored.model,
+        model,
+        layer_map,
+        partial=partial,
+        recorded=_recorded(stored, raw),
+        then=lambda done: given.extend(_set(stored, raw, inner, done)),
+    )
+    found = _started(stored, carried, given)
+    if not quiet:
+        say(f"{raw.info.name} {found}")
+    return found
+
+
+def _recorded(stored: Stored, model: LiveModel) -> Recorded | None:
+    """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
+    layer answers to which better than any name.
+    """
+    if stored.recorded is None:
+        return None
+    batch = recorded_batches(stored.recorded)[0]
+    if batch.problem:
+        return None
+
+    def run(raw: LiveModel) -> Step:
+        near = next((tensor for _, tensor in raw.tensors()), None)
+        make = raw.framework.data.tensor
+        args = tuple(with_leaves(value, lambda source: make(source.read(), near)) for value in batch.inputs.values())
+        return run_once(raw, Inputs(args, {}), stored.training)
+
+    kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
+    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers))
+
+
+def _listed(optimizer: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    return list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+
+
+def _inner(framework: Framework, optimizers: Sequence[Any]) -> list[Any]:
+    for one in optimizers:
+        if not framework.optimizers.steppers(one):
+            raise UsageError(
+                f"optimizer has to be one of {framework.name}, as the model is, or a list of them; "
+                f"got {type(one).__module__}.{type(one).__qualname__}"
+            )
+    return list(optimizers)
+
+
+def _set(stored: Stored, raw: LiveModel, optimizers: Sequence[Any], carried: Carried) -> list[OptimizerState]:
+    """Give the optimizers what the recorded ones held; all of them or none."""
+    if not optimizers:
+        return []
+    api = raw.framework.optimizers
+    carrier = StateCarrier(stored.model, raw, carried.alignment, stored.optimizers or ())
+    names = {id(tensor): site for site, tensor in raw.tensors()}
+    states = [carrier.of(_sites(api.optimized(one), names)) for one in optimizers]
+    undo: list[Callable[[], None]] = []
+    try:
+        for one, state in zip(optimizers, states):
+            undo.append(api.set_state(one, names, state))
+    except BaseException:
+        for back in reversed(undo):
+            back()
+        raise
+    return states
+
+
+def _sites(parameters: Sequence[Any], names: Mapping[int, str]) -> list[str]:
+    found = [names[id(parameter)] for parameter in parameters if id(parameter) in names]
+    if not found:
+        raise UsageError("the optimizer steps no parameter of this model: make it of model.parameters()")
+    return found
+
+
+def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) -> Started:
+    transfer = carried.transfer
+    wholes = [f"{base} to {raw}" for base, raw in transfer.left_wholes]
+    return Started(
+        source=stored.label,
+        step=stored.step,
+        model=carried.models.reference,
+        parameters=transfer.parameters,
+        buffers=transfer.buffers,
+        by_rule=len(transfer.calls),
+        left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
+        optimizers=tuple(given),
+        assumed=() if carried.proved else tuple(_assumed(carried)),
+        outputs=_outputs_text(stored, carried),
+    )
+
+
+def _assumed(carried: Carried) -> Iterator[str]:
+    for ambiguity in carried.alignment.ambiguities:
+        if not ambiguity.answer and ambiguity.about not in carried.choices:
+            yield f"{ambiguity.about}: {ambiguity.options[0]}"
+
+
+def _outputs_text(stored: Stored, carried: Carried) -> str:
+    if carried.proof is None or not carried.proof.outputs:
+        return ""
+    if carried.proved:
+        return "run once on the recorded batch, it gives what was recorded"
+    if stored.draws(carried.alignment.layers.candidate):
+        return ""
+    return "run once on the recorded batch, it gives something else: padiff.compare_runs says where"
+
+
+def _state_text(state: OptimizerState) -> str:
+    rates = sorted({rate.value for rate in state.rates})
+    shown = ", ".join(f"{rate:g}" for rate in rates[:_NAMED]) + (", ..." if len(rates) > _NAMED else "")
+    counts = sorted({int(held.numbers[STEPS]) for held in state.parameters.values() if STEPS in held.numbers})
+    after = f" after {'-'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} steps" if counts else ""
+    held = f"state of {_count(len(state.parameters), 'parameter')}{after}" if state.parameters else "no state yet"
+    return f"{state.rule}: {held}, learning rate {shown or 'not known'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -1,0 +1,236 @@
+"""Where a training can start from: a recorded step, or weights in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from padiff.align.matching.parameter_units import tie_targets
+from padiff.dump import open_run
+from padiff.dump.local import local_folder
+from padiff.dump.weight_files import holds_weights, open_weights
+from padiff.errors import UsageError
+from padiff.frameworks.known import FRAMEWORKS
+from padiff.records import Layer, OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
+from padiff.records.pack import Pack
+from padiff.weights.stored_model import StoredModel
+from padiff.weights.stored_tree import tree_of
+
+# Steps that are looked at for weights, the nearest first; and things that are named in a message.
+_LOOKED_AT, _NAMED = 64, 6
+
+_Weights = Mapping[tuple[str, str], TensorSource]
+
+
+class Stored:
+    """A recorded step, or weights in files, opened.
+
+    Attributes:
+        model: its tree and weights.
+        step: the step's number; `None` of files.
+        label: what to call it.
+        optimizers: what each optimizer held before the step; `None` where that is not known.
+        why_not: why it is not known, and what to do about it.
+        recorded: the step's records; `None` of files, and of packs without them.
+        training: whether the step was run in training mode.
+    """
+
+    def __init__(
+        self,
+        model: StoredModel,
+        label: str,
+        optimizers: tuple[OptimizerState, ...] | None,
+        why_not: str = "",
+        recorded: Step | None = None,
+        training: bool = True,
+    ) -> None:
+        self.model, self.label, self.step = model, label, model.step
+        self.optimizers, self.why_not = optimizers, why_not
+        self.recorded, self.training = recorded, training
+
+    def draws(self, layers: Iterable[Layer]) -> bool:
+        """Whether this step, or one of the live model, draws random numbers, as far as the layers say."""
+        return self.training and any(map(_drops, (*self.model.info.layers, *layers)))
+
+
+def open_stored(
+    path: Any, step: int | None = None, framework: str | None = None, beside: RunInfo | None = None
+) -> Stored:
+    """Open what a training is to start from.
+
+    Args:
+        path: a run folder, or a file or folder of safetensors.
+        step: a recorded step's number. Default: the first one.
+        framework: that of files which do not say it themselves.
+        beside: the model that is to start from it; of files, it tells what their names leave open.
+
+    Raises:
+        RunFolderError: it can't be read.
+        UsageError: there are no weights of that step; the message says which steps have them.
+    """
+    folder = local_folder(path, "start_from")
+    if framework is not None and framework not in FRAMEWORKS:
+        raise UsageError(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, got {framework!r}")
+    if holds_weights(folder):
+        if step is not None:
+            raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
+        return _of_files(folder, framework, beside)
+    return stored_step(open_run(folder), step, str(path))
+
+
+def _drops(layer: Layer) -> bool:
+    rates = [layer.settings.get("dropout"), layer.settings.get("p") if "drop" in layer.kind else None]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _of_files(path: Path, framework: str | None, beside: RunInfo | None) -> Stored:
+    files = open_weights(path)
+    name = framework or files.framework
+    if not name:
+        raise UsageError(
+            f"{path} does not say whether its weights are of torch or of paddle, and the matrices of their linear "
+            "layers lie the other way round: give framework='torch' or framework='paddle'"
+        )
+    layers, names = tree_of(files.tensors, name, beside.layers if beside is not None else ())
+    info = RunInfo(name, "", layers, name=path.name)
+    weights = {site: files.tensors[whole] for site, whole in names.items()}
+    why_not = f"{path} holds weights alone, and no optimizer's state"
+    return Stored(StoredModel(info, weights, str(path)), str(path), None, why_not)
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+def stored_step(run: Any, step: int | None, label: str) -> Stored:
+    """A recorded step of a run that is open; as `open_stored`."""
+    numbers = sorted({*run.numbers(), *run.packs})
+    if not numbers:
+        raise UsageError(f"{label} holds no step yet")
+    number = numbers[0] if step is None else step
+    if number not in numbers:
+        raise UsageError(
+            f"{label} has no step {number}: recorded are {_some(map(str, numbers))}; the nearest is "
+            f"{min(numbers, key=lambda other: abs(other - number))}"
+        )
+    pack = run.packs.get(number)
+    recorded: Step | None = run.steps(number)[0] if number in run.numbers() else None
+    weights = _weights(pack, recorded)
+    info: RunInfo = run.info
+    lacking = _lacking(info, weights)
+    if lacking:
+        raise UsageError(_without(run, numbers, number, label, info, weights, lacking))
+    info = _with_kept(info, weights)
+    optimizers, why_not = _optimizers(run, pack, number, label)
+    settings = settings_at(run.info.settings, recorded.settings) if recorded is not None else {}
+    training = bool(settings.get("training", True))
+    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, recorded, training)
+
+
+def _weights(pack: Pack | None, step: Step | None) -> _Weights:
+    found: dict[tuple[str, str], TensorSource] = {}
+    if step is not None:
+        records = (r for r in step.records if r.stage == "weight" and r.call == 0 and not r.source.sketched)
+        found = {(record.layer, record.slot): record.source for record in records}
+    return found | dict(pack.weights) if pack is not None else found
+
+
+def _lacking(info: RunInfo, weights: _Weights) -> list[str]:
+    """Parameters whose values were not kept."""
+    homes = tie_targets(info.layers)
+    return [
+        f"{layer.path}/{p.slot}"
+        for layer in info.layers
+        for p in layer.parameters
+        if p.role == "parameter" and homes.get((layer.path, p.slot), (layer.path, p.slot)) not in weights
+    ]
+
+
+def _with_kept(info: RunInfo, weights: _Weights) -> RunInfo:
+    """The tree without buffers whose values were not kept. (The run's own layer map is for another run.)"""
+    layers = tuple(
+        replace(
+            layer,
+            parameters=tuple(
+                p for p in layer.parameters if p.role == "parameter" or p.tied_to or (layer.path, p.slot) in weights
+            ),
+        )
+        for layer in info.layers
+    )
+    return replace(info, layers=layers, layer_map=())
+
+
+def _without(
+    run: Any, numbers: list[int], number: int, label: str, info: RunInfo, weights: _Weights, lacking: list[str]
+) -> str:
+    """What to say of a step whose weights were not kept, or not all."""
+    step = run.steps(number)[0] if number in run.numbers() else None
+    sketched = {
+        f"{r.layer}/{r.slot}"
+        for r in (step.records if step is not None else ())
+        if r.stage == "weight" and r.source.sketched
+    }
+    if sketched.intersection(lacking):
+        what = f"of step {number} {label} keeps sketches of the weights, not their values"
+        what += "" if not weights else f" (of {_some(name for name in lacking if name in sketched)})"
+    else:
+        what = f"step {number} of {label} has no weights of {_some(lacking)}: they were left out by the lists"
+    near = sorted((n for n in numbers if n != number), key=lambda other: abs(other - number))[:_LOOKED_AT]
+    for other in near:
+        pack = run.packs.get(other)
+        recorded = run.steps(other)[0] if other in run.numbers() else None
+        if not _lacking(info, _weights(pack, recorded)):
+            return f"{what}. The nearest step that has them is {other}: give step={other}"
+    return (
+        f"{what}, and no step near it does. Record the run with full_every_n_steps=N (values in every Nth step), with "
+        "detail='full', or with replay_every_n_steps=N (packs)"
+    )
+
+
+def _optimizers(run: Any, pack: Pack | None, number: int, label: str) -> tuple[tuple[OptimizerState, ...] | None, str]:
+    if pack is not None and pack.optimizers:
+        return pack.optimizers, ""
+    if pack is None and number == 0:
+        # Before its first step an optimizer holds nothing but what it is set to.
+        declared = declared_optimizers(run)
+        if declared:
+            return declared, ""
+        return None, f"{label} does not say what its optimizer was set to: record it with optimizer=..."
+    with_state = [n for n in run.packs if run.packs[n].optimizers]
+    near = min(with_state, key=lambda other: abs(other - number), default=None)
+    return None, (
+        f"{label} keeps no optimizer's state of step {number}"
+        + (f"; the nearest step that has it is {near}: give step={near}" if near is not None else "")
+        + ("" if near is not None else ": record it with replay_every_n_steps=N and optimizer=..., or start without")
+    )
+
+
+def declared_optimizers(run: Run) -> tuple[OptimizerState, ...]:
+    """What the optimizers of a run are before their first step: as they are set, and empty."""
+    settings, found = run.info.settings, []
+    for number in range(len(settings)):
+        prefix = f"optimizer.{number}"
+        if f"{prefix}.rule" not in settings:
+            break
+        rates = []
+        for group in range(len(settings)):
+            own = f"{prefix}.group.{group}"
+            if f"{own}.parameters" not in settings:
+                break
+            value, sites = settings.get(f"{own}.lr"), settings[f"{own}.parameters"]
+            if isinstance(value, (int, float)) and isinstance(sites, (list, tuple)):
+                factor = settings.get(f"{own}.lr_factor", 1.0)
+                rates.append(Rate(float(value) * float(factor), tuple(map(str, sites))))
+        nothing: dict[str, ParameterState] = {}
+        found.append(OptimizerState(str(settings[f"{prefix}.rule"]), nothing, tuple(rates)))
+    return tuple(found)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return ", ".join(listed[:_NAMED]) + more

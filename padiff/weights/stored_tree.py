@@ -1,0 +1,203 @@
+"""A layer tree from the names of tensors alone: what a file of weights has in the place of one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from padiff.align.matching.parameter_units import Shape, as_out_in
+from padiff.frameworks.known import FRAMEWORKS
+from padiff.model import equivalents
+from padiff.records import ROOT, Layer, Parameter, TensorSource
+
+_NUMBER = re.compile(r"(\d+)")
+# The last word of a path that says that a matrix is looked up, row by row; and one that says that it is not.
+_LOOKED_UP = re.compile(r"(?:^|_)(?:emb\w*|wte|wpe|lookup|shared|tok\w*|relative_attention_bias)$|embeddings?$", re.I)
+_MULTIPLIED = re.compile(r"(?:out|head|proj|linear|fc|dense)\d*$", re.I)
+# Rows of a recurrent layer's matrix for each number of its state.
+_RECURRENT = {1: "simplernn", 3: "gru", 4: "lstm"}
+
+
+def tree_of(
+    tensors: Mapping[str, TensorSource], framework: str, beside: Sequence[Layer] = ()
+) -> tuple[tuple[Layer, ...], dict[tuple[str, str], str]]:
+    """The layers that dotted names tell of, and each tensor's name by path and slot.
+
+    Order is that of the names, with numbers as numbers: files sort them as text. What kind a layer is, and how its
+    matrix lies, is told by shapes, by names, and by the other model.
+
+    Args:
+        framework: of which the weights are.
+        beside: the layers of the model that the weights go to.
+    """
+    owned: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(tensors, key=_natural):
+        path, _, slot = name.rpartition(".")
+        owned.setdefault(path or ROOT, []).append((slot, name))
+    paths = list(dict.fromkeys(above for path in owned for above in _with_above(path)))
+    children = dict.fromkeys(paths, 0)
+    for path in paths:
+        if path != ROOT:
+            children[path.rpartition(".")[0] or ROOT] += 1
+    shapes = {path: {slot: _shape(tensors[name]) for slot, name in pairs} for path, pairs in owned.items()}
+    kinds, ties = _Kinds(shapes, framework, beside), _ties(tensors)
+    layers = tuple(
+        _layer(path, owned.get(path, ()), tensors, children[path], kinds, ties) for path in _depth_first(paths)
+    )
+    return layers, {(path, slot): name for path, pairs in owned.items() for slot, name in pairs}
+
+
+def _ties(tensors: Mapping[str, TensorSource]) -> dict[str, str]:
+    """Matrices that hold what another one holds, and which: what is tied in the model may be saved twice."""
+    known: dict[tuple[Shape, bytes], list[tuple[str, np.ndarray]]] = {}
+    found: dict[str, str] = {}
+    for name in sorted(tensors, key=_natural):
+        if len(_shape(tensors[name])) != 2:
+            continue
+        array = tensors[name].read()
+        first = np.ascontiguousarray(array[:1])
+        if not array.size or (array == array[0, 0]).all():
+            continue  # constant: as it was initialised
+        alike = known.setdefault((array.shape, first.tobytes()), [])
+        home = next((other for other, values in alike if np.array_equal(values, array)), None)
+        if home is None:
+            alike.append((name, array))
+        else:
+            path, _, slot = home.rpartition(".")
+            found[name] = f"{path or ROOT}/{slot}"
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)]
+
+
+def _with_above(path: str) -> Iterable[str]:
+    yield ROOT
+    if path != ROOT:
+        parts = path.split(".")
+        yield from (".".join(parts[:k]) for k in range(1, len(parts) + 1))
+
+
+def _depth_first(paths: list[str]) -> list[str]:
+    return [
+        ROOT,
+        *sorted((path for path in paths if path != ROOT), key=lambda p: [_natural(part) for part in p.split(".")]),
+    ]
+
+
+def _layer(
+    path: str,
+    owned: Iterable[tuple[str, str]],
+    tensors: Mapping[str, TensorSource],
+    children: int,
+    kinds: _Kinds,
+    ties: Mapping[str, str],
+) -> Layer:
+    parameters = tuple(
+        Parameter(
+            slot,
+            _shape(tensors[name]),
+            _dtype(tensors[name]),
+            role=_role(slot, _dtype(tensors[name])),
+            layout=kinds.layout(path) if slot == "weight" else "",
+            tied_to=ties.get(name, ""),
+        )
+        for slot, name in owned
+    )
+    kind = kinds.of(path)
+    name = "weights" if path == ROOT else kind or "layer"
+    return Layer(path, name, kind, parameters, children=children)
+
+
+def _shape(source: TensorSource) -> tuple[int, ...]:
+    return tuple(source.shape)  # type: ignore[attr-defined]
+
+
+def _dtype(source: TensorSource) -> str:
+    return str(source.dtype)  # type: ignore[attr-defined]
+
+
+def _role(slot: str, dtype: str) -> str:
+    learned = dtype.startswith(("float", "bfloat", "complex"))
+    return "parameter" if learned and equivalents.slot(slot) not in equivalents.STATISTICS else "buffer"
+
+
+class _Kinds:
+    """What kinds layers are, as far as what they own tells it, and how their matrices lie.
+
+    Args:
+        shapes: by path and slot.
+        framework: of which the weights are.
+        beside: the layers of the other model.
+    """
+
+    def __init__(self, shapes: Mapping[str, Mapping[str, Shape]], framework: str, beside: Sequence[Layer]) -> None:
+        self._shapes, self._usual = shapes, FRAMEWORKS[framework].layout
+        matrices = [
+            (equivalents.common_kind(layer.kind) == "embedding", as_out_in(p.shape, p.layout))
+            for layer in beside
+            for p in layer.parameters
+            if len(p.shape) == 2
+        ]
+        self._tables = {shape for looked_up, shape in matrices if looked_up}
+        self._matrices = {shape for looked_up, shape in matrices if not looked_up}
+        # What a bias tells of one layer holds for the square matrices of others with the same last name.
+        self._told: dict[str, Counter[str]] = {}
+        for path, own in shapes.items():
+            told = _by_bias(own)
+            if told:
+                self._told.setdefault(_last(path), Counter())[told] += 1
+        all_told = {told for counts in self._told.values() for told in counts}
+        self._else = all_told.pop() if len(all_told) == 1 else self._usual
+
+    def of(self, path: str) -> str:
+        """The common kind, or empty."""
+        own = self._shapes.get(path, {})
+        slots = {equivalents.slot(slot) for slot in own}
+        weight = next((shape for slot, shape in own.items() if equivalents.slot(slot) == "weight"), ())
+        for slot in ("weight_hh_l0", "weight_hh"):
+            if len(own.get(slot, ())) == 2:
+                rows, state = own[slot]
+                kind = _RECURRENT.get(rows // max(state, 1), "")
+                return f"{kind}cell" if kind and slot == "weight_hh" else kind
+        if "in_proj_weight" in slots:
+            return "multiheadattention"
+        if "running_mean" in slots:
+            return "batchnorm2d"
+        if len(weight) in (3, 4, 5):
+            return f"conv{len(weight) - 2}d"
+        if len(weight) == 1:
+            return "norm"
+        if len(weight) != 2 or "weight" not in own:
+            return ""
+        return "embedding" if "bias" not in slots and self._looked_up(path, weight) else "linear"
+
+    def _looked_up(self, path: str, shape: Shape) -> bool:
+        if shape in self._tables and as_out_in(shape, self._usual) not in self._matrices:
+            return True
+        name = _last(path)
+        return bool(_LOOKED_UP.search(name)) and not _MULTIPLIED.search(name)
+
+    def layout(self, path: str) -> str:
+        """How the matrix ``weight`` lies; empty where there is none, or one of a table."""
+        if self.of(path) != "linear":
+            return ""
+        told = self._told.get(_last(path))
+        return _by_bias(self._shapes[path]) or (told.most_common(1)[0][0] if told else self._else)
+
+
+def _by_bias(own: Mapping[str, Shape]) -> str:
+    """How a matrix lies, where its bias tells: there is one number of it for each output."""
+    weight, bias = own.get("weight", ()), own.get("bias", ())
+    if len(weight) != 2 or len(bias) != 1 or weight[0] == weight[1] or bias[0] not in weight:
+        return ""
+    return "out_in" if bias[0] == weight[0] else "in_out"
+
+
+def _last(path: str) -> str:
+    """The last name of a path that is no number."""
+    return next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")

@@ -1,0 +1,95 @@
+"""The reference's framework is not importable where its steps are done again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ONLY = """
+import sys, warnings
+warnings.filterwarnings("ignore")
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import padiff
+"""
+
+TORCH = """
+import torch, torch.nn.functional as F
+torch.manual_seed({seed})
+net = torch.nn.Sequential(
+    torch.nn.Linear(6, 8), torch.nn.Dropout(0.2),
+    torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True), torch.nn.Linear(8, 3))
+optimizer = torch.optim.AdamW(net.parameters(), lr={rate}, weight_decay=0.01)
+def loss_function(out, labels):
+    return F.cross_entropy(out.flatten(0, 1), labels.flatten())
+def random_batch():
+    return torch.randn(4, 5, 6), torch.randint(0, 3, (4, 5))
+def clear():
+    optimizer.zero_grad()
+"""
+
+PADDLE = """
+import paddle, paddle.nn.functional as F
+paddle.seed({seed})
+net = paddle.nn.Sequential(
+    paddle.nn.Linear(6, 8), paddle.nn.Dropout(0.2),
+    paddle.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1), paddle.nn.Linear(8, 3))
+optimizer = paddle.optimizer.AdamW(parameters=net.parameters(), learning_rate={rate}, weight_decay=0.01)
+def loss_function(out, labels):
+    return F.cross_entropy(out.flatten(0, 1), labels.flatten())
+def random_batch():
+    return paddle.randn([4, 5, 6]), paddle.randint(0, 3, [4, 5])
+def clear():
+    optimizer.clear_grad()
+"""
+
+TRAIN = """
+with padiff.record(net, {folder!r}, optimizer=optimizer, every_n_steps=100, replay_every_n_steps=3) as rec:
+    for _ in range(4):
+        inputs, labels = random_batch()
+        loss = loss_function(net(inputs), labels)
+        loss.backward(); optimizer.step(); clear()
+        rec.try_dump()
+"""
+
+REPLAY = """
+with padiff.replay({reference!r}, net, {folder!r}, optimizer=optimizer) as replay:
+    for step in replay:
+        loss = loss_function(net(*step.inputs), *step.labels)
+        loss.backward(); optimizer.step(); clear()
+print(replay.report)
+assert {other!r} not in sys.modules and replay.report.coverage.steps == (0, 3)
+sys.exit(0 if replay.report.passed else 1)
+"""
+
+SIDES = {"torch": TORCH, "paddle": PADDLE}
+
+
+def ran(place: Path, framework: str, body: str, **values: object) -> subprocess.CompletedProcess[str]:
+    other = next(name for name in SIDES if name != framework)
+    text = (ONLY + SIDES[framework] + body).format(absent=(other,), other=other, **values)
+    script = place / f"of_{framework}.py"
+    script.write_text(text)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "target"), [("torch", "paddle"), ("paddle", "torch")])
+def test_a_port_is_replayed_without_the_other_framework(tmp_path, source, target):
+    first = ran(tmp_path, source, TRAIN, folder=str(tmp_path / "there"), seed=1, rate=0.01)
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "there").rename(tmp_path / "here")
+    second = ran(
+        tmp_path, target, REPLAY, reference=str(tmp_path / "here"), folder=str(tmp_path / "again"), seed=2, rate=0.5
+    )
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "The runs match" in second.stdout

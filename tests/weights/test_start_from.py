@@ -1,0 +1,363 @@
+"""A model that starts where a recorded run was; expected is what the other model, or numpy, computes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from kit.frameworks import KITS, PADDLE, TORCH, kit_of
+from kit.trainings import X, Y, paddle_net, torch_net
+from pairs import PAIRS
+from pairs.test_truth import distance, outputs
+
+import padiff
+from padiff.errors import RunFolderError, UsageError
+
+#: One side owns what the other has no place for.
+UNEVEN = {"vit_layer_scale", "vit_layer_scale_to_layers", "heads_in_wrappers"}
+NETS = {"torch": torch_net, "paddle": paddle_net}
+
+
+def once(model, args, folder, **options):
+    """A run of one step, in evaluation mode, without an optimizer."""
+    with padiff.record(model.eval() or model, dir_path=folder, **options) as rec:
+        kit_of(model).run(model, args)
+        rec.try_dump()
+    return folder
+
+
+def state(model):
+    return {name: kit_of(model).numpy(value).copy() for name, value in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def mixed(framework):
+    """A small net with values of its own, a BatchNorm and its buffers."""
+    net = NETS[framework](norm=True)
+    kit = KITS[framework]
+    for number, tensor in enumerate(net.state_dict().values()):
+        if "float" in str(tensor.dtype):
+            kit.set(tensor, np.random.RandomState(number).rand(*tensor.shape).astype("float32") + 0.1)
+    return net
+
+
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p.name not in UNEVEN], ids=lambda pair: pair.name)
+def test_outputs_are_those_of_the_recorded_model(pair, tmp_path, capsys):
+    reference, candidate = (model.eval() or model for model in pair.build())
+    run = once(reference, pair.inputs()[0], tmp_path / "run")
+    assert distance(*outputs(pair, (reference, candidate))) > 1e-2
+    started = padiff.start_from(run, candidate)
+    assert distance(*outputs(pair, (reference, candidate))) < 1e-5
+    assert not started.assumed
+    assert "it gives what was recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(UNEVEN))
+def test_what_does_not_fit_is_named_and_nothing_is_changed(name, tmp_path):
+    (pair,) = (p for p in PAIRS if p.name == name)
+    reference, candidate = pair.build()
+    run, before = once(reference, pair.inputs()[0], tmp_path / "run"), state(candidate)
+    with pytest.raises(UsageError, match="No partner for"):
+        padiff.start_from(run, candidate)
+    assert same(state(candidate), before)
+    started = padiff.start_from(run, candidate, partial=True)
+    assert started.left_as_is
+    assert "left as it is" in str(started)
+
+
+@pytest.mark.parametrize("source", NETS)
+@pytest.mark.parametrize("target", NETS)
+def test_weights_and_statistics_are_those_before_the_step(source, target, tmp_path, capsys):
+    net = mixed(source)
+    expected = state(net)
+    once(net, [KITS[source].tensor(X[0])], tmp_path / "run")
+    other = NETS[target](norm=True)
+    started = padiff.start_from(tmp_path / "run", other)
+    assert (started.step, started.parameters, started.buffers >= 2) == (0, 6, True)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == f"padiff: Sequential {started}"
+    assert f"starts from step 0 of {tmp_path}/run ({source} Sequential): 6 parameters" in line
+    found = state(other)
+    turned = (lambda array: array) if source == target else np.transpose
+    for name in ("0.weight", "2.weight"):
+        np.testing.assert_array_equal(found[name], turned(expected[name]))
+    names = {"torch": ("running_mean", "running_var"), "paddle": ("_mean", "_variance")}
+    for one, two in zip(names[source], names[target]):
+        np.testing.assert_array_equal(found[f"1.{two}"], expected[f"1.{one}"])
+
+
+def trained(folder, framework="torch", steps=4, **options):
+    """A run of SGD; and its weights before each step, as torch has them."""
+    net, kit = NETS[framework](), KITS[framework]
+    optimizer = kit.sgd(net.parameters(), 0.1)
+    before = []
+    with padiff.record(net, dir_path=folder, optimizer=optimizer, **options) as rec:
+        for step in range(steps):
+            before.append(kit.weight(net[0]))
+            ((net(kit.tensor(X[step])) - kit.tensor(Y[step])) ** 2).mean().backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    return before
+
+
+@pytest.mark.parametrize("step", [None, 0, 2])
+def test_the_step_is_the_one_that_was_asked_for(tmp_path, step):
+    before = trained(tmp_path / "run")
+    net = paddle_net()
+    started = padiff.start_from(tmp_path / "run", net, step=step)
+    assert started.step == (step or 0)
+    np.testing.assert_array_equal(PADDLE.weight(net[0]), before[step or 0])
+
+
+def test_a_square_matrix_is_transposed_too(tmp_path):
+    net = TORCH.net(lambda self, x: self.b(self.a(x)), a=torch.nn.Linear(5, 5), b=torch.nn.Linear(5, 5))
+    once(net, [torch.tensor(X[0])], tmp_path / "run")
+    other = PADDLE.net(lambda self, x: self.b(self.a(x)), a=paddle.nn.Linear(5, 5), b=paddle.nn.Linear(5, 5))
+    padiff.start_from(tmp_path / "run", other)
+    np.testing.assert_array_equal(other.a.weight.numpy(), net.a.weight.detach().numpy().T)
+
+
+def test_losses_of_both_runs_are_the_same_afterwards_and_the_runs_match(tmp_path):
+    trained(tmp_path / "torch")
+    net = paddle.nn.Sequential(paddle.nn.Linear(5, 7), paddle.nn.Tanh(), paddle.nn.Linear(7, 3))
+    optimizer = paddle.optimizer.SGD(0.9, parameters=net.parameters())
+    padiff.start_from(tmp_path / "torch", net, optimizer=optimizer)
+    with padiff.record(net, dir_path=tmp_path / "paddle", optimizer=optimizer) as rec:
+        for step in range(4):
+            loss = ((net(paddle.to_tensor(X[step])) - paddle.to_tensor(Y[step])) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            rec.try_dump()
+    report = padiff.compare_runs(tmp_path / "torch", tmp_path / "paddle")
+    assert report.passed, report
+
+
+def test_a_layer_map_decides_between_layers_that_are_alike(tmp_path):
+    def forward(self, x):
+        return self.a(x) + 2 * self.b(x)
+
+    net = TORCH.net(forward, a=torch.nn.Linear(5, 5), b=torch.nn.Linear(5, 5))
+    once(net, [torch.tensor(X[0])], tmp_path / "run")
+    other = PADDLE.net(forward, a=paddle.nn.Linear(5, 5), b=paddle.nn.Linear(5, 5))
+    padiff.start_from(tmp_path / "run", other, layer_map=[("a", other.b), ("b", other.a)])
+    np.testing.assert_array_equal(PADDLE.weight(other.b), TORCH.weight(net.a))
+
+
+def test_a_rule_of_ones_own_gets_the_recorded_layer(tmp_path):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix, self.inner = torch.nn.Parameter(torch.randn(5, 7)), torch.nn.Linear(7, 2)
+
+        def forward(self, x):
+            return self.inner(x @ self.matrix)
+
+    class Halves(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = self.create_parameter([7, 3]), self.create_parameter([7, 2])
+            self.last = paddle.nn.Linear(7, 2)
+
+        def forward(self, x):
+            return self.last(x @ paddle.concat([self.left, self.right], 1).T)
+
+    def rule(base, raw):
+        first, second = np.split(base.matrix.detach().cpu().numpy().T, [3], axis=1)
+        raw.left.set_value(first)
+        raw.right.set_value(second)
+        raw.last.weight.set_value(base.inner.weight.t().numpy())
+        raw.last.bias.set_value(base.state_dict()["inner.bias"].numpy())
+
+    padiff.add_special_init("torch", "Scaled", "paddle", "Halves", rule)
+    base, raw = TORCH.net(lambda self, x: self.x(x), x=Scaled()), PADDLE.net(lambda self, x: self.x(x), x=Halves())
+    once(base, [torch.tensor(X[0])], tmp_path / "run")
+    started = padiff.start_from(tmp_path / "run", raw)
+    assert started.by_rule == 1
+    np.testing.assert_allclose(raw(paddle.to_tensor(X[0])).numpy(), base(torch.tensor(X[0])).detach(), 1e-5, 1e-6)
+
+
+def test_a_rule_that_fails_leaves_the_model_as_it_was(tmp_path):
+    class Own(torch.nn.Linear):
+        pass
+
+    def rule(base, raw):
+        raw.weight.set_value(paddle.zeros_like(raw.weight))
+        base.nothing_of_this_name  # noqa: B018
+
+    class OwnLayer(paddle.nn.Linear):
+        pass
+
+    padiff.add_special_init("torch", "Own", "paddle", "OwnLayer", rule)
+    once(TORCH.net(lambda self, x: self.x(x), x=Own(5, 3)), [torch.tensor(X[0])], tmp_path / "run")
+    raw = PADDLE.net(lambda self, x: self.x(x), x=OwnLayer(5, 3))
+    before = state(raw)
+    with pytest.raises(UsageError, match=r"x is a recorded Own, of which there are its tensors.*no 'nothing_of_this"):
+        padiff.start_from(tmp_path / "run", raw)
+    assert same(state(raw), before)
+
+
+def test_assign_weight_takes_a_run_folder(tmp_path, capsys):
+    before = trained(tmp_path / "run")
+    net = paddle_net()
+    assert padiff.assign_weight(tmp_path / "run", net)
+    assert "weights: torch Sequential -> paddle Sequential" in capsys.readouterr().out
+    np.testing.assert_array_equal(PADDLE.weight(net[0]), before[0])
+    with pytest.raises(UsageError, match="weights go into a live model"):
+        padiff.assign_weight(net, str(tmp_path / "run"))
+    with pytest.raises(UsageError, match="leave inputs out"):
+        padiff.assign_weight(tmp_path / "run", net, inputs=(X[0], X[0]))
+
+
+def test_the_training_is_left_as_it_was_but_for_the_weights(tmp_path):
+    """Modes, random numbers, hooks, gradients."""
+    trained(tmp_path / "run")
+    net = torch_net().train()
+    net[1].eval()
+    torch.manual_seed(3)
+    (net(torch.tensor(X[0])) ** 2).mean().backward()
+    gradient = net[0].weight.grad.clone()
+    tensor = net[0].weight
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    padiff.start_from(tmp_path / "run", net)
+    assert torch.equal(torch.rand(3), expected)
+    assert [layer.training for layer in net] == [True, False, True]
+    assert torch.equal(net[0].weight.grad, gradient)
+    assert net[0].weight is tensor
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in net.modules())
+
+
+# -- bad input
+
+
+def refused(net, message, *args, **kwargs):
+    before = state(net)
+    with pytest.raises((UsageError, RunFolderError), match=message) as caught:
+        padiff.start_from(*args, **kwargs)
+    assert same(state(net), before)
+    return str(caught.value)
+
+
+def test_another_model_is_refused(tmp_path):
+    trained(tmp_path / "run")
+    net = paddle.nn.Sequential(paddle.nn.Linear(5, 9), paddle.nn.Tanh(), paddle.nn.Linear(9, 3))
+    refused(net, "(No partner|hapes)", tmp_path / "run", net)
+
+
+def test_a_step_that_is_not_there_is_refused(tmp_path):
+    trained(tmp_path / "run", every_n_steps=2)
+    net = paddle_net()
+    refused(net, r"has no step 3: recorded are 0, 2; the nearest is 2", tmp_path / "run", net, step=3)
+
+
+def test_sketches_alone_are_no_weights(tmp_path):
+    trained(tmp_path / "run", detail="sketch")
+    net = paddle_net()
+    message = refused(net, "of step 0 .* keeps sketches of the weights, not their values", tmp_path / "run", net)
+    assert "full_every_n_steps=N" in message
+    assert "replay_every_n_steps=N" in message
+
+
+def test_the_nearest_step_with_weights_is_named(tmp_path):
+    before = trained(tmp_path / "run", detail="sketch", full_every_n_steps=3)
+    net = paddle_net()
+    refused(net, "The nearest step that has them is 3: give step=3", tmp_path / "run", net, step=2)
+    padiff.start_from(tmp_path / "run", net, step=3)
+    np.testing.assert_array_equal(PADDLE.weight(net[0]), before[3])
+
+
+def test_layers_that_were_left_out_are_named(tmp_path):
+    trained(tmp_path / "run", black_list=["2"])
+    net = paddle_net()
+    refused(net, "has no weights of 2/weight, 2/bias: they were left out by the lists", tmp_path / "run", net)
+
+
+def test_a_damaged_folder_is_refused(tmp_path):
+    trained(tmp_path / "run")
+    for path in (tmp_path / "run" / "steps").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    for path in (tmp_path / "run" / "steps").rglob("*.npy"):
+        path.write_bytes(path.read_bytes()[:90])
+    net = paddle_net()
+    refused(net, "(damaged|cut off|truncated|can.t be read)", tmp_path / "run", net)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    net = paddle_net()
+    (tmp_path / "empty").mkdir()
+    refused(net, "is no run folder", tmp_path / "empty", net)
+    refused(net, "there is no run folder", tmp_path / "missing", net)
+    refused(net, "has to be the path of a folder, got Sequential", net, net)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    trained(tmp_path / "run")
+    with pytest.raises(UsageError, match=r"expected a torch.nn.Module or a paddle.nn.Layer"):
+        padiff.start_from(tmp_path / "run", [1, 2])
+
+
+# -- in an environment that has the candidate's framework alone
+
+_BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == BLOCKED:
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Blocked())
+"""
+_TORCH = """
+import torch, padiff
+net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+optimizer = torch.optim.Adam(net.parameters(), 0.9)
+padiff.start_from(RUN, net, step=STEP, optimizer=optimizer)
+with padiff.record(net, dir_path=OUT, optimizer=optimizer, start_step=STEP) as rec:
+    for x, y in padiff.batches(RUN, steps=range(STEP, 6)):
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step(); optimizer.zero_grad(); rec.try_dump()
+"""
+_PADDLE = """
+import paddle, padiff
+net = paddle.nn.Sequential(paddle.nn.Linear(5, 7), paddle.nn.Tanh(), paddle.nn.Linear(7, 3))
+optimizer = paddle.optimizer.Adam(0.9, parameters=net.parameters())
+padiff.start_from(RUN, net, step=STEP, optimizer=optimizer)
+with padiff.record(net, dir_path=OUT, optimizer=optimizer, start_step=STEP) as rec:
+    for x, y in padiff.batches(RUN, steps=range(STEP, 6)):
+        paddle.nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step(); optimizer.clear_grad(); rec.try_dump()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize(("source", "script"), [("torch", _PADDLE), ("paddle", _TORCH)], ids=["there", "back"])
+def test_the_frameworks_are_in_two_environments(tmp_path, source, script, step):
+    net, kit = NETS[source](), KITS[source]
+    optimizer = kit.adam(net.parameters(), 0.01)
+    loss_of = torch.nn.functional.mse_loss if source == "torch" else paddle.nn.functional.mse_loss
+    with padiff.record(net, dir_path=tmp_path / "run", optimizer=optimizer, replay_every_n_steps=3) as rec:
+        for number in range(6):
+            loss_of(net(kit.tensor(X[number])), kit.tensor(Y[number])).backward()
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    moved = shutil.move(tmp_path / "run", tmp_path / "moved")
+    about = f"BLOCKED, RUN, OUT, STEP = {source!r}, {str(moved)!r}, {str(tmp_path / 'other')!r}, {step}\n"
+    code = about + textwrap.dedent(_BLOCKED + script)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    report = padiff.compare_runs(moved, tmp_path / "other")
+    assert report.passed, report
+    assert report.coverage.steps == tuple(range(step, 6))
