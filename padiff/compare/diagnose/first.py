@@ -53,7 +53,8 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) 
 def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
     """What the records say, else what explains them when it is computed, else where to look."""
     runs, alignment = evidence.runs, evidence.alignment
-    scene = _scene(diff, step, alignment, runs)
+    declared = evidence.declared(diff.pair.step)
+    scene = replace(_scene(diff, step, alignment, runs), declared=declared)
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
@@ -65,7 +66,7 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, c
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
-    recorded = recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
+    recorded = recorded_cause(diff, step, alignment, declared, place)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
             return recorded

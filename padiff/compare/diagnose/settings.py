@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from padiff.compare.declared.fixes import together
 from padiff.model import equivalents
@@ -42,16 +43,35 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
     together_ = [found[k][1] for number, stage, k in counting if (number, stage) == place[:2]]
     one = found[place[2]][1]
     same_kind = [other for other in together_ if other.kind == one.kind]
+    said = same_kind if one.kind not in _OF_LAYERS else _of_one_layer(same_kind)
     return FirstDiff(
         place[0],
         one.stage,
         one.place.reference,
         one.place.candidate,
         slot=one.name,
-        cause=cause_of(same_kind if one.kind not in _OF_LAYERS else _of_one_layer(same_kind)),
+        cause=_as_computed(cause_of(said), said, first),
         statement=_statement(place[0], together_, first),
         parameters=one.parameters,
     )
+
+
+def _as_computed(cause: Cause | None, differences: Sequence[Difference], first: FirstDiff | None) -> Cause | None:
+    """What is declared differently, proven where computing with it explains the first tensor that parts."""
+    computed = first.cause if first is not None else None
+    if cause is None or first is None or computed is None or not computed.proven:
+        return cause
+    kinds = computed.kind.split("+")
+    if not all(any(_names(one, kind) for kind in kinds) for one in differences):
+        return cause
+    notes = f"{cause.evidence}; " * bool(cause.evidence)
+    where = f"at step {first.step}, {computed.evidence}"
+    return replace(cause, proven=True, evidence=notes + where, fix=cause.fix or computed.fix)
+
+
+def _names(difference: Difference, kind: str) -> bool:
+    """Whether a computed cause's kind is the setting: ``adam_beta2`` is beta2."""
+    return kind == difference.kind or kind == difference.name or kind.endswith(f"_{difference.name}")
 
 
 def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:
