@@ -17,9 +17,10 @@ from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
+from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
+from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Run
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
@@ -48,6 +49,17 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) 
         inside=place.inside,
         call=_call(place),
     )
+
+
+def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
+    """A first diff that is what optimizers are set to, as proven where the updates of a step show it."""
+    cause = first.cause
+    differences = [one for one in evidence.declared(first.step) if one.kind == "optimizer_setting" and one.changes]
+    update = next((d for d in step if d.pair.stage == "update" and d.compared and d.pair.anchor.layer != LOOP), None)
+    if cause is None or cause.kind != "optimizer_setting" or update is None or cause.proven:
+        return first
+    scene = replace(_scene(update, step, evidence.alignment, evidence.runs), declared=differences)
+    return replace(first, cause=as_computed(cause, differences, explain(scene).cause, update.pair.step))
 
 
 def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:

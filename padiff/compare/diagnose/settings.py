@@ -50,23 +50,29 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
         one.place.reference,
         one.place.candidate,
         slot=one.name,
-        cause=_as_computed(cause_of(said), said, first),
+        cause=as_computed(cause_of(said), said, first.cause if first is not None else None, first.step if first else 0),
         statement=_statement(place[0], together_, first),
         parameters=one.parameters,
     )
 
 
-def _as_computed(cause: Cause | None, differences: Sequence[Difference], first: FirstDiff | None) -> Cause | None:
-    """What is declared differently, proven where computing with it explains the first tensor that parts."""
-    computed = first.cause if first is not None else None
-    if cause is None or first is None or computed is None or not computed.proven:
+def as_computed(
+    cause: Cause | None, differences: Sequence[Difference], computed: Cause | None, step: int
+) -> Cause | None:
+    """What is declared differently, proven where computing with it explains what was recorded.
+
+    Args:
+        differences: those that the cause is about.
+        computed: what explains the first tensor that parts, at the step.
+    """
+    if cause is None or computed is None or not computed.proven:
         return cause
     kinds = computed.kind.split("+")
     if not all(any(_names(one, kind) for kind in kinds) for one in differences):
         return cause
     notes = f"{cause.evidence}; " * bool(cause.evidence)
-    where = f"at step {first.step}, {computed.evidence}"
-    return replace(cause, proven=True, evidence=notes + where, fix=cause.fix or computed.fix)
+    evidence = f"{notes}at step {step}, {computed.evidence}"
+    return replace(cause, proven=True, evidence=evidence, fix=cause.fix or computed.fix)
 
 
 def _names(difference: Difference, kind: str) -> bool:

@@ -149,7 +149,14 @@ def _best(some: Sequence[Tried]) -> list[Tried]:
     # That something is scaled is no cause beside one that says by what, with less solved for.
     said = [one for one in found if one.hypothesis.telling]
     found = [one for one in found if one in said or all(one.cost <= other.cost for other in said)]
-    kinds: dict[str, Tried] = {}
+    kept: list[Tried] = []
     for one in sorted(found, key=lambda one: one.cost):
-        kinds.setdefault(one.hypothesis.kind, one)
-    return list(kinds.values())[:3]
+        # Of what says the same, or a part of it, the first is told.
+        if not any(_says_as_much(known, one) for known in kept):
+            kept.append(one)
+    return kept[:3]
+
+
+def _says_as_much(known: Tried, other: Tried) -> bool:
+    parts = [{*one.hypothesis.kind.split("+")} for one in (known, other)]
+    return parts[0] >= parts[1] or parts[1] >= parts[0]
