@@ -66,7 +66,7 @@ def _cause(diff: Diff, step: Sequence[Diff], place: Place, evidence: Evidence, c
     """What the records say, else what explains them when it is computed, else where to look."""
     runs, alignment = evidence.runs, evidence.alignment
     declared = evidence.declared(diff.pair.step)
-    scene = replace(_scene(diff, step, alignment, runs), declared=declared)
+    scene = replace(_scene(diff, step, alignment, runs), declared=declared, place=place)
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from padiff.align import Alignment, LayerPair
+from padiff.compare.diagnose.place import Place as Place_
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.errors import PadiffError
@@ -33,6 +34,7 @@ class Scene:
         runs: reference and candidate.
         rank: which rank's.
         declared: what the runs declare differently in its step.
+        place: where in the code it comes from.
     """
 
     diff: Diff
@@ -41,6 +43,7 @@ class Scene:
     runs: Both[Run]
     rank: int = 0
     declared: Sequence[Difference] = ()
+    place: Place_ | None = None
     _pairs: dict[int, Mapping[str, Mapping[Place, Pair]]] = field(default_factory=dict, repr=False, compare=False)
     _sides: dict[int, Both[Step] | None] = field(default_factory=dict, repr=False, compare=False)
 
