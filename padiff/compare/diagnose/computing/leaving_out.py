@@ -53,6 +53,8 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
     operation = node.operation
     other = next((one for n, one in enumerate(node.given) if n != place), None)
     if operation in ("add", "sub", "channelwise") and other is not None:
+        if sheet.is_number(other):
+            return None  # numbers are solved for
         if operation == "channelwise" and node.how["how"] == "mul":
             return "factor_missing", "a factor", f"{sheet.named(other)} does not multiply ({where})", 1
         if sheet.is_parameter(other):
@@ -75,7 +77,9 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
     if operation in ("mul", "div") and other is not None:
         if sheet.is_number(other):
             number = float(sheet.formula.values[other])
-            text = f"{where} is left out, so nothing is scaled by {number:.6g} there"
+            text = f"{where} is left out: {sheet.named(node.given[place])} is not scaled by {number:.6g}"
+            if sheet.feeds(k, _TURNING):
+                text += " (positions, or frequencies, of rotary embeddings)"
             return "scale_missing", "a scale", text, 1
         masks = sheet.formula.values[other].dtype.kind == "b" or _is_mask(sheet, other)
         kind, name = ("mask_missing", "a mask") if masks else ("factor_missing", "a factor")

@@ -151,7 +151,23 @@ def causal(x: np.ndarray, diagonal: int = 1, value: float = -1e30) -> np.ndarray
 
 def masked(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Scores with a mask: of truths, what is false is hidden; of numbers, they are added."""
-    return np.where(mask, x, -1e30) if mask.dtype == bool else np.asarray(x + mask)
+    return np.where(mask, x, -1e30) if mask.dtype == bool else _in_single(np.add)(x, mask)
+
+
+#: From this size on, numbers leave nothing of what they are added to.
+_HUGE = 1e6
+
+
+def _in_single(operation: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Sums with numbers that stand for infinity, which float32 rounds to these."""
+
+    def made(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        found = np.asarray(operation(x, y))
+        if found.dtype.kind != "f" or not found.size or np.abs(found).max() < _HUGE:
+            return found
+        return np.asarray(found.astype(np.float32).astype(np.float64))
+
+    return made
 
 
 def cast(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -190,8 +206,8 @@ def _power(x: np.ndarray, y: Any) -> np.ndarray:
 
 
 _KNOWN: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
+    "add": _in_single(np.add),
+    "sub": _in_single(np.subtract),
     "mul": np.multiply,
     "div": np.divide,
     "pow": _power,

@@ -321,9 +321,18 @@ def _reshape(sheet: Sheet, k: int) -> Iterator[Edit]:
                 yield Edit("flatten_order", "another order of flattening", text, {k: change}, 2, at=k)
     if len(after) > len(before) and len(after) >= 3:
         turned = (*after[:-2], after[-1], after[-2])
-        swap: Change = lambda get, own: np.swapaxes(get(given).reshape(turned), -1, -2)  # noqa: E731
+        swap = _interleaved(given, turned)
         text = f"the parts that {where} makes are interleaved (heads: each takes every {after[-2]}th channel)"
         yield Edit("heads_interleaved", "interleaved heads", text, {k: swap}, 1, at=k)
+        alike = [n for n, one in enumerate(sheet.nodes) if one.operation == "reshape" and sheet.shape(n) == after
+                 and sheet.shape(one.given[0]) == before]  # fmt: skip
+        if len(alike) > 1 and alike[0] == k:
+            changes = {n: _interleaved(sheet.nodes[n].given[0], turned) for n in alike}
+            yield Edit("heads_interleaved", "interleaved heads", f"{text}, as all {len(alike)} of this shape", changes, 1, at=k)
+
+
+def _interleaved(given: int, turned: tuple[int, ...]) -> Change:
+    return lambda get, own: np.swapaxes(get(given).reshape(turned), -1, -2)
 
 
 def _matmul(sheet: Sheet, k: int) -> Iterator[Edit]:

@@ -61,11 +61,29 @@ class Writer:
     def write(self, tensor: int, open_: Collection[int]) -> Formula:
         """Write a tensor; those that are open are written out, others are taken as they were recorded.
 
+        What functions gave, as far as layers give it, is written out as well: a small thing that is other further up
+        shows in nothing but what comes of it.
+
         Raises:
             UnknownError: it can't be written.
         """
-        self.formula.end = self._node(tensor, frozenset(open_))
+        self.formula.end = self._node(tensor, self._wide(tensor, open_))
         return self.formula
+
+    def _wide(self, tensor: int, open_: Collection[int]) -> frozenset[int]:
+        """The tensors that are open, and those that functions gave and that go into them."""
+        found, waiting = {*open_}, [tensor, *open_]
+        for one in waiting:
+            call = self._graph.producers.get(one)
+            if call is None or len(found) > _MOST or (one not in found and not call.function):
+                continue
+            found.add(one)
+            for operand in call.inputs:
+                before = self._graph.producers.get(operand.tensor)
+                if before is not None and before.function and operand.tensor not in found:
+                    found.add(operand.tensor)
+                    waiting.append(operand.tensor)
+        return frozenset(found)
 
     def _node(self, tensor: int, open_: frozenset[int]) -> int:
         if tensor in self.nodes:
@@ -161,9 +179,12 @@ class Writer:
     def _own(self, layer: Layer) -> dict[str, int]:
         found = {}
         for path, prefix in ((layer.path, ""), (f"{layer.path}.out_proj", "out_proj.")):
-            for (owner, slot), _ in self._weights.items():
-                if owner == path:
-                    found[prefix + equivalents.slot(slot)] = self._parameter(f"{path}/{slot}")
+            own = self._layers.get(path)
+            for p in own.parameters if own is not None else ():
+                name = p.tied_to or f"{path}/{p.slot}"
+                layer_, _, slot = name.rpartition("/")
+                if (layer_, slot) in self._weights:
+                    found[prefix + equivalents.slot(p.slot)] = self._parameter(name)
         return found
 
     def slots(self, name: str) -> str:

@@ -7,7 +7,7 @@ are, then with one edit. An edit that gives the candidate's tensor is what is ot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from padiff.compare.diagnose.computing.solving import numbers, solved
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
-from padiff.compare.diagnose.hypotheses.proof import NEAR
+from padiff.compare.diagnose.hypotheses.proof import NEAR, explains, weigh
 from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
 from padiff.compare.diagnose.settings import cause_of
 from padiff.records import Both
@@ -33,6 +33,12 @@ _AGREES = 1e-3
 _TOGETHER = 6
 #: Elements that are computed with, at most.
 _MOST = 8_000_000
+# Of edits that come to the level of rounding, those that are so many times further off than the nearest explain less,
+# but for this share of the noise.
+_NEARER, _ROUNDED = 3.0, 0.5
+_OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
+
+Maker = Callable[[Sheet], Iterable[Edit]]
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,15 @@ class _Case:
     sides: Both[np.ndarray]
     noise: float
 
-    def hypothesis(self, edit: Edit, made: np.ndarray, tried: int, swapped: bool = False, head: str = "") -> Hypothesis:
-        pair = self.scene.diff.pair
-        reference, candidate = self.sides.swapped(swapped)
+    def hypothesis(self, found: _Found, head: str) -> Hypothesis:
+        pair, edit = self.scene.diff.pair, found.edit
+        without, actual = self.sides.swapped(found.surplus)
 
         def predict() -> Iterator[Prediction]:
-            yield Prediction(pair.anchor.site, candidate, made, reference, self.noise, self.scene.limit(pair))
+            yield Prediction(pair.anchor.site, actual, found.made, without, self.noise, self.scene.limit(pair))
 
-        kind = edit.kind.replace("_missing", "_added") if swapped else edit.kind
-        return Hypothesis(kind, edit.name, head + edit.text, predict, "outputs", edit.free, tried)
+        kind = edit.kind.replace("_missing", "_added") if found.surplus else edit.kind
+        return Hypothesis(kind, edit.name, head + edit.text, predict, "outputs", edit.free, found.tried)
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
@@ -85,13 +91,17 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
         written.append(Sheet(writer, graph))
     case = _Case(scene, sides, max(noise, 1e-300))
     reference, candidate = written
-    found = False
+    found: list[_Found] = []
     if reference is not None and reference.shape(reference.formula.end) == sides.reference.shape:
-        for one in (*_declared(case, reference), *_edited(case, reference)):
-            found = found or one.tried > 0
-            yield one
-    if candidate is not None and candidate.shape(candidate.formula.end) == sides.candidate.shape:
-        yield from _surplus(case, candidate)
+        declared = _declared(case, reference)
+        if declared is not None:
+            yield declared
+            if explains(weigh(declared.predict()), declared):
+                return
+        found += _tried(case, reference, (left_out, otherwise), sides.candidate, False)
+    if candidate is not None and (theirs := _in_layout(case, candidate)) is not None:
+        found += _tried(case, candidate, (left_out,), theirs, True)
+    yield from _told(case, found)
 
 
 def _recorded(writer: Writer, end: int, side: np.ndarray) -> np.ndarray:
@@ -109,7 +119,7 @@ def _is_usual(sides: Both[np.ndarray]) -> bool:
 # -- what is declared ----------------------------------------------------------------------------------------------
 
 
-def _declared(case: _Case, sheet: Sheet) -> Iterator[Hypothesis]:
+def _declared(case: _Case, sheet: Sheet) -> Hypothesis | None:
     """The reference's calls with what the candidate's layers declare."""
     scene, place = case.scene, case.scene.place
     assert place is not None and place.graphs is not None and place.ends is not None
@@ -125,94 +135,101 @@ def _declared(case: _Case, sheet: Sheet) -> Iterator[Hypothesis]:
     steps = scene.sides(scene.number)
     cause = cause_of(said)
     if cause is None or steps is None:
-        return
+        return None
     writer = Writer(place.graphs.reference, steps.reference, scene.runs.reference.info, settings)
     try:
         formula = writer.write(place.ends.reference, place.computed.reference)
     except (UnknownError, ValueError, IndexError):
-        return
+        return None
     made = formula.values[formula.end]
-    if made.shape == case.sides.reference.shape and np.isfinite(made).all():
-        edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
-        yield replace(case.hypothesis(edit, made, 1), fix=cause.fix)
+    if made.shape != case.sides.reference.shape or not np.isfinite(made).all():
+        return None
+    edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
+    return replace(case.hypothesis(_Found(edit, made, 0.0, 1, False, sheet), ""), fix=cause.fix)
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------
 
 
-def _edited(case: _Case, sheet: Sheet) -> list[Hypothesis]:
-    """The reference's calls with an edit: those that explain the candidate's, else the nearest of each kind."""
-    return _best_of(case, sheet, [left_out, otherwise], case.sides.candidate, True, "in the candidate, ")
+@dataclass(frozen=True)
+class _Found:
+    """An edit that was tried.
 
+    Attributes:
+        made: what it gives.
+        off: how far from what was recorded that is.
+        tried: how many were.
+        surplus: whether it is of the candidate's calls.
+        sheet: whose edit it is.
+    """
 
-def _surplus(case: _Case, sheet: Sheet) -> list[Hypothesis]:
-    """The candidate's calls without one of them."""
-    head = "the reference's comes out where, of the candidate's calls, "
-    made = _in_layout(case, sheet)
-    return [] if made is None else _best_of(case, sheet, [left_out], made, False, head)
+    edit: Edit
+    made: np.ndarray
+    off: float
+    tried: int
+    surplus: bool
+    sheet: Sheet
 
 
 def _in_layout(case: _Case, sheet: Sheet) -> np.ndarray | None:
     """The reference's tensor, as the candidate's lies."""
-    own = sheet.formula.values[sheet.formula.end]
-    usual = case.scene.diff.pair.layout
-    same = own.shape == case.sides.candidate.shape and np.allclose(own, case.sides.candidate, rtol=1e-3, atol=1e-4)
-    return case.sides.reference if same or usual is None else None
+    own, theirs = sheet.formula.values[sheet.formula.end], case.sides.candidate
+    if own.shape != theirs.shape or root(own - theirs) > _AGREES * root(theirs):
+        return None
+    return case.sides.reference
 
 
-def _best_of(
-    case: _Case, sheet: Sheet, makers: Sequence[object], target: np.ndarray, with_numbers: bool, head: str
-) -> list[Hypothesis]:
-    swapped = not with_numbers
-    explaining: list[tuple[Edit, np.ndarray]] = []
-    nearest: dict[str, tuple[float, Edit, np.ndarray]] = {}
-    own, tried, until = sheet.formula.values[sheet.formula.end], 0, time.monotonic() + _SECONDS
-    for maker in makers:
-        for edit in maker(sheet):  # type: ignore[operator]
-            if time.monotonic() > until:
-                break
-            made = sheet.formula.changed(edit.changes)
-            if made is None or made.shape != target.shape or np.array_equal(made, own):
-                continue
-            tried += 1
-            off = root(made - target)
-            if off <= NEAR * case.noise:
-                explaining.append((edit, made))
-            elif edit.name not in nearest or off < nearest[edit.name][0]:
-                nearest[edit.name] = (off, edit, made)
-    until = time.monotonic() + _SECONDS
-    for number in sorted(numbers(sheet), key=lambda one: one.rank) if with_numbers else ():
-        if time.monotonic() > until or any(edit.rank <= number.rank for edit, _ in explaining):
-            break
+def _tried(
+    case: _Case, sheet: Sheet, makers: Sequence[Maker], target: np.ndarray, surplus: bool
+) -> list[_Found]:
+    """One side's calls with an edit: those that explain the other's tensor, and the nearest of each other kind."""
+    explaining: list[_Found] = []
+    nearest: dict[str, _Found] = {}
+    own, tried = sheet.formula.values[sheet.formula.end], 0
+
+    def look(edit: Edit) -> None:
+        nonlocal tried
+        made = sheet.formula.changed(edit.changes)
+        if made is None or made.shape != target.shape or np.array_equal(made, own):
+            return
         tried += 1
-        found = solved(sheet, number, target, case.noise)
-        made = sheet.formula.changed(found.changes) if found is not None else None
-        if found is None or made is None:
-            continue
-        off = root(made - target)
-        if off <= NEAR * case.noise:
-            explaining.append((found, made))
-        elif found.name not in nearest or off < nearest[found.name][0]:
-            nearest[found.name] = (off, found, made)
-    told = _told(sheet, [edit for edit, _ in explaining])
-    hypotheses_ = [case.hypothesis(e, m, tried, swapped, head) for e, m in explaining if any(e is one for one in told)]
-    names = {edit.name for edit, _ in explaining}
-    rest = [case.hypothesis(e, m, tried, swapped, head) for name, (_, e, m) in nearest.items() if name not in names]
-    return [*hypotheses_, *rest]
+        found = _Found(edit, made, root(made - target), tried, surplus, sheet)
+        if found.off <= NEAR * case.noise:
+            explaining.append(found)
+        elif edit.name not in nearest or found.off < nearest[edit.name].off:
+            nearest[edit.name] = found
+
+    until = time.monotonic() + _SECONDS
+    for edit in (edit for maker in makers for edit in maker(sheet)):
+        if time.monotonic() > until:
+            break
+        look(edit)
+    until = time.monotonic() + _SECONDS
+    for number in () if surplus else sorted(numbers(sheet), key=lambda one: one.rank):
+        if time.monotonic() > until:
+            break
+        solution = solved(sheet, number, target, case.noise)
+        if solution is not None:
+            look(solution)
+    return [replace(one, tried=tried) for one in (*explaining, *nearest.values())]
 
 
-def _told(sheet: Sheet, edits: Sequence[Edit]) -> list[Edit]:
-    """The plainest of the edits that explain it, and the first that is about another place: these can't be told apart."""
-    ranked = sorted(edits, key=lambda edit: (edit.rank, edit.free))
-    if not ranked:
-        return []
-    first = ranked[0]
-    others = [edit for edit in ranked[1:] if edit.kind != first.kind and not _together(sheet, edit, first)]
-    return [first, *others[:1]]
+def _told(case: _Case, found: Sequence[_Found]) -> Iterator[Hypothesis]:
+    """Of what explains it the plainest, and the first that is about another place: these can't be told apart."""
+    explaining = [one for one in found if one.off <= NEAR * case.noise]
+    least = min((one.off for one in explaining), default=0.0)
+    explaining = [one for one in explaining if one.off <= max(_NEARER * least, _ROUNDED * case.noise)]
+    explaining.sort(key=lambda one: (one.edit.rank, one.surplus, one.edit.free))
+    told = explaining[:1]
+    told += [one for one in explaining[1:] if told and _apart(one, told[0])][:1]
+    names = {one.edit.name for one in explaining}
+    for one in (*told, *(one for one in found if one.edit.name not in names)):
+        yield case.hypothesis(one, _OF_CANDIDATE if one.surplus else _OF_REFERENCE)
 
 
-def _together(sheet: Sheet, one: Edit, other: Edit) -> bool:
-    if one.at < 0 or other.at < 0:
-        return True
-    formula = sheet.formula
-    return one.at in formula.above(other.at, _TOGETHER) or other.at in formula.above(one.at, _TOGETHER)
+def _apart(one: _Found, other: _Found) -> bool:
+    """Whether two edits of one side's calls are about places that have nothing to do with each other."""
+    if one.surplus != other.surplus or one.edit.kind == other.edit.kind or min(one.edit.at, other.edit.at) < 0:
+        return False
+    above = one.sheet.formula.above
+    return one.edit.at not in above(other.edit.at, _TOGETHER) and other.edit.at not in above(one.edit.at, _TOGETHER)
