@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +129,26 @@ class Sheet:
     def of_operations(self, node: int, operations: frozenset[str], most: int = 12) -> bool:
         """Whether one of some operations is among those that a node depends on."""
         return any(self.nodes[k].operation in operations for k in self.formula.above(node, most))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an edit has to come to.
+
+    Attributes:
+        values: the other side's tensor, or the projection that its sketch has.
+        shape: of the tensor that is computed.
+        look: what is looked at of a tensor: all of it, or its projection.
+    """
+
+    values: np.ndarray
+    shape: tuple[int, ...]
+    look: Callable[[np.ndarray], np.ndarray]
+
+    def off(self, made: np.ndarray) -> float:
+        """How far a tensor is off: the root of the mean square."""
+        error = self.look(made) - self.values
+        return math.sqrt(float(np.mean(np.square(error)))) if error.size else 0.0
 
 
 def put(value: np.ndarray) -> Change:

@@ -19,7 +19,7 @@ def left_out(sheet: Sheet) -> Iterator[Edit]:
         if not node.operation:
             continue
         for place, given in enumerate(node.given):
-            if sheet.shape(given) == sheet.shape(k) and not sheet.is_parameter(given):
+            if sheet.shape(given) == sheet.shape(k):
                 found = _operation(sheet, k, place)
                 if found is not None:
                     kind, name, text, rank = found
@@ -78,6 +78,7 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
         if sheet.is_number(other):
             number = float(sheet.formula.values[other])
             text = f"{where} is left out: {sheet.named(node.given[place])} is not scaled by {number:.6g}"
+            text += " (zeros stand in its place)" if number == 0 else ""
             if sheet.feeds(k, _TURNING):
                 text += " (positions, or frequencies, of rotary embeddings)"
             return "scale_missing", "a scale", text, 1

@@ -55,6 +55,13 @@ def _act(sheet: Sheet, k: int) -> Iterator[Edit]:
         if name != own:
             text = f"{name} for the reference's {own} ({where})"
             yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function=name)}, 0, at=k)
+    total = sheet.nodes[sheet.nodes[k].given[0]]
+    if total.operation == "add" and sheet.shape(total.given[0]) == sheet.shape(total.given[1]):
+        act, how = OPERATIONS["act"], sheet.nodes[k].how
+        for one, other in (total.given, total.given[::-1]):
+            text = f"{own} is taken of {sheet.named(one)} before the sum, for the reference's of the sum ({where})"
+            before: Change = lambda get, own, one=one, other=other: act(get(one), **how) + get(other)  # type: ignore[misc]  # noqa: E731
+            yield Edit("activation_order", "another order of activation and sum", text, {k: before}, 1, at=k)
 
 
 def _softmax(sheet: Sheet, k: int) -> Iterator[Edit]:

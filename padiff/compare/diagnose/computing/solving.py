@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.edit import Edit, Sheet
+from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 
@@ -135,10 +135,10 @@ def _operand(sheet: Sheet, k: int, given: int) -> Any:
     return make
 
 
-def solved(sheet: Sheet, number: Number, target: np.ndarray, noise: float) -> Edit | None:
+def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit | None:
     """The value of a number that comes nearest to what was recorded; `None` where none explains most of it."""
     own = sheet.formula.values[sheet.formula.end]
-    without = _size(own - target)
+    without = target.off(own)
     best: tuple[float, float] | None = None
     for start in (number.value, *number.starts):
         found = _from(sheet, number, target, start, without)
@@ -155,11 +155,13 @@ def solved(sheet: Sheet, number: Number, target: np.ndarray, noise: float) -> Ed
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is turned over)"}
     said = more.get(value, "") if number.value == 1.0 else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
-    return Edit(number.kind, number.name, text, number.make(value), number.rank, 1, at=number.at)
+    # Of two numbers that come to the same, one that somebody would write is told.
+    odd = float(f"{value:.2g}") != value
+    return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, at=number.at)
 
 
 def _from(
-    sheet: Sheet, number: Number, target: np.ndarray, start: float, without: float
+    sheet: Sheet, number: Number, target: Target, start: float, without: float
 ) -> tuple[float, float] | None:
     """Gauss and Newton's way, from a value on."""
     logarithm = number.logarithm and start > 0
@@ -167,12 +169,13 @@ def _from(
 
     def made(at: float) -> np.ndarray | None:
         with np.errstate(all="ignore"):
-            return sheet.formula.changed(number.make(math.exp(min(at, 30.0)) if logarithm else at))
+            found = sheet.formula.changed(number.make(math.exp(min(at, 30.0)) if logarithm else at))
+        return target.look(found) if found is not None and found.shape == target.shape else None
 
     now = made(where)
-    if now is None or now.shape != target.shape:
+    if now is None:
         return None
-    left = _size(now - target)
+    left = _size(now - target.values)
     for round_ in range(_ROUNDS):
         nudge = 1e-4 * max(abs(where), 1.0 if not logarithm else 1e-2)
         moved = made(where + nudge)
@@ -182,29 +185,29 @@ def _from(
         square = float(np.vdot(slope, slope))
         if not square or not math.isfinite(square):
             break
-        step = float(np.vdot(slope, target - now)) / square
+        step = float(np.vdot(slope, target.values - now)) / square
         step = max(min(step, 4.0), -4.0) if logarithm else step
         for _ in range(3):
             after = made(where + step)
-            if after is not None and _size(after - target) < left * _BETTER:
+            if after is not None and _size(after - target.values) < left * _BETTER:
                 break
             step /= 4
         else:
             break
         assert after is not None
-        where, now, left = where + step, after, _size(after - target)
+        where, now, left = where + step, after, _size(after - target.values)
         if round_ >= _FIRST and left > _HOPELESS * without:
             break
     return (math.exp(where) if logarithm else where), left
 
 
-def _as_written(sheet: Sheet, number: Number, target: np.ndarray, value: float, left: float) -> float:
+def _as_written(sheet: Sheet, number: Number, target: Target, value: float, left: float) -> float:
     """A number as somebody wrote it, where it explains as much."""
     for digits in (1, 2, 3, 4):
         rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
         if abs(rounded - value) <= 2e-2 * abs(value) + 1e-6:
             made = sheet.formula.changed(number.make(rounded))
-            if made is not None and _size(made - target) <= max(1.5 * left, 1e-12):
+            if made is not None and target.off(made) <= max(1.5 * left, 1e-12):
                 return rounded
     return value
 

@@ -147,6 +147,7 @@ def _best(some: Sequence[Tried]) -> list[Tried]:
     nearest = [one for one in some if max(one.weight.residual, NEAR if one.explains else 0.0) <= _EQUAL * least]
     cost = min(one.cost for one in nearest)
     found = [one for one in nearest if one.cost[0] == cost[0]]
+    found = [one for one in found if one.hypothesis.code] or found
     # That something is scaled is no cause beside one that says by what, with less solved for.
     said = [one for one in found if one.hypothesis.telling]
     found = [one for one in found if one in said or all(one.cost <= other.cost for other in said)]
