@@ -16,7 +16,7 @@ from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
-from padiff.compare.diagnose.first import told
+from padiff.compare.diagnose.first import told, with_proof
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import EQUAL, with_caveat
@@ -115,6 +115,8 @@ class RunComparison:
         self._declared = Declared()
         #: The step that was compared last, if it has diffs.
         self._parted: tuple[int, Both[list[Step]]] | None = None
+        #: The diffs of the first rank of the step that was compared last.
+        self._latest: Sequence[Diff] = ()
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -152,7 +154,7 @@ class RunComparison:
         else:
             plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
             diffs, before = compare_step(steps, plan, self._before)
-        self._before = before
+        self._before, self._latest = before, diffs[0] if diffs else []
         self._agreed = self._agreed_now
         self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
         if all(steps):
@@ -282,7 +284,13 @@ class RunComparison:
         only: Both[Sequence[int]],
     ) -> Report:
         """The report of all that was found, given the first diff among it."""
-        return self._reported(findings.diffs, findings.tally, first, steps, only, None)
+        report = self._reported(findings.diffs, findings.tally, first, steps, only, None)
+        if first is None and report.first_diff is not None and self._latest:
+            # No tensor parts by as much as is allowed; what they are off by may show it all the same.
+            declared = self._declared.at(self._latest[0].pair.step)
+            evidence = Evidence(self.runs, self.alignment, self._policy, declared=lambda _: declared)
+            return replace(report, first_diff=with_proof(report.first_diff, self._latest, evidence))
+        return report
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""

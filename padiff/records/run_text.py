@@ -57,7 +57,8 @@ def steps_text(numbers: Sequence[int]) -> str:
 def step_text(step: Step) -> str:
     """What one rank recorded in a step: how many tensors of each stage, and notes of what it could not."""
     counts = Counter(
-        record.stage if record.layer != LOOP or record.stage == "loss" else "learning rate" for record in step.records
+        "learning rate" if record.layer == LOOP and record.stage == "update" else record.stage
+        for record in step.records
     )
     text = ", ".join(f"{count} {stage}" for stage, count in counts.items())
     sketched = sum(record.sketch is not None for record in step.records)

@@ -18,9 +18,10 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.recompute.which_side import which_side
+from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import Both, Cause, Diff, FirstDiff, Pair, Run
+from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Run
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
@@ -46,6 +47,7 @@ def told(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = T
     reference, candidate = _paths(pair, evidence.alignment)
     place = _place(diff, step, evidence)
     scene = scene_of(diff, step, evidence.alignment, evidence.runs)
+    scene = replace(scene, declared=evidence.declared(pair.step), place=place)
     found = FirstDiff(
         pair.step,
         pair.stage,
@@ -63,9 +65,21 @@ def told(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = T
     return found, place
 
 
+def with_proof(first: FirstDiff, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
+    """A first diff that is what optimizers are set to, as proven where the updates of a step show it."""
+    cause = first.cause
+    differences = [one for one in evidence.declared(first.step) if one.kind == "optimizer_setting" and one.changes]
+    update = next((d for d in step if d.pair.stage == "update" and d.compared and d.pair.anchor.layer != LOOP), None)
+    if cause is None or cause.kind != "optimizer_setting" or update is None or cause.proven:
+        return first
+    scene = replace(scene_of(update, step, evidence.alignment, evidence.runs), declared=differences)
+    return replace(first, cause=as_computed(cause, differences, explain(scene).cause, update.pair.step))
+
+
 def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence, compute: bool) -> Cause | None:
     """What the records say, else what explains them when it is computed, else where to look."""
     runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
+    declared = scene.declared
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
@@ -77,7 +91,7 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
-    recorded = recorded_cause(diff, step, alignment, evidence.declared(diff.pair.step), place)
+    recorded = recorded_cause(diff, step, alignment, declared, place)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
             return recorded

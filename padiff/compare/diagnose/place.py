@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from padiff.compare.diagnose.call_words import given_otherwise, is_looking, same_name
 from padiff.compare.diagnose.traced import Graph, Relation, Relations
@@ -52,6 +52,8 @@ class Place:
         last_agreeing: path of the last layer before it whose output agrees, the reference's; empty: there is none.
         calls: what is called there, where functions were looked at.
         graphs: both traces.
+        ends: the tensors that differ, of which `calls` tells; their numbers in the traces.
+        computed: the tensors that they were computed by, from tensors that agree on.
     """
 
     diff: Diff
@@ -59,6 +61,8 @@ class Place:
     last_agreeing: str = ""
     calls: Calls | None = None
     graphs: Both[Graph] | None = None
+    ends: Both[int] | None = None
+    computed: Both[frozenset[int]] = field(default_factory=lambda: Both(frozenset(), frozenset()))
 
     @property
     def between(self) -> bool:
@@ -95,11 +99,13 @@ def place_of_diff(
         starts = differing.map(lambda operand: operand.tensor)
         slots = differing.map(lambda operand: operand.slot)
         diff = relations.diff(differing.reference.tensor, differing.candidate.tensor, slots)
-    found = None
-    if starts.reference is not None and starts.candidate is not None and all(step.trace.functions for step in steps):
-        ends = Both(starts.reference, starts.candidate)
-        found = _calls_between(ends, calls, graphs, relations, agreeing(step, graphs))
-    return Place(diff, inside, last, found, graphs)
+    if starts.reference is None or starts.candidate is None:
+        return Place(diff, inside, last, graphs=graphs)
+    ends = Both(starts.reference, starts.candidate)
+    back = _back(ends, graphs, relations, agreeing(step, graphs))
+    found = _calls_between(back, calls, graphs, relations) if all(step.trace.functions for step in steps) else None
+    differing_there = back.map(lambda side: frozenset(operand.tensor for call in side for operand in call.outputs))
+    return Place(diff, inside, last, found, graphs, ends, differing_there)
 
 
 def _last_agreeing(diff: Diff, step: Sequence[Diff]) -> str:
@@ -160,11 +166,11 @@ def agreeing(step: Sequence[Diff], graphs: Both[Graph]) -> Both[set[int]]:
     return found
 
 
-def _calls_between(
-    starts: Both[int], own: Both[TracedCall | None], graphs: Both[Graph], relations: Relations, agreed: Both[set[int]]
-) -> Calls | None:
-    """What is called between tensors that agree and two that do not; not the layers' own calls, whose output it is."""
-    found = Both(
+def _back(
+    starts: Both[int], graphs: Both[Graph], relations: Relations, agreed: Both[set[int]]
+) -> Both[list[TracedCall]]:
+    """What is called between tensors that agree and two that do not."""
+    return Both(
         graphs.reference.back(
             starts.reference, lambda tensor: tensor in agreed.reference or relations.is_found(tensor, True)
         ),
@@ -172,7 +178,13 @@ def _calls_between(
             starts.candidate, lambda tensor: tensor in agreed.candidate or relations.is_found(tensor, False)
         ),
     )
-    found = found.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
+
+
+def _calls_between(
+    back: Both[list[TracedCall]], own: Both[TracedCall | None], graphs: Both[Graph], relations: Relations
+) -> Calls | None:
+    """What of it tells why; not the layers' own calls, whose output it is."""
+    found = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
     # What only looks at values in another way, or makes a constant, is told where there is nothing else.
     others = found.map(lambda calls: [call for call in calls if not is_looking(call)])
     found = others if any(others) else found

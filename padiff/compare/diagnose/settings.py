@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from padiff.compare.declared.fixes import together
 from padiff.model import equivalents
@@ -44,16 +45,41 @@ def settings_first(found: Sequence[tuple[int, Difference]], first: FirstDiff | N
     together_ = [found[k][1] for number, stage, k in counting if (number, stage) == place[:2]]
     one = found[place[2]][1]
     same_kind = [other for other in together_ if other.kind == one.kind]
+    said = same_kind if one.kind not in _OF_LAYERS else _of_one_layer(same_kind)
     return FirstDiff(
         place[0],
         one.stage,
         one.place.reference,
         one.place.candidate,
         slot=one.name,
-        cause=cause_of(same_kind if one.kind not in _OF_LAYERS else _of_one_layer(same_kind)),
+        cause=as_computed(cause_of(said), said, first.cause if first is not None else None, first.step if first else 0),
         statement=_statement(place[0], together_, first),
         parameters=one.parameters,
     )
+
+
+def as_computed(
+    cause: Cause | None, differences: Sequence[Difference], computed: Cause | None, step: int
+) -> Cause | None:
+    """What is declared differently, proven where computing with it explains what was recorded.
+
+    Args:
+        differences: those that the cause is about.
+        computed: what explains the first tensor that parts, at the step.
+    """
+    if cause is None or computed is None or not computed.proven:
+        return cause
+    kinds = computed.kind.split("+")
+    if not all(any(_names(one, kind) for kind in kinds) for one in differences):
+        return cause
+    notes = f"{cause.evidence}; " * bool(cause.evidence)
+    evidence = f"{notes}at step {step}, {computed.evidence}"
+    return replace(cause, proven=True, evidence=evidence, fix=cause.fix or computed.fix)
+
+
+def _names(difference: Difference, kind: str) -> bool:
+    """Whether a computed cause's kind is the setting: ``adam_beta2`` is beta2."""
+    return kind == difference.kind or kind == difference.name or kind.endswith(f"_{difference.name}")
 
 
 def before_the_first(differences: Sequence[Difference], step: int) -> FirstDiff | None:

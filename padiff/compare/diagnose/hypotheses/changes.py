@@ -11,6 +11,7 @@ from padiff.compare.diagnose.hypotheses.rules import RULES
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained
 from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks
 from padiff.compare.diagnose.hypotheses.wording import KINDS, NAMES, WORDS, number_text
+from padiff.records import Difference
 
 # An epsilon that shows in no update of a usual size is not worth a word.
 _SMALL = 1e-7
@@ -116,6 +117,20 @@ class Search:
         if "decoupled" in changed and not self._rule.settings["weight_decay"]:
             shared["decoupled"] = changed.pop("decoupled")  # of a decay of nothing there is no form
         return Change(changed, len(free), len(starts), shared=shared) if changed else None
+
+
+def declared_change(declared: Sequence[Difference], fitted: Fit) -> Change | None:
+    """What the runs declare differently of their optimizers, as a change of the rule that explains the reference."""
+    known = {*fitted.rule.numbers, *fitted.rule.forms}
+    changed: dict[str, float] = {}
+    for one in declared:
+        if one.kind != "optimizer_setting" or not one.changes:
+            continue
+        values = [value for value in one.values if isinstance(value, (bool, int, float))]
+        if one.name not in known or len(values) < 2:  # noqa: PLR2004
+            return None  # what it is declared to be can't be computed: it is looked for
+        changed[one.name] = float(values[1])
+    return Change(changed) if changed else None
 
 
 # -- in words -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from padiff.compare.diagnose.hypotheses.clip_parts import (
     rounded_limit,
     swapped_sides,
 )
+from padiff.compare.diagnose.hypotheses.held import is_frozen
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.ratios import ratio_of, scaled
 from padiff.compare.diagnose.hypotheses.scene import Scene
@@ -35,10 +36,41 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     """Of a first diff in the gradients that an optimizer got."""
     gradients = gradients_of(scene)
     if gradients.tensors:
+        yield from _of_fewer(scene, gradients)
         yield from _by_norm(scene, gradients)
         yield from by_group(scene, gradients)
         yield from by_tensor(scene, gradients)
         yield from _by_value(scene, gradients)
+
+
+def _of_fewer(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
+    """Both clip by the norm of all gradients, and on one side some parameters have none."""
+    norms = gradients.all_norms
+    for side, other in (("candidate", "reference"), ("reference", "candidate")):
+        lone = [
+            d
+            for d in scene.step
+            if d.pair.stage == "grad" and getattr(d.pair, side) is None and d.figures is not None and not d.passed
+        ]
+        missing = sum(max(d.figures.reference_l2, d.figures.candidate_l2) ** 2 for d in lone if d.figures is not None)
+        whole = getattr(norms, other) ** 2
+        if not 0 < missing < whole:
+            continue
+        # What is left is scaled up to the same norm.
+        ratio = math.sqrt(whole / (whole - missing)) ** (1 if side == "candidate" else -1)
+        names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in lone]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        frozen = all(is_frozen(scene, d.pair, side) for d in lone)
+        why = "frozen there" if frozen else "frozen, or not in the optimizer"
+        yield Hypothesis(
+            "frozen" if frozen else "not_in_optimizer",
+            "gradients that are missing in the norm",
+            f"{', '.join(names[:3])}{more} ha{'ve' if len(names) > 1 else 's'} no gradient on the {side} ({why}), so "
+            f"that the others are clipped to {ratio:.5g} times the reference's",
+            partial(scaled, gradients.tensors, ratio),
+            "gradients",
+            tried=2,
+        )
 
 
 # -- by the norm of all --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from padiff.compare.diagnose.hypotheses import (
     gradients,
     optimizers,
     outputs,
+    rewritten,
     start,
     statistics,
     written,
@@ -43,7 +44,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         optimizers.hypotheses,
         written.unrecorded,
     ),
-    "forward": (outputs.hypotheses,),
+    "forward": (outputs.hypotheses, rewritten.hypotheses),
     "loss": (gradients.backward_hypotheses,),
     "backward": (gradients.backward_hypotheses,),
     "grad": (clipping.hypotheses, gradients.hypotheses),
@@ -146,10 +147,18 @@ def _best(some: Sequence[Tried]) -> list[Tried]:
     nearest = [one for one in some if max(one.weight.residual, NEAR if one.explains else 0.0) <= _EQUAL * least]
     cost = min(one.cost for one in nearest)
     found = [one for one in nearest if one.cost[0] == cost[0]]
+    found = [one for one in found if one.hypothesis.code] or found
     # That something is scaled is no cause beside one that says by what, with less solved for.
     said = [one for one in found if one.hypothesis.telling]
     found = [one for one in found if one in said or all(one.cost <= other.cost for other in said)]
-    kinds: dict[str, Tried] = {}
+    kept: list[Tried] = []
     for one in sorted(found, key=lambda one: one.cost):
-        kinds.setdefault(one.hypothesis.kind, one)
-    return list(kinds.values())[:3]
+        # Of what says the same, or a part of it, the first is told.
+        if not any(_says_as_much(known, one) for known in kept):
+            kept.append(one)
+    return kept[:3]
+
+
+def _says_as_much(known: Tried, other: Tried) -> bool:
+    parts = [{*one.hypothesis.kind.split("+")} for one in (known, other)]
+    return parts[0] >= parts[1] or parts[1] >= parts[0]

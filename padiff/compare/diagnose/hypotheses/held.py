@@ -9,7 +9,7 @@ from padiff.compare.diagnose.hypotheses import mending
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.judge.absent import optimizer_steps, whole_stage_missing
 from padiff.model import equivalents
-from padiff.records import LOOP, SIDES, Cause, Parameter, Record, RunInfo, Step
+from padiff.records import LOOP, SIDES, Cause, Pair, Parameter, Record, RunInfo, Step
 
 # Layers whose parameters get a gradient wherever their output does.
 _SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
@@ -32,7 +32,7 @@ def causes(scene: Scene) -> Iterator[Cause]:
     if pair.anchor.call and getattr(steps, side) < getattr(steps, other):
         yield _repeated(scene, side, other)
         return
-    found = _owned(scene, side)
+    found = _owned(scene, pair, side)
     if found is None:
         return
     layer, parameter = found
@@ -95,9 +95,15 @@ def _often(times: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(times, f"{times} times")
 
 
-def _owned(scene: Scene, side: str) -> tuple[str, Parameter] | None:
+def is_frozen(scene: Scene, pair: Pair, side: str) -> bool:
+    """Whether the parameter of a side that has no record is one that does not train."""
+    found = _owned(scene, pair, side)
+    return found is not None and not found[1].trainable
+
+
+def _owned(scene: Scene, pair: Pair, side: str) -> tuple[str, Parameter] | None:
     """The layer and parameter of the side that has no record."""
-    anchor = scene.diff.pair.anchor
+    anchor = pair.anchor
     other = "candidate" if side == "reference" else "reference"
     for parts in scene.alignment.parameters:
         if any(

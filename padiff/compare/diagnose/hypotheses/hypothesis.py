@@ -46,6 +46,7 @@ class Hypothesis:
         fix: the line that mends it, in the candidate's framework.
         telling: whether it is the cause if it is true; else it is one of several things that come to the same, and is
             never called proven.
+        code: whether it says what in the code is other; beside it, what says only how its outcome differs is no news.
     """
 
     kind: str
@@ -58,3 +59,4 @@ class Hypothesis:
     changes: int = 1
     fix: str = ""
     telling: bool = True
+    code: bool = False

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses import mending
-from padiff.compare.diagnose.hypotheses.changes import Change, Search, kind_of, sentence_of
+from padiff.compare.diagnose.hypotheses.changes import Change, Search, declared_change, kind_of, sentence_of
 from padiff.compare.diagnose.hypotheses.fitting import Fit, fit
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.proof import NEAR
@@ -127,6 +127,9 @@ def _changes(scene: Scene, tracks: Tracks, parameters: Sequence[Parameter]) -> I
     first = max(wrong, key=lambda one: one.track.noise.candidate.shape[1])
     alike = [one for one in wrong if one.fit.rule is first.fit.rule and one.track.elements is first.track.elements]
     search = Search(tracks, first.fit, [one.track for one in alike if _same(one, first)], first.group)
+    declared = declared_change(scene.declared, first.fit)
+    if declared is not None:
+        yield _also(rates, _hypothesis(scene, tracks, parameters, alike, declared, 1))
     for change in search.single():
         yield _also(rates, _hypothesis(scene, tracks, parameters, alike, change, _count(change)))
     for change in search.several():

@@ -9,11 +9,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from padiff.align import Alignment, LayerPair
+from padiff.compare.diagnose.place import Place as Place_
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.errors import PadiffError
 from padiff.pair.ranks import rank_steps, step_pairs
-from padiff.records import LOOP, STAGES, Both, Diff, Pair, Run, Step
+from padiff.records import LOOP, STAGES, Both, Diff, Difference, Pair, Run, Step
 from padiff.sketches.sketch import BUCKETS
 
 #: Elements of a tensor that are computed with: enough for any proof, whatever the tensor's size.
@@ -32,6 +33,8 @@ class Scene:
         alignment: which layers answer to each other.
         runs: reference and candidate.
         rank: which rank's.
+        declared: what the runs declare differently in its step.
+        place: where in the code it comes from.
     """
 
     diff: Diff
@@ -39,6 +42,8 @@ class Scene:
     alignment: Alignment
     runs: Both[Run]
     rank: int = 0
+    declared: Sequence[Difference] = ()
+    place: Place_ | None = None
     _pairs: dict[int, Mapping[str, Mapping[Place, Pair]]] = field(default_factory=dict, repr=False, compare=False)
     _sides: dict[int, Both[Step] | None] = field(default_factory=dict, repr=False, compare=False)
 

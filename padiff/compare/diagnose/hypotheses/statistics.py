@@ -29,6 +29,7 @@ class _Statistic:
     """
 
     site: str
+    layer: str
     before: Both[np.ndarray]
     after: Both[np.ndarray]
     noise: float
@@ -42,6 +43,10 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
         return
     known = list(_statistics(scene))
     means = [one for one in known if one.mean]
+    wrong = {d.pair.anchor.layer for d in scene.step if d.pair.stage == "weight" and not d.passed}
+    # Layers whose statistics agree are not concerned.
+    means = [one for one in means if one.layer in wrong] or means
+    known = [one for one in known if one.layer in wrong] or known
     if not means:
         return
     for side, other in (("candidate", "reference"), ("reference", "candidate")):
@@ -86,7 +91,7 @@ def _statistics(scene: Scene) -> Iterator[_Statistic]:
         noise = max(_ROUNDINGS * rounding_of(pair) * size, 1e-300)
         share = float(momentum) if isinstance(momentum, (int, float)) else None
         mean = equivalents.slot(pair.anchor.slot) == "running_mean"
-        yield _Statistic(pair.anchor.site, before, after, noise, share, mean)
+        yield _Statistic(pair.anchor.site, pair.anchor.layer, before, after, noise, share, mean)
 
 
 def _kept(known: Sequence[_Statistic], side: str, other: str) -> Iterator[Prediction]:

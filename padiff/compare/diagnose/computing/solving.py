@@ -1,0 +1,224 @@
+"""Edits of numbers: what a constant of the code, or one that is not written, would have to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
+from padiff.compare.diagnose.computing.formula import Change
+from padiff.compare.diagnose.computing.operations import OPERATIONS
+
+# Rounds of the search, and by how much each has to come nearer for another.
+_ROUNDS, _BETTER = 12, 0.999
+# Share of what is wrong that is left after some rounds, for it to be given up.
+_HOPELESS, _FIRST = 0.6, 4
+_SMALL = 1e-2
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that may be another one.
+
+    Attributes:
+        value: what it is.
+        starts: where the search begins, besides.
+        logarithm: whether it is searched for on a scale of powers.
+        make: the changes that another value makes.
+    """
+
+    kind: str
+    name: str
+    text: str
+    value: float
+    make: Any
+    at: int
+    starts: tuple[float, ...] = ()
+    logarithm: bool = False
+    rank: int = 1
+
+
+_EPSILONS = (1e-6, 1e-5, 1e-3, 1e-2, 1e-8, 1e-12, 0.1)
+
+
+def numbers(sheet: Sheet) -> Iterator[Number]:
+    """The numbers of a formula, the plainest first."""
+    for k, node in enumerate(sheet.nodes):
+        if node.name and sheet.is_number(k):
+            yield from _constant(sheet, k)
+        elif node.operation in ("normalised", "grouped", "by_statistics"):
+            eps = float(node.how["eps"])
+            what = f"epsilon of {sheet.where(k)}"
+            yield Number("norm_eps", "epsilon", what, eps, _given(sheet, k, "eps"), k, _EPSILONS, True, 0)
+        elif node.operation == "act" and node.how.get("number") is not None:
+            what = f"the {_NAMES.get(node.how['function'], 'number')} of {node.how['function']} ({sheet.where(k)})"
+            yield Number(
+                "activation", "another activation", what, float(node.how["number"]), _given(sheet, k, "number"), k
+            )
+        elif node.operation == "softmax":
+            what = f"what the softmax of {sheet.where(k)} is taken of is scaled by a number, which"
+            yield Number("temperature", "a temperature", what, 1.0, _scaled(node.given[0]), k, rank=2)
+        elif node.operation == "lstm":
+            what = f"what is added to the forget gate of {sheet.where(k)} (a bias)"
+            yield Number("forget_bias", "a bias of the forget gate", what, 0.0, _given(sheet, k, "forget"), k, (1.0,))
+        elif node.operation in ("add", "sub"):
+            for given in node.given:
+                if not sheet.is_number(given) and sheet.is_float(given):
+                    what = f"{sheet.named(given)} is multiplied, before {sheet.where(k)} adds it, by a number, which"
+                    name = "a scale"
+                    yield Number("scale", name, what, 1.0, _operand(sheet, k, given), k, rank=2)
+        elif not node.operation and not node.name and sheet.is_float(k):
+            yield Number(
+                "scale", "a scale", f"{sheet.named(k)} is multiplied by a number, which", 1.0, _scaled(k), k, rank=3
+            )
+    yield Number("scale", "a scale", "what comes out is multiplied by a number, which", 1.0, _scaled(sheet.formula.end),
+                 sheet.formula.end, rank=3)  # fmt: skip
+
+
+_NAMES = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
+
+
+def _constant(sheet: Sheet, k: int) -> Iterator[Number]:
+    value = float(sheet.formula.values[k])
+    users = sheet.users(k)
+    if not users:
+        return
+    user, where = sheet.nodes[users[0]], sheet.where(users[0])
+    make = _put(k)
+    if user.operation == "add" and 0 <= value <= _SMALL:
+        yield Number(
+            "norm_eps", "epsilon", f"epsilon, the number that {where} adds,", value, make, users[0], _EPSILONS, True, 0
+        )
+    elif user.operation == "pow" and user.given[0] == k:
+        turning = sheet.feeds(k, frozenset({"sin", "cos"}))
+        kind, what = ("rotary_base", "the base of the rotary embeddings") if turning else ("base", "the base")
+        yield Number(kind, what, f"{what} ({where})", value, make, users[0], (1e3, 1e4, 1e5, 5e5, 1e6), True, 0)
+    elif user.operation in ("mul", "div", "pow", "add", "sub"):
+        scores = any(
+            sheet.nodes[u].operation in ("softmax", "masked", "causal", "where") for u in sheet.below(users[0], 3)
+        )
+        kind = "attention_scale" if scores and user.operation in ("mul", "div") else "scale"
+        what = "the scale of attention" if kind == "attention_scale" else "the number"
+        size = (1 / value if user.operation == "div" and value else value) if scores else value
+        root = _root_text(size) if scores else ""
+        yield Number(kind, "a scale", f"{what} in {where}{root}", value, make, users[0], (1.0, 0.5 * value), rank=0)
+
+
+def _root_text(value: float) -> str:
+    whole = 1 / (value * value) if value else 0.0
+    return f", which is 1 / sqrt({whole:.6g})," if whole and abs(whole - round(whole)) < 1e-4 * whole else ""
+
+
+def _put(k: int) -> Any:
+    return lambda value: {k: lambda get, own: np.float64(value)}
+
+
+def _given(sheet: Sheet, k: int, name: str) -> Any:
+    node = sheet.nodes[k]
+
+    def make(value: float) -> dict[int, Change]:
+        how = {**node.how, name: value}
+        return {k: lambda get, own: np.asarray(OPERATIONS[node.operation](*(get(g) for g in node.given), **how))}
+
+    return make
+
+
+def _scaled(k: int) -> Any:
+    return lambda value: {k: lambda get, own: own(k) * value}
+
+
+def _operand(sheet: Sheet, k: int, given: int) -> Any:
+    node = sheet.nodes[k]
+
+    def make(value: float) -> dict[int, Change]:
+        def change(get: Any, own: Any) -> np.ndarray:
+            return np.asarray(
+                OPERATIONS[node.operation](*(get(g) * (value if g == given else 1.0) for g in node.given))
+            )
+
+        return {k: change}
+
+    return make
+
+
+def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit | None:
+    """The value of a number that comes nearest to what was recorded; `None` where none explains most of it."""
+    own = sheet.formula.values[sheet.formula.end]
+    without = target.off(own)
+    best: tuple[float, float] | None = None
+    for start in (number.value, *number.starts):
+        found = _from(sheet, number, target, start, without)
+        if found is not None and (best is None or found[1] < best[1]):
+            best = found
+        if best is not None and best[1] <= 3 * noise:
+            break
+    if best is None or best[1] > 30 * max(noise, 1e-12) or best[1] > 0.25 * without:
+        return None
+    value = _as_written(sheet, number, target, *best)
+    if math.isclose(value, number.value, rel_tol=1e-4, abs_tol=1e-12):
+        return None
+    written = f"{number.value:.6g}"
+    more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is turned over)"}
+    said = more.get(value, "") if number.value == 1.0 else ""
+    text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
+    # Of two numbers that come to the same, one that somebody would write is told.
+    odd = float(f"{value:.2g}") != value
+    return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, at=number.at)
+
+
+def _from(sheet: Sheet, number: Number, target: Target, start: float, without: float) -> tuple[float, float] | None:
+    """Gauss and Newton's way, from a value on."""
+    logarithm = number.logarithm and start > 0
+    where = math.log(start) if logarithm else start
+
+    def made(at: float) -> np.ndarray | None:
+        with np.errstate(all="ignore"):
+            found = sheet.formula.changed(number.make(math.exp(min(at, 30.0)) if logarithm else at))
+        return target.look(found) if found is not None and found.shape == target.shape else None
+
+    now = made(where)
+    if now is None:
+        return None
+    left = _size(now - target.values)
+    for round_ in range(_ROUNDS):
+        nudge = 1e-4 * max(abs(where), 1.0 if not logarithm else 1e-2)
+        moved = made(where + nudge)
+        if moved is None:
+            break
+        slope = (moved - now) / nudge
+        square = float(np.vdot(slope, slope))
+        if not square or not math.isfinite(square):
+            break
+        step = float(np.vdot(slope, target.values - now)) / square
+        step = max(min(step, 4.0), -4.0) if logarithm else step
+        for _ in range(3):
+            after = made(where + step)
+            if after is not None and _size(after - target.values) < left * _BETTER:
+                break
+            step /= 4
+        else:
+            break
+        assert after is not None
+        where, now, left = where + step, after, _size(after - target.values)
+        if round_ >= _FIRST and left > _HOPELESS * without:
+            break
+    return (math.exp(where) if logarithm else where), left
+
+
+def _as_written(sheet: Sheet, number: Number, target: Target, value: float, left: float) -> float:
+    """A number as somebody wrote it, where it explains as much."""
+    for digits in (1, 2, 3, 4):
+        rounded = float(f"{value:.{digits}g}") if abs(value) > 1e-6 or number.logarithm else 0.0
+        if abs(rounded - value) <= 2e-2 * abs(value) + 1e-6:
+            made = sheet.formula.changed(number.make(rounded))
+            if made is not None and target.off(made) <= max(1.5 * left, 1e-12):
+                return rounded
+    return value
+
+
+def _size(values: np.ndarray) -> float:
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0

@@ -1,0 +1,215 @@
+"""Writes a tensor of a trace as a formula of tensors that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.calls import CONSTANT, formula_lies_out_first, written
+from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.given import Given, placed
+from padiff.compare.diagnose.computing.layers import Called, writings
+from padiff.compare.diagnose.traced import Graph
+from padiff.errors import PadiffError
+from padiff.model import equivalents
+from padiff.records import Layer, RunInfo, Step, TracedCall
+
+# What a call is computed to may be off from what was recorded by this share; where it is off by more, what is known of
+# the function is wrong. Chosen: a chain of float32 operations rounds to a thousandth of it.
+_AGREES = 1e-3
+#: Calls that a formula may have.
+_MOST = 600
+
+
+class Writer:
+    """Writes tensors of one side's trace.
+
+    Args:
+        graph: of the trace.
+        step: that the trace is of.
+        info: of the run.
+        settings: of layers, instead of what they are set to: by path, then by name.
+        arguments: of calls, instead of what they were given: by identity.
+
+    Attributes:
+        formula: what was written so far.
+        nodes: by tensor.
+        calls: that were written, by their places in the trace.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        step: Step,
+        info: RunInfo,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        instead: Mapping[int, tuple[TracedCall, str]] | None = None,
+    ) -> None:
+        self.formula = Formula()
+        self.nodes: dict[int, int] = {}
+        self.calls: dict[int, TracedCall] = {}
+        self._graph, self._info = graph, info
+        self._settings, self._instead = settings or {}, instead or {}
+        self._layers = {layer.path: layer for layer in info.layers}
+        self._weights = {(record.layer, record.slot): record for record in step.records if record.stage == "weight"}
+        self._parameters: dict[str, int] = {}
+
+    def write(self, tensor: int, open_: Collection[int]) -> Formula:
+        """Write a tensor; those that are open are written out, others are taken as they were recorded.
+
+        What functions gave, as far as layers give it, is written out as well: a small thing that is other further up
+        shows in nothing but what comes of it.
+
+        Raises:
+            UnknownError: it can't be written.
+        """
+        self.formula.end = self._node(tensor, self._wide(tensor, open_))
+        return self.formula
+
+    def _wide(self, tensor: int, open_: Collection[int]) -> frozenset[int]:
+        """The tensors that are open, and those that functions gave and that go into them."""
+        found, waiting = {*open_}, [tensor, *open_]
+        for one in waiting:
+            call = self._graph.producers.get(one)
+            if call is None or len(found) > _MOST or (one not in found and not call.function):
+                continue
+            found.add(one)
+            for operand in call.inputs:
+                before = self._graph.producers.get(operand.tensor)
+                if before is not None and before.function and operand.tensor not in found:
+                    found.add(operand.tensor)
+                    waiting.append(operand.tensor)
+        return frozenset(found)
+
+    def _node(self, tensor: int, open_: frozenset[int]) -> int:
+        if tensor in self.nodes:
+            return self.nodes[tensor]
+        value = None if tensor in open_ else self.value(tensor)
+        call = self._graph.producers.get(tensor)
+        if value is None and call is not None:
+            self._written(call, open_)
+            if tensor in self.nodes:
+                return self.nodes[tensor]
+        value = self.value(tensor) if value is None else value
+        if value is None:
+            raise UnknownError("a tensor that was not kept")
+        self.nodes[tensor] = self.formula.leaf(value)
+        return self.nodes[tensor]
+
+    def value(self, tensor: int) -> np.ndarray | None:
+        """A tensor's recorded values; `None` where there are none."""
+        source = self._graph.trace.tensors[tensor].source
+        if source is None or source.sketched:
+            return None
+        try:
+            return np.asarray(source.read())
+        except PadiffError:
+            return None
+
+    def _written(self, call: TracedCall, open_: frozenset[int]) -> None:
+        """Write a call; where what it gives is known, and it can't be written, that is taken."""
+        if len(self.calls) > _MOST:
+            raise UnknownError("too many calls")
+        place = self._graph.places[id(call)]
+        count = len(self.formula.nodes)
+        try:
+            slots = [(operand.slot, self._node(operand.tensor, open_)) for operand in call.inputs]
+            made = self._made(call, slots, place)
+        except UnknownError:
+            if all(self.value(operand.tensor) is None for operand in call.outputs):
+                raise
+            return
+        self.calls[place] = call
+        for operand, node in zip(call.outputs, made):
+            recorded = self.value(operand.tensor)
+            fits = recorded is None or self._instead or self._settings or _agree(self.formula.values[node], recorded)
+            if fits:
+                self.nodes.setdefault(operand.tensor, node)
+        assert len(self.formula.nodes) >= count
+
+    def _made(self, call: TracedCall, slots: Sequence[tuple[str, int]], place: int) -> list[int]:
+        framework = self._info.framework
+        if id(call) in self._instead:
+            other, framework = self._instead[id(call)]
+            call = TracedCall(call.layer, call.call, other.function, call.nth, call.inputs, call.outputs,
+                              other.arguments, call.parameters, call.layer_type)  # fmt: skip
+        if call.function:
+            given = Given(
+                call.function, placed(call.function, slots, [self._parameter(one) for one in call.parameters]),
+                call.arguments,
+            )  # fmt: skip
+            made = written(self.formula, given, place, framework)
+            return made if isinstance(made, list) else [made]
+        return [self._layer(call, [node for _, node in slots], place)]
+
+    def _layer(self, call: TracedCall, inputs: list[int], place: int) -> int:
+        layer = self._layers.get(call.layer)
+        if layer is None or not inputs:
+            raise UnknownError(call.layer)
+        shape = self._graph.trace.tensors[call.outputs[0].tensor].shape
+        called = Called(
+            equivalents.kind(layer),
+            {**layer.settings, **self._settings.get(call.layer, {})},
+            tuple(inputs),
+            self._own(layer),
+            any(p.layout == "out_in" for p in layer.parameters) or (
+                not any(p.layout for p in layer.parameters) and formula_lies_out_first(self._info.framework)
+            ),
+            self._info.framework,
+            shape,
+        )  # fmt: skip
+        recorded = self.value(call.outputs[0].tensor)
+        first: int | None = None
+        for writing in writings(called):
+            try:
+                node = writing(lambda *a, **k: self.formula.add(*a, about=place, **k), self.formula, called)
+            except (UnknownError, ValueError, IndexError):
+                continue
+            if recorded is None or _agree(self.formula.values[node], recorded):
+                return node
+            first = node if first is None else first
+        if first is None:
+            raise UnknownError(called.kind)
+        return first
+
+    def _own(self, layer: Layer) -> dict[str, int]:
+        found = {}
+        for path, prefix in ((layer.path, ""), (f"{layer.path}.out_proj", "out_proj.")):
+            own = self._layers.get(path)
+            for p in own.parameters if own is not None else ():
+                name = p.tied_to or f"{path}/{p.slot}"
+                layer_, _, slot = name.rpartition("/")
+                if (layer_, slot) in self._weights:
+                    found[prefix + equivalents.slot(p.slot)] = self._parameter(name)
+        return found
+
+    def slots(self, name: str) -> str:
+        """A parameter's slot, under the name that both frameworks share."""
+        return equivalents.slot(name.rpartition("/")[2])
+
+    def _parameter(self, name: str) -> int:
+        if name not in self._parameters:
+            layer, _, slot = name.rpartition("/")
+            record = self._weights.get((layer, slot))
+            if record is None or record.source.sketched:
+                raise UnknownError(f"{name} is not there")
+            self._parameters[name] = self.formula.leaf(np.asarray(record.value), name)
+        return self._parameters[name]
+
+
+def _agree(made: np.ndarray, recorded: np.ndarray) -> bool:
+    if made.shape != recorded.shape:
+        return False
+    if recorded.dtype.kind in "biu":
+        return bool(np.array_equal(made, recorded))
+    wide = np.asarray(recorded, np.float64)
+    with np.errstate(all="ignore"):
+        # What stands for infinity is as far off as it likes to be.
+        usual = np.abs(wide) < 1e4
+        error, size = np.linalg.norm((made - wide)[usual]), np.linalg.norm(wide[usual])
+    return bool(error <= _AGREES * size or size == 0.0 == error)
+
+
+__all__ = ["CONSTANT", "Writer"]

@@ -1,0 +1,284 @@
+"""Hypotheses on the code: what the reference's calls would have given, had one thing in them been written otherwise.
+
+The calls between tensors that agree and one that does not are computed again from what went into them, first as they
+are, then with one edit. An edit that gives the candidate's tensor is what is other in its code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
+from padiff.compare.diagnose.computing.formula import UnknownError
+from padiff.compare.diagnose.computing.leaving_out import left_out
+from padiff.compare.diagnose.computing.otherwise import otherwise
+from padiff.compare.diagnose.computing.solving import numbers, solved
+from padiff.compare.diagnose.computing.writer import Writer
+from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
+from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
+from padiff.compare.diagnose.hypotheses.proof import NEAR, explains, weigh
+from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
+from padiff.compare.diagnose.settings import cause_of
+from padiff.compare.measure.operands import Sketches, operands
+from padiff.errors import PadiffError
+from padiff.records import Both, Layout
+from padiff.sketches.sketch import sketch_of
+
+# Seconds that are spent on edits of one side, and on the numbers in them.
+_SECONDS = 1.2
+# Share of itself that a recomputed tensor may be off by: more of it, and its code is not what was computed.
+_AGREES = 1e-3
+# Operations between two places that belong together.
+_TOGETHER = 6
+#: Elements that are computed with, at most.
+_MOST = 8_000_000
+# Of edits that come to the level of rounding, those that are so many times further off than the nearest explain less,
+# but for this share of the noise.
+_NEARER, _ROUNDED = 3.0, 0.5
+_OF_REFERENCE, _OF_CANDIDATE = "in the candidate, ", "the reference's comes out where, of the candidate's calls, "
+
+Look = Callable[[np.ndarray], np.ndarray]
+Maker = Callable[[Sheet], Iterable[Edit]]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The tensor that differs.
+
+    Attributes:
+        sides: what is known of it: both sides in the reference's layout, or the projections of their sketches.
+        looks: what is looked at of either side's tensor, to be held against that.
+        noise: what rounding makes of an element.
+    """
+
+    scene: Scene
+    sides: Both[np.ndarray]
+    looks: Both[Look]
+    noise: float = 1e-300
+
+    def hypothesis(self, found: _Found, head: str) -> Hypothesis:
+        pair, edit = self.scene.diff.pair, found.edit
+        without, actual = self.sides.swapped(found.surplus)
+
+        def predict() -> Iterator[Prediction]:
+            yield Prediction(
+                pair.anchor.site, actual, found.target.look(found.made), without, self.noise, self.scene.limit(pair)
+            )
+
+        kind = edit.kind.replace("_missing", "_added") if found.surplus else edit.kind
+        return Hypothesis(kind, edit.name, head + edit.text, predict, "outputs", edit.free, found.tried, code=True)
+
+
+def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+    """Of a first diff in an output, or in what goes into a layer, where the calls before it are traced."""
+    place, steps = scene.place, scene.sides(scene.number)
+    if place is None or place.ends is None or place.graphs is None or steps is None:
+        return
+    case = _case(scene)
+    if case is None:
+        return
+    infos = scene.runs.map(lambda run: run.info)
+    written: list[Sheet | None] = []
+    noise = noise_level(scene) * max(root(side) for side in case.sides)
+    parts = zip(place.graphs, steps, infos, place.ends, place.computed, case.sides, case.looks)
+    for graph, step, info, end, open_, side, look in parts:
+        writer = Writer(graph, step, info)
+        try:
+            formula = writer.write(end, open_)
+            made = look(formula.values[formula.end])
+        except (UnknownError, ValueError, IndexError, PadiffError):
+            written.append(None)
+            continue
+        off = root(made - side) if made.shape == side.shape else np.inf
+        if off > _AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
+            written.append(None)
+            continue
+        noise = max(noise, off)
+        written.append(Sheet(writer, graph))
+    case = replace(case, noise=max(noise, 1e-300))
+    reference, candidate = written
+    found: list[_Found] = []
+    if reference is not None:
+        declared = _declared(case, reference)
+        if declared is not None:
+            yield declared
+            if explains(weigh(declared.predict()), declared):
+                return
+        target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
+        found += _tried(case, reference, (left_out, otherwise), target, False)
+    if candidate is not None:
+        target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
+        found += _tried(case, candidate, (left_out,), target, True)
+    yield from _told(case, found)
+
+
+def _case(scene: Scene) -> _Case | None:
+    """What is known of the tensor; `None` where it can't be told, or tells too little."""
+    pair = scene.diff.pair
+    sides = whole_of(pair)
+    if sides is not None:
+        looks: Both[Look] = Both(_same, partial(_laid, pair.layout, sides.reference.shape))
+    else:
+        found = operands(pair)
+        if not isinstance(found, Sketches) or found.scales != Both(1.0, 1.0) or not found.aligned:
+            return None
+        sides = found.values()
+        looks = Both(found.reference, found.candidate).map(lambda sketch: partial(_projected, sketch.transposed))
+    if sides is None or np.iscomplexobj(sides.reference) or sides.reference.shape != sides.candidate.shape:
+        return None
+    if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
+        return None
+    return _Case(scene, sides, looks)
+
+
+def _same(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def _laid(layout: Layout, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:
+    return np.asarray(layout.apply(values, shape))
+
+
+def _projected(transposed: bool, values: np.ndarray) -> np.ndarray:
+    return sketch_of(np.ascontiguousarray(values, np.float64), transposed).projection
+
+
+# -- what is declared ----------------------------------------------------------------------------------------------
+
+
+def _declared(case: _Case, sheet: Sheet) -> Hypothesis | None:
+    """The reference's calls with what the candidate's layers declare."""
+    scene, place = case.scene, case.scene.place
+    assert place is not None and place.graphs is not None and place.ends is not None
+    called = {call.layer for call in sheet.writer.calls.values()}
+    settings: dict[str, dict[str, object]] = {}
+    said = []
+    for one in scene.declared:
+        paths = called & {*one.layers.reference}
+        if one.kind == "layer_setting" and one.changes and paths:
+            said.append(one)
+            for path in paths:
+                settings.setdefault(path, {})[one.name] = one.values.candidate
+    steps = scene.sides(scene.number)
+    cause = cause_of(said)
+    if cause is None or steps is None:
+        return None
+    writer = Writer(place.graphs.reference, steps.reference, scene.runs.reference.info, settings)
+    try:
+        formula = writer.write(place.ends.reference, place.computed.reference)
+    except (UnknownError, ValueError, IndexError):
+        return None
+    made = formula.values[formula.end]
+    target = Target(case.sides.candidate, made.shape, case.looks.reference)
+    if case.looks.reference is _same and made.shape != case.sides.reference.shape or not np.isfinite(made).all():
+        return None
+    edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
+    return replace(case.hypothesis(_Found(edit, made, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
+
+
+# -- edits ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An edit that was tried.
+
+    Attributes:
+        made: what it gives.
+        off: how far from what was recorded that is.
+        tried: how many were.
+        surplus: whether it is of the candidate's calls.
+        sheet: whose edit it is.
+        target: what it should give.
+        head: what the sentence begins with; `None`: whose calls they are.
+    """
+
+    edit: Edit
+    made: np.ndarray
+    off: float
+    tried: int
+    surplus: bool
+    sheet: Sheet
+    target: Target
+    head: str | None = None
+
+
+def _tried(case: _Case, sheet: Sheet, makers: Sequence[Maker], target: Target, surplus: bool) -> list[_Found]:
+    """One side's calls with an edit: those that explain the other's tensor, and the nearest of each other kind."""
+    explaining: list[_Found] = []
+    nearest: dict[str, _Found] = {}
+    own, tried = sheet.formula.values[sheet.formula.end], 0
+
+    def look(edit: Edit) -> None:
+        nonlocal tried
+        made = sheet.formula.changed(edit.changes)
+        if made is None or made.shape != target.shape or np.array_equal(made, own):
+            return
+        tried += 1
+        found = _Found(edit, made, target.off(made), tried, surplus, sheet, target)
+        if found.off <= NEAR * case.noise:
+            explaining.append(found)
+        elif edit.name not in nearest or found.off < nearest[edit.name].off:
+            nearest[edit.name] = found
+
+    until = time.monotonic() + _SECONDS
+    for edit in (edit for maker in makers for edit in maker(sheet)):
+        if time.monotonic() > until:
+            break
+        look(edit)
+    until = time.monotonic() + _SECONDS
+    for number in () if surplus else sorted(numbers(sheet), key=lambda one: one.rank):
+        if time.monotonic() > until:
+            break
+        solution = solved(sheet, number, target, case.noise)
+        if solution is not None:
+            look(solution)
+    return [replace(one, tried=tried) for one in (*explaining, *nearest.values())]
+
+
+def _told(case: _Case, found: Sequence[_Found]) -> Iterator[Hypothesis]:
+    """Of what explains it the plainest, and the first that is about another place: these can't be told apart."""
+    explaining = [one for one in found if one.off <= NEAR * case.noise]
+    names = {one.edit.name for one in explaining}
+    least = min((one.off for one in explaining), default=0.0)
+    explaining = [one for one in explaining if one.off <= max(_NEARER * least, _ROUNDED * case.noise)]
+    explaining.sort(key=lambda one: (one.edit.rank, one.surplus, one.edit.free))
+    told = explaining[:1]
+    told += [one for one in explaining[1:] if told and _apart(one, told[0])][:1]
+    for one in (*(_as_order(case, one) for one in told), *(one for one in found if one.edit.name not in names)):
+        usual = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
+        yield case.hypothesis(one, usual if one.head is None else one.head)
+
+
+def _apart(one: _Found, other: _Found) -> bool:
+    """Whether two edits of one side's calls are about places that have nothing to do with each other."""
+    if one.surplus != other.surplus or one.edit.kind == other.edit.kind or min(one.edit.at, other.edit.at) < 0:
+        return False
+    above = one.sheet.formula.above
+    return one.edit.at not in above(other.edit.at, _TOGETHER) and other.edit.at not in above(one.edit.at, _TOGETHER)
+
+
+def _as_order(case: _Case, one: _Found) -> _Found:
+    """That a normalisation is given the sum of a branch, where the other side's is given what goes into the branch."""
+    pair = case.scene.diff.pair
+    layers = [next((x.kind for x in run.info.layers if x.path == record.layer), "")
+              for run, record in zip(case.scene.runs, pair.sides) if record is not None]  # fmt: skip
+    is_norm = any("norm" in kind for kind in layers)
+    if (
+        not is_norm
+        or not pair.anchor.slot.startswith("input")
+        or one.edit.kind not in ("branch_missing", "residual_missing")
+    ):
+        return one
+    side, other = ("candidate", "reference") if one.surplus else ("reference", "candidate")
+    text = (
+        f"the order of the norm and the residual: the {side}'s `{getattr(pair, side).layer}` normalises the sum with what "
+        f"the branch gives (post-norm), the {other}'s what goes into the branch (pre-norm). So "
+    )
+    head = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
+    return replace(one, edit=replace(one.edit, kind="norm_order", text=f"{text}{head}{one.edit.text}"), head="")
