@@ -10,8 +10,12 @@ from xml.etree import ElementTree
 
 from padiff.records import (
     CANNOT_TELL,
+    SIDES,
+    Both,
     Diff,
     Difference,
+    Models,
+    Picture,
     Report,
     coverage_lines,
     figures_text,
@@ -40,6 +44,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "verdict": verdict(report),
         "environment": list(report.environment),
         "settings_differ": [difference_to_json(one) for one in report.settings_differ],
+        "models": None if report.models is None else _models(report.models),
         "first_diff": None
         if first is None
         else {
@@ -57,6 +62,8 @@ def to_json(report: Report) -> dict[str, Any]:
             "cause": "" if first.cause is None else first.cause.sentence,
             "extent": "" if first.extent is None else first.extent.text,
             "why": None if first.cause is None else asdict(first.cause),
+            "site": None if first.diff is None else _sites(first.diff),
+            "picture": None if first.picture is None else _picture(first.picture),
         },
         "coverage": {
             "share": coverage.share,
@@ -119,8 +126,7 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
     pair, figures = diff.pair, diff.figures
     out: dict[str, Any] = {
         "stage": pair.stage,
-        "reference": pair.reference.site if pair.reference else None,
-        "candidate": pair.candidate.site if pair.candidate else None,
+        **_sites(diff),
         "passed": diff.passed,
     }
     if pair.layout:
@@ -136,6 +142,9 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
                 "mean_abs": number(figures.mean_abs),
                 "rel_l2": number(figures.rel_l2),
             }
+        if not diff.passed and pair.complete and figures.basis == "tensors":
+            out["worst"] = _element(figures.index, figures.values)
+            out["shape"] = list(pair.anchor.shape)
         if figures.basis != "tensors":
             out["basis"] = figures.basis
             out["spread"] = figures.spread
@@ -149,6 +158,39 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
             "allowed_because": str(judged.rule),
         }
     return out
+
+
+def _sites(diff: Diff) -> dict[str, str | None]:
+    sites = diff.pair.sides.map(lambda record: record.site if record is not None else None)
+    return {"reference": sites.reference, "candidate": sites.candidate}
+
+
+def _element(index: tuple[int, ...], values: Both[float]) -> dict[str, Any]:
+    return {"index": list(index), **dict(SIDES.zip(values.map(number)))}
+
+
+def _models(models: Models) -> dict[str, Any]:
+    """Both trees, a layer as its path and type, and the pairs by path."""
+    sides = models.frameworks.zip(models.layers)
+    trees = sides.map(lambda side: {"framework": side[0], "layers": [[layer.path, layer.type] for layer in side[1]]})
+    return {**dict(SIDES.zip(trees)), "partners": [asdict(one) for one in models.partners]}
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    return {
+        "shape": list(picture.shape),
+        "edges": [_rounded(edge) for edge in picture.edges],
+        "counts": dict(SIDES.zip(picture.counts.map(list))),
+        "worst": [_element(one.index, one.values) for one in picture.worst],
+        "error": [[_rounded(value) for value in row] for row in picture.error],
+        "rows": picture.rows,
+        "columns": picture.columns,
+    }
+
+
+def _rounded(value: float) -> float | str | None:
+    """As many digits as a picture shows."""
+    return number(float(f"{value:.4g}"))
 
 
 def number(value: float | None) -> float | str | None:

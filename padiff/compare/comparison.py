@@ -23,6 +23,8 @@ from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.picture import picture_of
+from padiff.compare.models import models_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.errors import UsageError
@@ -287,7 +289,10 @@ class RunComparison:
             self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
         )
         found = first_diff(diffs, evidence, compute=not later)
-        self._first_diff = found if self._first_diff is None else self._first_diff
+        if self._first_diff is None:
+            # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
+            found = replace(found, picture=picture_of(failed.pair)) if found is not None else None
+            self._first_diff = found
         return found
 
     def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
@@ -330,6 +335,7 @@ class RunComparison:
             candidate=self.runs.candidate.name,
             environment=differences(*self._infos),
             settings_differ=tuple(one for _, one in differ),
+            models=models_of(self._infos, self.alignment),
         )
 
     def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:

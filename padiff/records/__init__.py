@@ -11,6 +11,8 @@ from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
+from padiff.records.models import Models, Partners
+from padiff.records.picture import Element, Picture
 from padiff.records.recorded import (
     LOOP,
     PARAMETER_STAGES,
@@ -87,7 +89,11 @@ __all__ = [
     "NO_TRACE",
     "Operand",
     "PARAMETER_STAGES",
+    "Element",
+    "Models",
     "Pair",
+    "Partners",
+    "Picture",
     "Parameter",
     "ROOT",
     "Record",

@@ -10,6 +10,7 @@ from padiff.records.cause import Cause
 from padiff.records.extent import Extent
 from padiff.records.judgement import Figure, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
+from padiff.records.picture import Picture
 from padiff.records.recorded import Record, is_below
 
 #: Scales of what is compared as it is.
@@ -200,6 +201,7 @@ class FirstDiff:
             not known. If it does not, it comes from the code between the last layer that agrees and this one, and
             ``slot`` and ``diff`` are what goes in.
         call: which call of a function it comes from, in words; empty where that is not known.
+        picture: what both tensors look like; `None` where they are not there in full.
     """
 
     step: int
@@ -216,6 +218,7 @@ class FirstDiff:
     last_agreeing: str = ""
     inside: bool | None = None
     call: str = ""
+    picture: Picture | None = None
 
     @property
     def max_abs(self) -> float:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from padiff.records.compared import Coverage, Diff, FirstDiff
 from padiff.records.declared import Difference
+from padiff.records.models import Models
 from padiff.records.report_text import count_text, report_text
 
 #: What a comparison may come to (`Report.outcome`).
@@ -30,6 +31,7 @@ class Report:
         reference, candidate: names of the two runs.
         settings_differ: what the two runs declare differently (optimizers, clipping, loss, layers), in causal order.
         environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
+        models: both layer trees and the pairs that were found, for those who show them.
     """
 
     diffs: Sequence[Diff]
@@ -40,6 +42,7 @@ class Report:
     candidate: str = "candidate"
     environment: tuple[str, ...] = ()
     settings_differ: tuple[Difference, ...] = ()
+    models: Models | None = None
 
     @property
     def outcome(self) -> str:
