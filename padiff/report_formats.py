@@ -11,9 +11,12 @@ from xml.etree import ElementTree
 from padiff.records import (
     CANNOT_TELL,
     SIDES,
+    Both,
     Diff,
     Difference,
     FirstDiff,
+    Models,
+    Picture,
     Recomputed,
     Report,
     Standing,
@@ -44,6 +47,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "verdict": verdict(report),
         "environment": list(report.environment),
         "settings_differ": [difference_to_json(one) for one in report.settings_differ],
+        "models": None if report.models is None else _models(report.models),
         "first_diff": None if first is None else first_to_json(first),
         "independent": [first_to_json(one) for one in report.independent],
         "coverage": {
@@ -103,6 +107,8 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
         "why": None if first.cause is None else asdict(first.cause),
         "recomputed": None if first.recomputed is None else _recomputed(first.recomputed),
         "standing": first.standing.name.lower(),
+        "site": None if first.diff is None else _sites(first.diff),
+        "picture": None if first.picture is None else _picture(first.picture),
     }
 
 
@@ -144,8 +150,7 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
     pair, figures = diff.pair, diff.figures
     out: dict[str, Any] = {
         "stage": pair.stage,
-        "reference": pair.reference.site if pair.reference else None,
-        "candidate": pair.candidate.site if pair.candidate else None,
+        **_sites(diff),
         "passed": diff.passed,
     }
     if standing is not None:
@@ -163,6 +168,9 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
                 "mean_abs": number(figures.mean_abs),
                 "rel_l2": number(figures.rel_l2),
             }
+        if not diff.passed and pair.complete and figures.basis == "tensors":
+            out["worst"] = _element(figures.index, figures.values)
+            out["shape"] = list(pair.anchor.shape)
         if figures.basis != "tensors":
             out["basis"] = figures.basis
             out["spread"] = figures.spread
@@ -176,6 +184,39 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
             "allowed_because": str(judged.rule),
         }
     return out
+
+
+def _sites(diff: Diff) -> dict[str, str | None]:
+    sites = diff.pair.sides.map(lambda record: record.site if record is not None else None)
+    return {"reference": sites.reference, "candidate": sites.candidate}
+
+
+def _element(index: tuple[int, ...], values: Both[float]) -> dict[str, Any]:
+    return {"index": list(index), **dict(SIDES.zip(values.map(number)))}
+
+
+def _models(models: Models) -> dict[str, Any]:
+    """Both trees, a layer as its path and type, and the pairs by path."""
+    sides = models.frameworks.zip(models.layers)
+    trees = sides.map(lambda side: {"framework": side[0], "layers": [[layer.path, layer.type] for layer in side[1]]})
+    return {**dict(SIDES.zip(trees)), "partners": [asdict(one) for one in models.partners]}
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    return {
+        "shape": list(picture.shape),
+        "edges": [_rounded(edge) for edge in picture.edges],
+        "counts": dict(SIDES.zip(picture.counts.map(list))),
+        "worst": [_element(one.index, one.values) for one in picture.worst],
+        "error": [[_rounded(value) for value in row] for row in picture.error],
+        "rows": picture.rows,
+        "columns": picture.columns,
+    }
+
+
+def _rounded(value: float) -> float | str | None:
+    """As many digits as a picture shows."""
+    return number(float(f"{value:.4g}"))
 
 
 def number(value: float | None) -> float | str | None:

@@ -71,7 +71,7 @@ def _run(arguments: Sequence[str]) -> int:
     args = _parser().parse_args(own)
     if behind is not None:
         args.args = [*args.args, *behind]
-    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown")]
+    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html")]
     with quiet_threads():
         code: int = args.run(args, console_for(stderr="-" in reports))
     return code
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
     compare.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - likewise")
     compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
+    compare.add_argument("--html", metavar="OUT", help="write the report as a page in one file, to look at; - likewise")
     compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
     compare.add_argument(
         "--workers",
@@ -158,11 +159,11 @@ def _show(args: argparse.Namespace, console: Console) -> int:
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    outputs = [args.json, args.junit, args.markdown]
+    outputs = [args.json, args.junit, args.markdown, args.html]
     for out in outputs:
         check_out(out)
     if outputs.count("-") > 1:
-        raise UsageError("only one of --json, --junit and --markdown can go to standard output")
+        raise UsageError("only one of --json, --junit, --markdown and --html can go to standard output")
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top has to be at least 1, got {args.top}")
     policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
@@ -183,8 +184,13 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             **steps_of(args),
         )
     print_report(report, console, everything=args.all, top=args.top)
+    whole = to_json(report) if args.json or args.html else {}
     if args.json:
-        write_out(args.json, json.dumps(to_json(report), indent=1))
+        write_out(args.json, json.dumps(whole, indent=1))
+    if args.html:
+        from padiff_page import page  # few comparisons write one
+
+        write_out(args.html, page(whole))
     if args.junit:
         write_out(args.junit, to_junit(report))
     if args.markdown:

@@ -3,7 +3,8 @@
 Under the log folder: ``reference`` and ``candidate`` hold each run's own loss and norms under the same tags, so that
 TensorBoard lays the two curves over each other; ``diff`` holds per-layer scalars and first-diff events.
 ``diffs.jsonl`` has a line for each compared step and is the source of truth: a restart goes on after it, as long as the
-two folders hold the recordings that its first line names.
+two folders hold the recordings that its first line names. ``report.json`` is the report so far as `to_json` writes it,
+without its steps: what the page shows beside them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from padiff.dump.files import write_json
 from padiff.dump.local import local_folder
 from padiff.errors import UsageError
 from padiff.records import (
@@ -40,6 +42,7 @@ from padiff.report_formats import to_json
 from padiff_hooks.event_files import EventFile, ScalarSink
 
 DIFFS_FILE = "diffs.jsonl"
+REPORT_FILE = "report.json"
 #: The lines of the recordings before.
 BEFORE_FILE = "diffs.before.jsonl"
 SCHEMA_VERSION = 1
@@ -85,6 +88,8 @@ class DiffStream:
         self._place: tuple[Any, ...] | None = None
         #: Whether it was said that diffs follow from the first one.
         self._follows = False
+        self._first: dict[str, Any] | None = None
+        self._told: Any = None
         self.done: set[int] = set()
         self.differs = self.doubtful = False
         self.replaced = ""
@@ -143,10 +148,13 @@ class DiffStream:
             self._sinks["diff"].text(f"first_diff/step_{step:08d}", text, step)
         for sink in self._sinks.values():
             sink.flush()
-        # Last: a line says that the step's points are out.
-        self._write_line(line_of(report))
-        self.done.add(step)
+        whole = to_json(report)
+        self._first = self._first or whole["first_diff"]
         self._count(report.outcome)
+        self._write_report(whole)
+        # Last: a line says that the step's points are out.
+        self._write_line(_line(report, whole))
+        self.done.add(step)
 
     def _event(self, report: Report) -> str:
         """What is new in a step (Markdown): the first diff, once that others follow from it, further faults."""
@@ -179,6 +187,20 @@ class DiffStream:
         self._sinks.clear()
         self._file = None
 
+    def _write_report(self, whole: dict[str, Any]) -> None:
+        """Write the report so far, when there is something new in it."""
+        so_far = {key: value for key, value in whole.items() if key != "steps"}
+        so_far |= {"passed": self.outcome == MATCH, "outcome": self.outcome, "first_diff": self._first}
+        if self._first is not None:
+            so_far["verdict"] = self._first["message"]
+        else:
+            del so_far["verdict"]  # of this step alone
+        # How much was compared grows with every step, and is in the lines.
+        told = {key: value for key, value in so_far.items() if key != "coverage"}
+        if told != self._told:
+            self._told = told
+            write_json(self.path / REPORT_FILE, so_far)
+
     def _write_line(self, content: Mapping[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(content) + "\n")
@@ -200,6 +222,7 @@ class DiffStream:
         self._recordings = Both(*map(str, noted)) if isinstance(noted, list) and len(noted) == 2 else _NAMELESS
         for line in lines:
             if line.get("first_diff"):
+                self._first = self._first or line["first_diff"]
                 self._place = _place(line["first_diff"])
                 self._follows = self._follows or line["first_diff"].get("standing") == Standing.FOLLOWS.name.lower()
         self.done = {int(line["step"]) for line in lines if "step" in line}
@@ -217,7 +240,7 @@ class DiffStream:
                 f"{' and '.join(others)} {'were' if len(others) > 1 else 'was'} recorded anew: the log folder "
                 f"{self.path} begins anew; its lines of before are in {BEFORE_FILE}"
             )
-        self._place, self._follows, self.done = None, False, set()
+        self._place, self._first, self._told, self._follows, self.done = None, None, None, False, set()
         self.differs = self.doubtful = False
 
 
@@ -240,7 +263,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def line_of(report: Report) -> dict[str, Any]:
     """The line of ``diffs.jsonl`` for one step's report."""
-    whole = to_json(report)
+    return _line(report, to_json(report))
+
+
+def _line(report: Report, whole: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "step": report.coverage.steps[0],
         "passed": report.passed,

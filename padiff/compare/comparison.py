@@ -24,6 +24,8 @@ from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.picture import picture_of
+from padiff.compare.models import models_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.errors import UsageError
@@ -307,6 +309,8 @@ class RunComparison:
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
         found, place = told(failed, step, evidence, compute=not later)
         if self._first_diff is None:
+            # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
+            found = replace(found, picture=picture_of(failed.pair))
             self._first_diff = found
             self._around.begin(found, failed, place, step, evidence)
             return found
@@ -355,6 +359,7 @@ class RunComparison:
             settings_differ=tuple(one for _, one in differ),
             aftermath=self._around.aftermath(first, tensor),
             independent=self._around.independent(first, tensor, differ, steps, self._is_asked_for),
+            models=models_of(self._infos, self.alignment),
         )
 
     def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:

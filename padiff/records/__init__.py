@@ -12,7 +12,9 @@ from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
+from padiff.records.models import Models, Partners
 from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
+from padiff.records.picture import Element, Picture
 from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import (
     LOOP,
@@ -94,7 +96,11 @@ __all__ = [
     "NO_TRACE",
     "Operand",
     "PARAMETER_STAGES",
+    "Element",
+    "Models",
     "Pair",
+    "Partners",
+    "Picture",
     "Parameter",
     "ROOT",
     "Recomputed",

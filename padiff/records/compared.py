@@ -11,6 +11,7 @@ from padiff.records.cause import Cause
 from padiff.records.extent import Extent
 from padiff.records.judgement import Figure, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
+from padiff.records.picture import Picture
 from padiff.records.recomputed import Recomputed
 from padiff.records.recorded import Record, is_below
 
@@ -205,6 +206,7 @@ class FirstDiff:
         recomputed: whose figures agree with float64; `None` where that can't be computed.
         standing: whether it is the first diff of the run, follows from it (of a later step's report), or is a fault by
             itself.
+        picture: what both tensors look like; `None` where they are not there in full.
     """
 
     step: int
@@ -223,6 +225,7 @@ class FirstDiff:
     call: str = ""
     recomputed: Recomputed | None = None
     standing: Standing = Standing.FIRST
+    picture: Picture | None = None
 
     @property
     def max_abs(self) -> float:

@@ -10,6 +10,7 @@ from functools import cached_property
 from padiff.records.aftermath import Aftermath, Standing
 from padiff.records.compared import Coverage, Diff, FirstDiff
 from padiff.records.declared import Difference
+from padiff.records.models import Models
 from padiff.records.report_text import count_text, report_text
 
 #: What a comparison may come to (`Report.outcome`).
@@ -34,6 +35,7 @@ class Report:
         aftermath: which diffs follow from the first one.
         independent: further faults that do not follow from the first diff, in causal order; of few that are sure.
         environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
+        models: both layer trees and the pairs that were found, for those who show them.
     """
 
     diffs: Sequence[Diff]
@@ -46,6 +48,7 @@ class Report:
     settings_differ: tuple[Difference, ...] = ()
     aftermath: Aftermath = _NOTHING_FOLLOWS
     independent: tuple[FirstDiff, ...] = ()
+    models: Models | None = None
 
     def standing(self, diff: Diff) -> Standing | None:
         """How one of the diffs stands to the first one; `None` if it passed."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.computing.calls import CONSTANT
-from padiff.compare.diagnose.computing.formula import Change, Formula, Node
+from padiff.compare.diagnose.computing.formula import Change, Node
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.traced import Graph
 

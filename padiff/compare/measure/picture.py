@@ -1,0 +1,107 @@
+"""A picture of two tensors that differ: distributions, worst elements, and where in the tensor the error is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from padiff.compare.measure.operands import Arrays, operands
+from padiff.errors import SketchOnlyError
+from padiff.records import PARAMETER_STAGES, Both, Element, Pair, Picture, Problem
+
+# Bins of a histogram, elements that are named, and fields of the grid: some ten kilobytes as JSON, and as many as a
+# card has room for.
+_BINS, _WORST, _GRID = 32, 6, (24, 48)
+# Elements beyond which no picture is made: in float64 they would take hundreds of megabytes.
+_MOST = 1 << 24
+
+
+def picture_of(pair: Pair) -> Picture | None:
+    """The picture of a pair; `None` where the tensors are not there in full, or too large, or can't be compared."""
+    if not pair.complete or math.prod(pair.anchor.shape) > _MOST:
+        return None
+    try:
+        found = operands(pair)
+    except SketchOnlyError:
+        return None
+    if isinstance(found, Problem) or not isinstance(found, Arrays) or not found.reference.size:
+        return None
+    values = found.values()
+    if values.reference.dtype.kind == "c" or values.candidate.dtype.kind == "c":
+        return None  # complex numbers have no order, and so no histogram
+    with np.errstate(all="ignore"):
+        error = np.abs(values.candidate - values.reference)
+    # What is NaN or infinite on one side only is further off than any number; alike on both sides it agrees.
+    odd = ~np.isfinite(error)
+    if odd.any():
+        reference, candidate = values
+        alike = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
+        error[odd] = np.where(alike[odd], 0.0, np.inf)
+    edges, counts = _histograms(values)
+    grid, rows, columns = _grid(error, pair.stage in PARAMETER_STAGES)
+    return Picture(
+        shape=tuple(values.reference.shape),
+        edges=edges,
+        counts=counts,
+        worst=_worst(values, error),
+        error=tuple(tuple(row) for row in grid.tolist()),
+        rows=rows,
+        columns=columns,
+    )
+
+
+def _histograms(values: Both[np.ndarray]) -> tuple[tuple[float, ...], Both[tuple[int, ...]]]:
+    finite = values.map(lambda side: side[np.isfinite(side)])
+    some = [side for side in finite if side.size]
+    low = min((float(side.min()) for side in some), default=0.0)
+    high = max((float(side.max()) for side in some), default=0.0)
+    # numpy's own widening of an empty range rounds away for large values, and so does a range below their precision.
+    least = max(abs(low), abs(high)) * 1e-9 or 1.0
+    if high - low < least:
+        low, high = low - least / 2, high + least / 2
+    edges = np.linspace(low, high, _BINS + 1)
+    counts = finite.map(lambda side: tuple(np.histogram(side, bins=edges)[0].tolist()))
+    return tuple(edges.tolist()), counts
+
+
+def _worst(values: Both[np.ndarray], error: np.ndarray) -> tuple[Element, ...]:
+    flat = error.ravel()
+    count = min(_WORST, flat.size)
+    places = np.argpartition(flat, flat.size - count)[flat.size - count :]
+    places = places[np.argsort(-flat[places], kind="stable")]
+    found = []
+    for place in places.tolist():
+        if flat[place] > 0:
+            index = tuple(int(i) for i in np.unravel_index(place, error.shape))
+            found.append(Element(index, values.map(lambda side, index=index: float(side[index]))))  # type: ignore[misc]
+    return tuple(found)
+
+
+def _grid(error: np.ndarray, parameter: bool) -> tuple[np.ndarray, str, str]:
+    """The error folded by its maximum to a small grid, and what its rows and columns are.
+
+    Rows of a parameter are its first axis, rows of an activation of three axes and more its second: its channels, or
+    its places in a sequence. Samples are folded then.
+    """
+    axes = error.ndim
+    if axes <= 1:
+        flat = error.reshape(1, -1)
+        return _folded(flat), "", f"{flat.shape[1]:,} elements"
+    if parameter or axes == 2:
+        flat, row, rest = error.reshape(error.shape[0], -1), 0, error.shape[1:]
+    else:
+        flat, row, rest = error.max(axis=0).reshape(error.shape[1], -1), 1, error.shape[2:]
+    columns = " x ".join(str(n) for n in rest)
+    names = {(0, False): "samples", (1, False): "channels"}
+    what = names.get((row, parameter), "rows")
+    return _folded(flat), f"{flat.shape[0]:,} {what} (axis {row})", f"{columns} elements of each"
+
+
+def _folded(flat: np.ndarray) -> np.ndarray:
+    for axis, most in enumerate(_GRID):
+        size = flat.shape[axis]
+        if size > most:
+            starts = np.linspace(0, size, most, endpoint=False).astype(np.int64)
+            flat = np.maximum.reduceat(flat, starts, axis=axis)
+    return flat

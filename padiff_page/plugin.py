@@ -1,0 +1,107 @@
+"""The page as a tab of TensorBoard. It finds log folders below TensorBoard's, and follows ``diffs.jsonl`` by bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
+from werkzeug import Request, Response
+
+from padiff_page.bundle import static_files
+from padiff_page.logs import outcome, pairs, part, report, told
+
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+# Seconds until log folders are looked for again.
+_LOOK = 2.0
+
+
+class PadiffPlugin(TBPlugin):  # type: ignore[misc]
+    """The tab ``padiff``."""
+
+    plugin_name = "padiff"
+
+    def __init__(self, context: TBContext) -> None:
+        self._roots = _roots(context)
+        self._looked = -_LOOK
+        self._known: dict[str, Path] = {}
+
+    def frontend_metadata(self) -> FrontendMetadata:
+        return FrontendMetadata(es_module_path="/index.js", tab_name="padiff", disable_reload=True)
+
+    def is_active(self) -> bool:
+        return bool(self._pairs())
+
+    def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
+        apps: dict[str, Callable[..., Any]] = {
+            f"/{name}": _static(content, _TYPES[Path(name).suffix]) for name, content in static_files().items()
+        }
+        routes = {"/pairs": self._serve_pairs, "/follow": self._serve_follow, "/lines": self._serve_lines}
+        return apps | {route: _json(serve) for route, serve in routes.items()}
+
+    def _pairs(self) -> dict[str, Path]:
+        if time.monotonic() - self._looked >= _LOOK:
+            self._known, self._looked = pairs(self._roots), time.monotonic()
+        return self._known
+
+    def _serve_pairs(self, _: Request) -> Any:
+        found = [{"name": name, "outcome": outcome(folder)} for name, folder in self._pairs().items()]
+        # Whoever opens the tab wants to see what parts.
+        return {"pairs": sorted(found, key=lambda one: one["outcome"] != "differ")}
+
+    def _serve_follow(self, request: Request) -> Any:
+        folder = self._folder(request)
+        found = part(folder, _number(request, "start"))
+        version = told(folder)
+        if version and version != request.args.get("told"):
+            found |= {"report": report(folder), "told": version}
+        return found
+
+    def _serve_lines(self, request: Request) -> Any:
+        found = part(self._folder(request), _number(request, "start"), _number(request, "end"))
+        return {"lines": [text for _, _, text in found["lines"]]}
+
+    def _folder(self, request: Request) -> Path:
+        # A name is looked up among those that were found: it is never made a path.
+        return self._pairs()[request.args["pair"]]
+
+
+def _roots(context: TBContext) -> dict[str, Path]:
+    """The folders that TensorBoard was given, by the names that it calls them (``--logdir_spec``), if any."""
+    if context.logdir:
+        return {"": Path(context.logdir)}
+    given = getattr(context.flags, "logdir_spec", "") or ""
+    named = (entry.partition(":") for entry in given.split(",") if entry)
+    return {name if path else "": Path(path or name) for name, _, path in named}
+
+
+def _number(request: Request, name: str) -> int:
+    return int(request.args.get(name, "0"))
+
+
+def _static(content: bytes, kind: str) -> Callable[..., Any]:
+    @Request.application
+    def serve(_: Request) -> Response:
+        return _respond(content, kind)
+
+    return serve
+
+
+def _json(answer: Callable[[Request], Any]) -> Callable[..., Any]:
+    @Request.application
+    def serve(request: Request) -> Response:
+        try:
+            return _respond(json.dumps(answer(request)).encode(), "application/json")
+        except (KeyError, ValueError, OSError) as error:
+            text = "no such log folder" if isinstance(error, KeyError) else f"cannot be read: {error}"
+            return _respond(json.dumps({"error": text}).encode(), "application/json", 404)
+
+    return serve
+
+
+def _respond(content: bytes, kind: str, status: int = 200) -> Response:
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache, must-revalidate"}
+    return Response(content, status=status, content_type=f"{kind}; charset=utf-8", headers=headers)

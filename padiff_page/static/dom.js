@@ -1,0 +1,52 @@
+// Elements, made from data that nobody vouches for: text only ever becomes a text node, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element. `attributes` are set as they are; those that are functions listen to the event of their name. */
+export function el(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** Likewise for drawings. */
+export function svg(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return node;
+}
+
+/** Put other children into a node. */
+export function refill(node, ...children) {
+  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+/** A layer's name: its path, with the type beside it where that is known. */
+export function layerName(path, type) {
+  if (!path) return el("span", { class: "nothing" }, "no such layer");
+  return el("span", { class: "layer" }, el("code", {}, path), type ? el("span", { class: "type" }, type) : null);
+}
+
+/** A button that copies a text, and says that it did. */
+export function copyButton(text, label = "Copy") {
+  const button = el("button", { class: "quiet copy", type: "button" }, label);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not allowed here";
+    }
+    setTimeout(() => (button.textContent = label), 1500);
+  });
+  return button;
+}

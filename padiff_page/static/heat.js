@@ -1,0 +1,424 @@
+// The heat map: layers by steps on a canvas. Rows and columns that are smaller than a pixel are folded by their maximum,
+// so that nothing that differs is lost, and a frame costs about as much as it has pixels.
+
+import { BLANK, SKIPPED, palette } from "./codes.js";
+import { el } from "./dom.js";
+
+const AXIS = 26;
+const ROW = 22;
+const COLUMN = 30;
+// Cells from this size on are drawn one by one, with a gap between them.
+const SINGLE = 4;
+
+export class HeatMap {
+  /** `on` has: select(node, column or null), fold(node), hover(node, column or null), text(node, column). */
+  constructor(store, on) {
+    this.store = store;
+    this.on = on;
+    this.stage = "all";
+    this.rows = [];
+    this.view = { x: 0, y: 0, column: COLUMN, row: ROW };
+    this.fits = true;
+    this.frames = [];
+    this.base = el("canvas", { class: "base" });
+    this.over = el("canvas", { class: "over" });
+    this.tip = el("div", { class: "tip", hidden: true });
+    this.element = el("div", { class: "heat", tabindex: 0, role: "application" }, this.base, this.over, this.tip);
+    this.element.setAttribute("aria-label", "Layers by steps; arrows move, Enter opens");
+    this.#listen();
+    this.resized = new ResizeObserver(() => this.layout());
+    this.resized.observe(this.element);
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme.addEventListener("change", () => this.theme());
+    this.theme();
+  }
+
+  theme() {
+    const style = getComputedStyle(document.documentElement);
+    this.ink = (name) => style.getPropertyValue(`--${name}`).trim() || "gray";
+    this.colours = palette(this.scheme.matches);
+    this.hatch = this.#hatch();
+    this.draw();
+  }
+
+  /** Rows, columns or the stage are others. */
+  update() {
+    this.rows = this.store.tree.visible();
+    this.placeOf = new Map(this.rows.map((node, k) => [node, k]));
+    this.layout();
+  }
+
+  layout() {
+    const wide = this.element.clientWidth;
+    if (!wide) return;
+    this.gutter = Math.round(Math.min(Math.max(wide * 0.26, 130), 300));
+    const most = this.tall ?? Math.max(Math.round(window.innerHeight * 0.62), 240);
+    const tall = Math.min(AXIS + this.rows.length * Math.max(this.view.row, 1) + 4, most);
+    this.size = { wide, tall: Math.max(Math.round(tall), 3 * ROW + AXIS) };
+    const scale = window.devicePixelRatio || 1;
+    for (const canvas of [this.base, this.over]) {
+      canvas.width = Math.round(wide * scale);
+      canvas.height = Math.round(this.size.tall * scale);
+      canvas.style.width = `${wide}px`;
+      canvas.style.height = `${this.size.tall}px`;
+    }
+    this.element.style.height = `${this.size.tall}px`;
+    this.scale = scale;
+    if (this.fits) this.view.column = this.#fitting();
+    this.#clamp();
+    this.draw();
+  }
+
+  get plot() {
+    return { wide: this.size.wide - this.gutter, tall: this.size.tall - AXIS };
+  }
+
+  #fitting() {
+    return Math.min(COLUMN, this.plot.wide / Math.max(this.store.steps.length, 1));
+  }
+
+  #clamp() {
+    const { view, plot } = this;
+    view.x = Math.min(Math.max(view.x, 0), Math.max(this.store.steps.length * view.column - plot.wide, 0));
+    view.y = Math.min(Math.max(view.y, 0), Math.max(this.rows.length * view.row - plot.tall, 0));
+  }
+
+  /** All rows and columns at once. */
+  fit() {
+    this.fits = true;
+    this.view.row = Math.min(ROW, Math.max((this.tall ?? window.innerHeight * 0.62) - AXIS, 100) / Math.max(this.rows.length, 1));
+    this.layout();
+  }
+
+  zoom(factor, x = this.gutter + this.plot.wide / 2, y = AXIS + this.plot.tall / 2, rows = true) {
+    const { view } = this;
+    const column = (view.x + x - this.gutter) / view.column;
+    const row = (view.y + y - AXIS) / view.row;
+    view.column = Math.min(Math.max(view.column * factor, Math.min(this.#fitting(), COLUMN)), 60);
+    if (rows) view.row = Math.min(Math.max(view.row * factor, Math.min(ROW, this.plot.tall / this.rows.length)), ROW);
+    this.fits = view.column <= this.#fitting();
+    view.x = column * view.column - (x - this.gutter);
+    view.y = row * view.row - (y - AXIS);
+    this.layout();
+  }
+
+  /** Bring a cell into view. */
+  show(node, column) {
+    const row = this.placeOf?.get(node);
+    if (row === undefined || !this.size) return;
+    const { view, plot } = this;
+    const top = row * view.row;
+    if (top < view.y || top + view.row > view.y + plot.tall) view.y = top - plot.tall / 2;
+    if (column !== null && column !== undefined) {
+      const left = column * view.column;
+      if (left < view.x || left + view.column > view.x + plot.wide) view.x = left - plot.wide / 2;
+    }
+    this.#clamp();
+    this.draw();
+  }
+
+  draw() {
+    if (this.pending || !this.size) return;
+    this.pending = requestAnimationFrame(() => {
+      this.pending = 0;
+      this.paint();
+    });
+  }
+
+  paint() {
+    const began = performance.now();
+    const context = this.base.getContext("2d");
+    context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
+    context.clearRect(0, 0, this.size.wide, this.size.tall);
+    const { view, plot } = this;
+    const range = {
+      row: Math.floor(view.y / view.row),
+      rowEnd: Math.min(Math.ceil((view.y + plot.tall) / view.row), this.rows.length),
+      column: Math.floor(view.x / view.column),
+      columnEnd: Math.min(Math.ceil((view.x + plot.wide) / view.column), this.store.steps.length),
+    };
+    if (view.column >= SINGLE && view.row >= SINGLE) this.#single(context, range);
+    else this.#folded(context, range);
+    this.#labels(context, range);
+    this.#axis(context, range);
+    this.#overlay();
+    this.frames.push(performance.now() - began);
+    if (this.frames.length > 500) this.frames.shift();
+  }
+
+  #single(context, range) {
+    const { view, gutter } = this;
+    const gap = Math.min(view.column, view.row) >= 7 ? 1 : 0.5;
+    context.save();
+    context.beginPath();
+    context.rect(gutter, AXIS, this.plot.wide, this.plot.tall);
+    context.clip();
+    for (let row = range.row; row < range.rowEnd; row++) {
+      const cells = this.store.cells(this.rows[row], this.stage);
+      if (!cells) continue;
+      const y = AXIS + row * view.row - view.y;
+      for (let column = range.column; column < range.columnEnd; column++) {
+        const code = cells.at(column);
+        if (code === BLANK) continue;
+        context.fillStyle = code === SKIPPED ? this.hatch : this.colours.css[code];
+        context.fillRect(gutter + column * view.column - view.x, y, view.column - gap, view.row - gap);
+      }
+    }
+    context.restore();
+  }
+
+  #folded(context, range) {
+    const { view, scale, gutter } = this;
+    const wide = Math.min(Math.round(this.plot.wide * scale), Math.ceil((range.columnEnd * view.column - view.x) * scale));
+    const tall = Math.min(Math.round(this.plot.tall * scale), Math.ceil((range.rowEnd * view.row - view.y) * scale));
+    if (wide <= 0 || tall <= 0) return;
+    const pixels = new Uint32Array(wide * tall);
+    const perPixel = 1 / (view.column * scale);
+    const level = perPixel >= 64 ? 2 : perPixel >= 8 ? 1 : 0;
+    const starts = new Int32Array(wide);
+    const ends = new Int32Array(wide);
+    for (let x = 0; x < wide; x++) {
+      const start = Math.floor(view.x / view.column + x * perPixel);
+      const end = Math.max(Math.min(Math.ceil(view.x / view.column + (x + 1) * perPixel), range.columnEnd), start + 1);
+      starts[x] = start >> (3 * level);
+      ends[x] = ((end - 1) >> (3 * level)) + 1;
+    }
+    const line = new Uint8Array(wide);
+    let drawn = [-1, -1];
+    for (let y = 0; y < tall; y++) {
+      const top = Math.floor((view.y + y / scale) / view.row);
+      const end = Math.max(Math.min(Math.ceil((view.y + (y + 1) / scale) / view.row), this.rows.length), top + 1);
+      if (top === drawn[0] && end === drawn[1]) {
+        pixels.copyWithin(y * wide, (y - 1) * wide, y * wide);
+        continue;
+      }
+      drawn = [top, end];
+      line.fill(0);
+      for (let row = top; row < end; row++) {
+        const cells = this.rows[row] && this.store.cells(this.rows[row], this.stage);
+        if (!cells) continue;
+        const codes = cells.levels[level];
+        for (let x = 0; x < wide; x++) {
+          let most = line[x];
+          for (let k = starts[x]; k < ends[x]; k++) if (codes[k] > most) most = codes[k];
+          line[x] = most;
+        }
+      }
+      const place = y * wide;
+      for (let x = 0; x < wide; x++) pixels[place + x] = this.colours.pixels[line[x]];
+    }
+    const picture = new ImageData(new Uint8ClampedArray(pixels.buffer), wide, tall);
+    context.putImageData(picture, Math.round(gutter * scale), Math.round(AXIS * scale));
+  }
+
+  #labels(context, range) {
+    const { view, gutter } = this;
+    context.save();
+    context.beginPath();
+    context.rect(0, AXIS, gutter - 8, this.plot.tall);
+    context.clip();
+    context.textBaseline = "middle";
+    let free = -Infinity; // rows may be lower than a line of text
+    for (let row = range.row; row < range.rowEnd; row++) {
+      const node = this.rows[row];
+      const y = AXIS + (row + 0.5) * view.row - view.y;
+      if (y - free < 13) continue;
+      free = y;
+      const x = 18 + Math.min(node.depth, 8) * 13;
+      if (node.children.length) {
+        context.fillStyle = this.ink("muted");
+        context.font = "9px system-ui, sans-serif";
+        context.fillText(node.open ? "▼" : "▶", x - 13, y + 0.5);
+      }
+      const marked = node === this.first?.node || (this.first && !node.open && this.#holds(node, this.first.node));
+      context.font = `${marked ? "600 " : ""}12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace`;
+      context.fillStyle = this.ink(marked ? "differ" : node.side === "candidate" ? "warn" : "ink");
+      const name = node.path === "(loop)" ? "loss and rate" : node.name;
+      context.fillText(name, x, y);
+      const end = x + context.measureText(name).width + 8;
+      if (node.type && view.row >= 14) {
+        context.fillStyle = this.ink("faint");
+        context.font = "11px system-ui, sans-serif";
+        context.fillText(node.type, end, y);
+      }
+    }
+    context.restore();
+  }
+
+  #holds(node, inner) {
+    for (let one = inner; one; one = one.parent) if (one === node) return true;
+    return false;
+  }
+
+  #axis(context, range) {
+    const { view, gutter } = this;
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "alphabetic";
+    context.textAlign = "left";
+    context.fillStyle = this.ink("muted");
+    context.fillText("step", gutter - 34, AXIS - 9);
+    context.textAlign = "center";
+    const widest = context.measureText(String(this.store.steps.at(-1) ?? 0)).width + 12;
+    const every = nice(widest / view.column);
+    for (let column = Math.ceil(range.column / every) * every; column < range.columnEnd; column += every) {
+      const x = gutter + (column + 0.5) * view.column - view.x;
+      if (x >= gutter && x < this.size.wide) context.fillText(String(this.store.steps[column]), x, AXIS - 9);
+    }
+    context.textAlign = "left";
+  }
+
+  /** What lies over the cells: the row and cell under the pointer, the one that is open, the first that is beyond. */
+  #overlay() {
+    const context = this.over.getContext("2d");
+    context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
+    context.clearRect(0, 0, this.size.wide, this.size.tall);
+    if (this.lit) this.#band(context, this.lit);
+    if (this.first) this.#ring(context, this.first, this.ink("differ"), 2);
+    if (this.selected) this.#ring(context, this.selected, this.ink("ink"), 2);
+    if (this.hovered?.column !== null && this.hovered) this.#ring(context, this.hovered, this.ink("muted"), 1);
+  }
+
+  #band(context, node) {
+    const row = this.placeOf.get(node);
+    if (row === undefined) return;
+    const y = AXIS + row * this.view.row - this.view.y;
+    if (y + this.view.row < AXIS) return;
+    context.fillStyle = this.ink("lit");
+    context.fillRect(0, Math.max(y, AXIS), this.size.wide, Math.max(this.view.row - 1, 2));
+  }
+
+  #ring(context, { node, column }, colour, wide) {
+    let shown = node;
+    while (shown && !this.placeOf.has(shown)) shown = shown.parent; // a folded layer stands for it
+    if (!shown || column === null || column === undefined) return;
+    const { view } = this;
+    const x = this.gutter + column * view.column - view.x;
+    const y = AXIS + this.placeOf.get(shown) * view.row - view.y;
+    if (x < this.gutter - 1 || x > this.size.wide || y < AXIS - 1 || y > this.size.tall) return;
+    const small = Math.max(8 - Math.min(view.column, view.row), 0) / 2;
+    context.strokeStyle = colour;
+    context.lineWidth = wide;
+    context.beginPath();
+    context.roundRect(x - 1 - small, y - 1 - small, view.column + 1 + 2 * small, view.row + 1 + 2 * small, 3);
+    context.stroke();
+  }
+
+  /** Where in the page a cell is: its middle, from the element's corner. */
+  spot(node, column) {
+    const row = this.placeOf.get(node);
+    const { view } = this;
+    return { x: this.gutter + (column + 0.5) * view.column - view.x, y: AXIS + (row + 0.5) * view.row - view.y };
+  }
+
+  at(x, y) {
+    const { view } = this;
+    if (y < AXIS || !this.size) return null;
+    const row = Math.floor((view.y + y - AXIS) / view.row);
+    const node = this.rows[row];
+    if (!node) return null;
+    if (x < this.gutter) return { node, column: null };
+    const column = Math.floor((view.x + x - this.gutter) / view.column);
+    if (column >= this.store.steps.length) return null;
+    const end = Math.min(Math.max(Math.ceil((view.x + x - this.gutter + 1) / view.column), column + 1), this.store.steps.length);
+    return { node, column, end };
+  }
+
+  hover(found, x, y) {
+    const same = found?.node === this.hovered?.node && found?.column === this.hovered?.column;
+    this.hovered = found;
+    if (!same) {
+      this.lit = found?.node ?? null;
+      this.on.hover(found?.node ?? null);
+      if (this.size) this.#overlay();
+    }
+    const text = found && found.column !== null ? this.on.text(found) : null;
+    this.tip.hidden = !text;
+    if (!text) return;
+    this.tip.replaceChildren(...text);
+    const left = Math.min(x + 14, this.size.wide - this.tip.offsetWidth - 4);
+    const above = y + 18 + this.tip.offsetHeight > this.size.tall + 60;
+    this.tip.style.left = `${Math.max(left, 0)}px`;
+    this.tip.style.top = `${above ? y - this.tip.offsetHeight - 8 : y + 18}px`;
+  }
+
+  light(node) {
+    this.lit = node;
+    if (this.size) this.#overlay();
+  }
+
+  #listen() {
+    const place = (event) => {
+      const box = this.element.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    };
+    let from = null;
+    this.element.addEventListener("pointerdown", (event) => {
+      if (event.button === 0) from = { at: place(event), x: this.view.x, y: this.view.y, moved: false };
+    });
+    this.element.addEventListener("pointermove", (event) => {
+      const [x, y] = place(event);
+      if (from && (event.buttons & 1) && Math.hypot(x - from.at[0], y - from.at[1]) > 4) {
+        if (!from.moved) this.element.setPointerCapture(event.pointerId);
+        from.moved = true;
+        this.view.x = from.x + from.at[0] - x;
+        this.view.y = from.y + from.at[1] - y;
+        this.#clamp();
+        this.draw();
+        return;
+      }
+      const found = this.at(x, y);
+      this.element.style.cursor = found ? "pointer" : "default";
+      this.hover(found, x, y);
+    });
+    this.element.addEventListener("pointerleave", () => this.hover(null));
+    this.element.addEventListener("click", (event) => {
+      const moved = from?.moved;
+      from = null;
+      if (moved) return;
+      const found = this.at(...place(event));
+      if (!found) return;
+      if (found.column === null && found.node.children.length) this.on.fold(found.node);
+      else this.on.select(found);
+    });
+    this.element.addEventListener(
+      "wheel",
+      (event) => {
+        const before = [this.view.x, this.view.y, this.view.column];
+        if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(-event.deltaY / 240), ...place(event));
+        else {
+          this.view.x += event.shiftKey ? event.deltaY : event.deltaX;
+          this.view.y += event.shiftKey ? 0 : event.deltaY;
+          this.#clamp();
+        }
+        const moved = before.some((was, k) => was !== [this.view.x, this.view.y, this.view.column][k]);
+        // At its end the page scrolls on.
+        if (!moved && !event.ctrlKey) return;
+        event.preventDefault();
+        this.draw();
+      },
+      { passive: false },
+    );
+  }
+
+  #hatch() {
+    const small = el("canvas", { width: 6, height: 6 });
+    const context = small.getContext("2d");
+    context.strokeStyle = this.ink("hatch");
+    context.lineWidth = 1;
+    for (const start of [-6, 0, 6]) {
+      context.moveTo(start, 6);
+      context.lineTo(start + 6, 0);
+    }
+    context.stroke();
+    return context.createPattern(small, "repeat");
+  }
+}
+
+/** A round number that is at least this. */
+function nice(least) {
+  let power = 1;
+  while (true) {
+    for (const one of [1, 2, 5]) if (one * power >= least) return one * power;
+    power *= 10;
+  }
+}

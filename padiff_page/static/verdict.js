@@ -1,0 +1,145 @@
+// The verdict: where the runs part, how far, why, and the line that mends it.
+
+import { copyButton, el, layerName } from "./dom.js";
+import { count, figure, percent, times } from "./format.js";
+import { timesAllowed } from "./store.js";
+
+const OUTCOMES = { match: "The runs match", differ: "The runs part", "cannot tell": "It can’t be told" };
+
+/** A figure with what it is called. */
+export function stat(label, value, more = null) {
+  return el("div", { class: "stat" }, el("dt", {}, label), el("dd", {}, value, more ? el("small", {}, more) : null));
+}
+
+/** The verdict card. `diff` is the first diff in full, where it is known; `open` is called to look at its tensor. */
+export function verdictCard(store, diff, open) {
+  const first = store.firstDiff;
+  const head = store.head;
+  const outcome = first ? "differ" : (head.outcome ?? "match");
+  if (!first) return agreeing(store, outcome);
+  const excess = diff ? timesAllowed(diff) : NaN;
+  const layers = el(
+    "div",
+    { class: "against" },
+    side("reference", first.reference, store.typeOf("reference", first.reference), head.reference),
+    el("div", { class: "versus", "aria-label": "against" }, "↔"),
+    side("candidate", first.candidate, store.typeOf("candidate", first.candidate), head.candidate),
+  );
+  const card = el("section", { class: "card verdict differ", id: "verdict" });
+  card.append(
+    el(
+      "div",
+      { class: "headline" },
+      el("span", { class: "chip differ" }, diff?.standing ?? "first here"),
+      el("h1", {}, "The runs part at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
+    ),
+    layers,
+    el(
+      "dl",
+      { class: "stats" },
+      first.slot ? stat("tensor", el("code", {}, first.slot), diff?.shape ? `${diff.shape.join(" × ") || "scalar"}` : null) : null,
+      diff ? stat("times the allowed", el("b", { class: "loud" }, times(excess))) : null,
+      diff?.judged ? stat(name(diff.judged.figure), figure(diff.judged.value), `allowed ${figure(diff.judged.limit)}`) : null,
+      first.max_abs !== null ? stat("largest |difference|", figure(first.max_abs)) : null,
+      diff?.worst ? stat("worst element", worst(diff.worst), diff.worst.index.length ? `at [${diff.worst.index.join(", ")}]` : null) : null,
+    ),
+    diff?.problem ? el("p", { class: "note" }, diff.problem) : null,
+    prose(first),
+    cause(first),
+    others(store),
+    el(
+      "div",
+      { class: "actions" },
+      diff ? el("button", { type: "button", class: "primary", click: open }, "Open this tensor") : null,
+      copyButton(first.message, "Copy as text"),
+    ),
+  );
+  return card;
+}
+
+/** What the JSON calls a figure, as the page does. */
+export function name(figureName) {
+  return { rel_l2: "relative L2", max_abs: "largest |difference|", mean_abs: "mean |difference|", l2: "L2" }[figureName] ?? figureName;
+}
+
+function worst(element) {
+  return el("span", { class: "pairvalue" }, figure(element.reference, 6), el("i", {}, "↔"), figure(element.candidate, 6));
+}
+
+function side(which, path, type, run) {
+  return el(
+    "div",
+    { class: `side ${which}` },
+    el("small", {}, which, run ? el("span", { class: "run" }, run) : null),
+    layerName(path, type),
+  );
+}
+
+/** What is known of how far it reaches and where in the code it is. */
+function prose(first) {
+  const told = [];
+  if (first.inside === true) told.push("It is inside of this layer: what goes in agrees.");
+  if (first.last_agreeing && first.inside !== true) told.push(`The last layer that agrees is ${first.last_agreeing}.`);
+  if (first.call) told.push(`Call: ${first.call}.`);
+  if (first.extent) told.push(first.extent);
+  if (first.recomputed?.text) told.push(first.recomputed.text);
+  return told.length ? el("p", { class: "prose" }, told.join(" ")) : null;
+}
+
+function cause(first) {
+  const why = first.why;
+  if (!why) return null;
+  const unknown = why.kind === "unknown";
+  const sure = unknown ? "Cause not found" : why.proven ? "Cause, proven" : "Likely cause";
+  return el(
+    "div",
+    { class: `cause${why.proven ? " proven" : ""}` },
+    el("h2", {}, sure),
+    el("p", { class: "sentence" }, capital(why.sentence), "."),
+    why.evidence ? el("p", { class: "evidence" }, capital(why.evidence), ".") : null,
+    why.fix
+      ? el("div", { class: "fix" }, el("span", {}, "To mend it"), el("pre", {}, el("code", {}, why.fix)), copyButton(why.fix))
+      : null,
+    why.excluded?.length && !why.proven ? el("p", { class: "evidence" }, `Tried and excluded: ${why.excluded.join(", ")}.`) : null,
+  );
+}
+
+/** Faults that do not follow from the first one, where the report names them. */
+function others(store) {
+  const some = store.head.independent ?? [];
+  if (!some.length) return null;
+  return el(
+    "div",
+    { class: "cause" },
+    el("h2", {}, some.length === 1 ? "A second fault, which does not follow" : "Further faults, which do not follow"),
+    some.map((one) => el("p", { class: "sentence" }, one.message ?? String(one))),
+  );
+}
+
+function agreeing(store, outcome) {
+  const head = store.head;
+  const counts = [...store.stages.values()].reduce((sum, one) => sum + one.compared, 0);
+  const worstOf = [...store.stages.values()].reduce((most, one) => (one.worst > most.worst ? one : most), { worst: -1 });
+  return el(
+    "section",
+    { class: `card verdict ${outcome === "match" ? "match" : "doubt"}`, id: "verdict" },
+    el(
+      "div",
+      { class: "headline" },
+      el("span", { class: `chip ${outcome === "match" ? "match" : "doubt"}` }, outcome),
+      el("h1", {}, OUTCOMES[outcome] ?? outcome, store.steps.length ? ` in ${count(store.steps.length, "step")}` : ""),
+    ),
+    el(
+      "dl",
+      { class: "stats" },
+      stat("tensors compared", counts.toLocaleString("en")),
+      head.coverage ? stat("of what was recorded", percent(head.coverage.share)) : null,
+      worstOf.worst >= 0 ? stat("nearest to its limit", times(worstOf.worst), worstOf.worstAt ? worstOf.worstAt[0].layer : null) : null,
+    ),
+    head.verdict ? el("p", { class: "prose" }, head.verdict) : null,
+  );
+}
+
+function capital(text) {
+  return text ? text[0].toUpperCase() + text.slice(1) : "";
+}
