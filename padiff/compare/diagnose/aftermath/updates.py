@@ -32,8 +32,8 @@ def own_fault(scene: Scene, among: Collection[Place] | None = None) -> Fault | N
     wrong = [d for d in scene.diffs("update") if not d.passed and d.pair.complete]
     if among is not None:
         wrong = [d for d in wrong if place_of(d.pair) in among]
-    if not wrong:
-        return None
+    if not wrong or any(side.source.sketched for d in wrong for side in d.pair.sides if side is not None):
+        return None  # of sketches a few small parameters tell, which is too little
     kept = [d for d in scene.step if d.pair.stage != "update" or among is None or place_of(d.pair) in among]
     try:
         cause = explain(replace(scene, diff=wrong[0], step=kept, _pairs={})).cause
@@ -41,6 +41,8 @@ def own_fault(scene: Scene, among: Collection[Place] | None = None) -> Fault | N
         return None
     if cause is None or not cause.proven or (among is not None and not families(cause) <= _OF_GROUPS):
         return None
+    if cause.kind.count("+") > ("learning" in families(cause)):
+        return None  # two settings together may explain what is neither
     return Fault(wrong[0], cause, kind="update")
 
 
