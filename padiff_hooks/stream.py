@@ -144,7 +144,7 @@ class DiffStream:
         for sink in self._sinks.values():
             sink.flush()
         # Last: a line says that the step's points are out.
-        self._write_line(line_of(report))
+        self._write_line(_following(line_of(report)) if self.differs else line_of(report))
         self.done.add(step)
         self._count(report.outcome)
 
@@ -251,6 +251,15 @@ def line_of(report: Report) -> dict[str, Any]:
         "coverage": whole["coverage"]["share"],
         "diffs": [diff for step in whole["steps"] for diff in step["diffs"]],
     }
+
+
+def _following(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of a step after the first one with a diff, which a process that was started again takes for the first."""
+    first, follows = Standing.FIRST.name.lower(), Standing.FOLLOWS.name.lower()
+    for one in (line["first_diff"] or {}, *line["diffs"]):
+        if one.get("standing") == first:
+            one["standing"] = follows
+    return line
 
 
 def scalars_of(report: Report) -> dict[str, Scalars]:

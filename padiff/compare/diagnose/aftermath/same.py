@@ -50,6 +50,8 @@ def are_one(one: Known, kind: str, other: Known, of: str) -> bool:
         kind, of: of what they are faults: a kind of layer, or a stage.
     """
     first, second = families(one.cause), families(other.cause)
+    if one.cause is not None and other.cause is not None and one.cause.sentence == other.cause.sentence:
+        return True
     if (first | second) & _EVERYWHERE:
         return True
     if kind == of:
