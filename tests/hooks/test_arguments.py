@@ -110,8 +110,11 @@ def test_diffs_that_are_alike_are_printed_as_one_line_and_all_or_the_worst_on_de
     assert main(["compare", *bad]) == 1
     out = capsys.readouterr().out
     assert "48 of 132 pairs differ, in causal order:" in out
-    assert "  step 0  grad: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)\n" in out
-    assert "... and 8 more (--all lists them)" in out
+    assert (
+        "  step 0  grad: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)  (first here)\n"
+        in out
+    )
+    assert "... and 8 more, which follow (--all lists them)" in out
     assert main(["compare", *bad, "--all"]) == 1
     assert (
         sum(": max |diff|" in line for line in capsys.readouterr().out.splitlines() if line.startswith("  step")) == 48

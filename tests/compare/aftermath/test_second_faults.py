@@ -52,7 +52,8 @@ TWO = [
 ONE = {
     "towers": (
         "conv:scaled", "bn:eval", "bn:shifted", "relu:tanh", "pool:halved", "up:negated", "norm:eps",
-        "norm:declared_eps", "act:tanh_gelu", "down:shifted", "tanh:relu", "head:scaled", "conv:weight", "norm:weight", "flipped",
+        "norm:declared_eps", "act:tanh_gelu", "down:shifted", "tanh:relu", "head:scaled", "conv:weight", "norm:weight",
+        "flipped",
     ),
     "stack": ("0:scaled", "1:eps", "2:relu", "4:tanh", "5:eps", "8:shifted", "3:weight"),
     "words": (
