@@ -148,12 +148,14 @@ class DiffStream:
             self._sinks["diff"].text(f"first_diff/step_{step:08d}", text, step)
         for sink in self._sinks.values():
             sink.flush()
+        parted = self.differs
         whole = to_json(report)
         self._first = self._first or whole["first_diff"]
         self._count(report.outcome)
         self._write_report(whole)
         # Last: a line says that the step's points are out.
-        self._write_line(_line(report, whole))
+        line = _line(report, whole)
+        self._write_line(_following(line) if parted else line)
         self.done.add(step)
 
     def _event(self, report: Report) -> str:
@@ -277,6 +279,15 @@ def _line(report: Report, whole: Mapping[str, Any]) -> dict[str, Any]:
         "coverage": whole["coverage"]["share"],
         "diffs": [diff for step in whole["steps"] for diff in step["diffs"]],
     }
+
+
+def _following(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of a step after the first one with a diff, which a process that was started again takes for the first."""
+    first, follows = Standing.FIRST.name.lower(), Standing.FOLLOWS.name.lower()
+    for one in (line["first_diff"] or {}, *line["diffs"]):
+        if one.get("standing") == first:
+            one["standing"] = follows
+    return line
 
 
 def scalars_of(report: Report) -> dict[str, Scalars]:

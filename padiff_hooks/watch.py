@@ -48,8 +48,12 @@ class _Watched:
         self._doubt, self._worst, self._failed = "", 0.0, 0
         self._follows = False
 
-    def add(self, report: Report) -> str:
-        """Add a step; returns the line that says what it came to."""
+    def add(self, report: Report, known: bool) -> str:
+        """Add a step; returns the lines that say what it came to.
+
+        Args:
+            known: whether a step before it has a diff, also one that was compared by a watch before this one.
+        """
         step = report.coverage.steps[0]
         if report.first_diff is None:
             worst = report.worst
@@ -62,7 +66,7 @@ class _Watched:
         more = "".join(f"\n{Standing.NEW}: {one.message}" for one in report.independent)
         if self._first is None:
             self._first = report.first_diff.message
-            return f"{Standing.FIRST}: {self._first}{more}"
+            return f"{'' if known else f'{Standing.FIRST}: '}{self._first}{more}"
         if not report.failed:
             return f"step {step}: {report.first_diff.message}{more}"
         # Said once: from then on all that differs does.
@@ -134,7 +138,7 @@ def _follow(
     last_news = time.monotonic()
     while True:
         for report in pairs.poll():
-            console.print(watched.add(report))
+            console.print(watched.add(report, stream.differs))
             with explained(args.logdir):
                 stream.write(report)
             last_news = time.monotonic()

@@ -194,9 +194,7 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
     """
     if not report.failed:
         return []
-    marked = report.aftermath.marks
-    rest = "; what is not marked follows from the first" if marked and len(report.failed) > 1 else ""
-    lines = [f"{count_text(report)}, in causal order{rest}:"]
+    lines = [f"{count_text(report)}, in causal order:"]
     if at_most is None:
         return lines + [f"  {diff}{_mark(report, diff)}" for diff in report.failed]
     alike: dict[tuple[Any, ...], list[Diff]] = {}
@@ -215,7 +213,8 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
                 lines.append(_folded(key, some, counts[key[0], key[1]]) + mark)
             else:
                 lines.append(f"  {diff}{mark}")
-    return [*lines, f"  ... and {hidden} more"] if hidden else lines
+    rest = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
+    return [*lines, f"  ... and {hidden} more{rest}"] if hidden else lines
 
 
 def _mark(report: Report, diff: Diff) -> str:

@@ -297,7 +297,10 @@ def test_diffs_that_are_alike_are_one_line():
 
     lines = failed_lines(compare_runs(toy_run(), toy_run(paddle=True, plant=doubled)))
     text = "update: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)"
-    assert lines == ["12 of 66 pairs differ, in causal order:", *(f"  step {n}  {text}" for n in range(3))]
+    assert lines == [
+        "12 of 66 pairs differ, in causal order:",
+        *(f"  step {n}  {text}{'' if n else '  (first here)'}" for n in range(3)),
+    ]
 
 
 def test_diffs_that_only_look_alike_are_not_folded():

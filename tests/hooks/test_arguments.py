@@ -110,8 +110,11 @@ def test_diffs_that_are_alike_are_printed_as_one_line_and_all_or_the_worst_on_de
     assert main(["compare", *bad]) == 1
     out = capsys.readouterr().out
     assert "48 of 132 pairs differ, in causal order:" in out
-    assert "  step 0  grad: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)\n" in out
-    assert "... and 8 more (--all lists them)" in out
+    assert (
+        "  step 0  grad: 4 of 4 are 2 times the reference's (fc1/weight, fc1/bias, fc2/weight, ...)  (first here)\n"
+        in out
+    )
+    assert "... and 8 more, which follow (--all lists them)" in out
     assert main(["compare", *bad, "--all"]) == 1
     assert (
         sum(": max |diff|" in line for line in capsys.readouterr().out.splitlines() if line.startswith("  step")) == 48
@@ -155,7 +158,12 @@ def test_watch_ends_with_a_verdict(bad, tmp_path, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("both runs have ended; 6 steps compared. The runs match, largest relative L2 ")
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
+    told = capsys.readouterr().out.splitlines()
+    steps = [line for line in told if line.startswith(("first here: ", "step "))]
+    assert steps[0].startswith("first here: The runs part at step 0, stage grad") and len(steps) == 6
+    assert steps[1].endswith("pairs differ, which follows from it")
+    assert all(line.endswith("pairs differ") for line in steps[2:])  # said once
+    last = told[-1]
     assert last.startswith(
         "both runs have ended; 6 steps compared. 6 of them differ. The runs part at step 0, stage grad"
     )

@@ -99,7 +99,43 @@ def test_the_first_diff_is_an_event_with_a_tag_of_its_own(tmp_path):
     found = texts(tmp_path)
     assert set(found) == {"first_diff/step_00000001", "first_diff/step_00000003"}
     number, text = found["first_diff/step_00000001"]
-    assert number == 1 and made[1].first_diff.message in text
+    assert number == 1 and text.startswith("first here: ") and made[1].first_diff.message in text
+    number, text = found["first_diff/step_00000003"]
+    assert text == "follows: 1 of 22 pairs differ in this step, as in those after it."
+
+
+def test_what_follows_is_said_once_also_over_a_restart(tmp_path):
+    sites = ("body.0/forward/output.0", "head/forward/output.0", "body.0/backward/output.0", "head/grad/weight")
+
+    def plant(seen, number):
+        return seen.value + 1 if number and seen.site == sites[number % 4] else None
+
+    made = reports(range(8), plant=plant)
+    written(tmp_path, made[:5])
+    # A comparison that is begun anew has not seen the first diff.
+    written(tmp_path, reports(range(8), plant=plant))
+    found = texts(tmp_path)
+    assert [text.partition(":")[0] for _, text in found.values()] == ["first here", "follows"]
+    written(tmp_path, [reports([9], plant=planted(sites[0], lambda v: v + 1, at=9))[0]])
+    assert set(texts(tmp_path)) == set(found)
+    standings = [line["first_diff"]["standing"] for line in lines(tmp_path)[2:]]
+    assert standings == ["first", *["follows"] * 7]
+    assert {diff.get("standing") for diff in lines(tmp_path)[-1]["diffs"]} == {None, "follows"}
+
+
+def test_a_second_fault_is_an_event_of_its_own(tmp_path):
+    from compare.aftermath.programs import reference, trained
+
+    wrong = trained("torch", "towers", "sgd", frozenset(["norm:eps", "reload"]))
+    comparison = RunComparison(reference("towers"), wrong)
+    made = [comparison.compare(number) for number in comparison.common()]
+    written(tmp_path, made)
+    [fault] = made[3].independent
+    assert not made[0].independent and fault.step == 3
+    number, text = texts(tmp_path)["first_diff/step_00000003"]
+    assert number == 3 and f"new here: **{fault.message}**" in text
+    [told] = lines(tmp_path)[4]["independent"]
+    assert told["message"] == fault.message and "independent" not in lines(tmp_path)[1]
 
 
 def test_a_diff_that_stays_where_it_is_is_told_once_also_over_a_restart(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from padiff.align import Alignment
 from padiff.compare.diagnose.aftermath.declared import declared_besides
 from padiff.compare.diagnose.aftermath.fault import Fault
-from padiff.compare.diagnose.aftermath.independent import chosen, faults_of_step, told_alone
+from padiff.compare.diagnose.aftermath.independent import Found, chosen, faults_of_step, told_alone
 from padiff.compare.diagnose.aftermath.later import Later
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.first import scene_of
@@ -48,7 +48,10 @@ class Around:
         self._evidence = replace(evidence, steps=None)  # later steps are others
         scene = scene_of(diff, step, evidence.alignment, self._runs)
         began = self._began is None or first.step == self._began
-        found = faults_of_step(first, diff, place, scene, evidence, began)
+        try:
+            found = faults_of_step(first, diff, place, scene, evidence, began)
+        except Exception:
+            found = Found()  # what can't be looked at shows no further fault; the first one stands whatever is met
         self._marks.update((mark_of(one), Standing.AGAIN) for one in found.again)
         for fault in found.faults:
             self._add(fault, step, evidence)
@@ -71,7 +74,11 @@ class Around:
             return
         evidence = replace(self._evidence, alignment=alignment)
         known = [one for one, _ in self._faults]
-        for fault in chosen(list(self._later.look(diffs, alignment)), self._first, known, evidence):
+        try:
+            faults = list(chosen(list(self._later.look(diffs, alignment)), self._first, known, evidence))
+        except Exception:
+            faults = []  # likewise
+        for fault in faults:
             self._add(fault, diffs, evidence)
 
     def placed(self, found: FirstDiff, diff: Diff) -> FirstDiff:

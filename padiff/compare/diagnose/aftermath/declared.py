@@ -8,7 +8,6 @@ from padiff.compare.diagnose.aftermath.same import families
 from padiff.compare.diagnose.settings import cause_in_settings, cause_of
 from padiff.records import STAGES, Difference, FirstDiff, Standing
 
-_OF_LAYERS = ("layer_setting", "mode")
 # What an optimizer is set to, and what it gets, is no matter of the model.
 _OF_THE_LOOP = ("optimizer_setting", "learning_rate", "clipping", "loss_setting")
 # Causes that come to the same as what is declared of a kind.
@@ -29,16 +28,15 @@ def declared_besides(
     if first.diff is None or not _is_known(first, began):
         return
     known = frozenset[str]().union(*(families(one.cause) for one in (first, *others)))
-    stages = {one.stage for one in (first, *others)}
+    stages = {one.stage for one in others}
     told: dict[str, list[tuple[int, Difference]]] = {}
     for number, one in found:
         alike = _ALIKE.get(one.kind, one.kind.partition("_")[0])
         if not one.changes or alike in known or cause_in_settings(first.diff.pair, [one]) is not None:
             continue
         # What it acts on is told already, with its cause.
-        if one.stage in stages or (one.kind in _OF_THE_LOOP and STAGES.index(one.stage) <= STAGES.index(first.stage)):
-            continue
-        if one.kind in _OF_THE_LOOP:
+        later = STAGES.index(one.stage) >= STAGES.index(first.stage)
+        if one.kind in _OF_THE_LOOP and later and one.stage not in stages:
             told.setdefault(one.kind, []).append((number, one))
     for of_kind in told.values():
         number, one = of_kind[0]

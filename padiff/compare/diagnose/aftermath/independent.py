@@ -16,13 +16,15 @@ from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.first import told
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.place import Place, agreeing, graphs_of
-from padiff.compare.diagnose.recompute.recorded import recorded
+from padiff.compare.diagnose.recompute.recorded import Recorded, recorded
 from padiff.compare.diagnose.traced import Graph, Relations
 from padiff.records import Both, Diff, FirstDiff, Standing, Step
 
 # Places that are looked at for coming from nothing that differs; further faults that are told; kinds of layers that may
 # be at fault, each by itself: beyond, it is something that all of the computation goes through.
 _LOOKED_AT, _TOLD, _KINDS = 12, 3, 2
+# Layers that may be at fault where it is not proven why.
+_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def faults_of_step(first: FirstDiff, diff: Diff, place: Place, scene: Scene, evi
         unreached = list(_unreached(diff, place, later, evidence, evidence.steps, graphs))
         found += _one_of_each(unreached)
         if by_itself:
-            found += _one_of_each(list(layers.own_faults(later, sides, scene)))
+            found += _by_themselves(diff, later, sides, scene)
             found += [one for one in (losses.own_fault(scene), gradients.own_fault(scene, sides)) if one is not None]
     if by_itself and _may_have_another_optimizer(first):
         among = updates.unexplained(scene) if first.stage == "update" else None
@@ -105,6 +107,19 @@ def _unreached(
         if where.inside is not None:
             inside = where.diff if where.diff is not other else None
             yield Fault(other, found.cause, found.recomputed, inside, kind_of_place(found, evidence))
+
+
+def _by_themselves(diff: Diff, later: Sequence[Diff], sides: Both[Recorded], scene: Scene) -> list[Fault]:
+    """Layers that depart from what they are whatever goes in, one of each kind."""
+    found = list(layers.own_faults(later, sides, scene))
+    # What is wrong at the first diff, said in the same way.
+    own = next(layers.own_faults([diff], sides, scene), None)
+    if own is not None and own.cause is not None:
+        kind = own.cause.kind
+        found = [one for one in found if one.cause is None or one.cause.kind != kind]
+    if len(found) > _FEW:
+        found = [one for one in found if one.cause is not None and one.cause.proven]
+    return _one_of_each(found)
 
 
 def _one_of_each(faults: Sequence[Fault]) -> list[Fault]:

@@ -29,8 +29,8 @@ _WEIGHTS, _ELEMENTS = 4, 512
 _NEAR, _FAR = 8.0, 100.0
 # Hypotheses on what wrote to weights.
 _TRIED = 20
-#: Steps after the first diff's that are looked at.
-MOST_STEPS = 200
+# Steps after the first diff's of which weights are looked at: each costs a step's records to be paired again.
+_STEPS = 16
 
 
 class Later:
@@ -58,9 +58,11 @@ class Later:
             diffs: its judged diffs, of one rank.
         """
         self._steps += 1
-        wrong = [d for d in diffs if not d.passed]
-        if not wrong or self._steps > MOST_STEPS:
+        if self._steps > _STEPS:
+            self._seen.add("written")
+        if self._seen >= {"input", "stepped", "written"}:
             return
+        wrong = [d for d in diffs if not d.passed]
         for name, find in (("input", self._input), ("stepped", self._stepped), ("written", self._written)):
             if name in self._seen:
                 continue

@@ -76,7 +76,8 @@ def _own_fault(diff: Diff, sides: Both[Recorded], weights: dict[str, Pair], scen
     held = sides.candidate.layers[other.layer]
     rules = Both(layer.type, held.type if equivalents.kind(held) == equivalents.kind(layer) else "")
     recomputed = Recomputed("layer", rules, Both(near, far), SIDES.candidate)
-    return Fault(diff, _cause(diff, part, scene, list(weights.values())), recomputed, kind=equivalents.kind(layer))
+    cause = _cause(diff, part, given, scene, list(weights.values()))
+    return Fault(diff, cause, recomputed, kind=equivalents.kind(layer))
 
 
 def _weights(scene: Scene) -> dict[str, dict[str, Pair]]:
@@ -87,7 +88,7 @@ def _weights(scene: Scene) -> dict[str, dict[str, Pair]]:
     return found
 
 
-def _cause(diff: Diff, part: Part, scene: Scene, weights: Sequence[Pair]) -> Cause | None:
+def _cause(diff: Diff, part: Part, given: np.ndarray, scene: Scene, weights: Sequence[Pair]) -> Cause | None:
     """Why, as computed against what the reference's layer makes of the candidate's own inputs."""
     pair = diff.pair
     one, other = pair.reference, pair.candidate
@@ -101,8 +102,11 @@ def _cause(diff: Diff, part: Part, scene: Scene, weights: Sequence[Pair]) -> Cau
     if measured.figures is None:
         return None
     alone = replace(measured, passed=False, judgement=diff.judgement)
-    rest = [replace(measure_pair(p), passed=True) for p in weights]
-    return explain(replace(scene, diff=alone, step=[*rest, alone], _pairs={})).cause
+    weighed = [replace(measure_pair(p), passed=True) for p in weights]
+    fed = replace(other, stage="input", slot="input", order=pair.anchor.order - 1)
+    fed = replace(fed, layer=one.layer, source=InMemory(given), shape=given.shape, dtype=str(given.dtype))
+    before = replace(measure_pair(Pair(pair.step, fed, fed)), passed=True)
+    return explain(replace(scene, diff=alone, step=[before, *weighed, alone], _pairs={})).cause
 
 
 def _as(record: Record, values: np.ndarray, like: Record) -> Record:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from padiff.compare.declared.optimizers import Optimizers
 from padiff.compare.diagnose.aftermath.fault import Fault
 from padiff.compare.diagnose.aftermath.same import families
 from padiff.compare.diagnose.hypotheses import optimizers
@@ -15,6 +16,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.proof import explains, weigh
 from padiff.compare.diagnose.hypotheses.scene import Place, Scene, place_of
 from padiff.errors import PadiffError
+from padiff.records import settings_at
 
 # What some parameters may have for themselves; all else an optimizer has for all.
 _OF_GROUPS = frozenset({"learning", "weight"})
@@ -32,8 +34,8 @@ def own_fault(scene: Scene, among: Collection[Place] | None = None) -> Fault | N
     wrong = [d for d in scene.diffs("update") if not d.passed and d.pair.complete]
     if among is not None:
         wrong = [d for d in wrong if place_of(d.pair) in among]
-    if not wrong:
-        return None
+    if not wrong or any(side.source.sketched for d in wrong for side in d.pair.sides if side is not None):
+        return None  # of sketches a few small parameters tell, which is too little
     kept = [d for d in scene.step if d.pair.stage != "update" or among is None or place_of(d.pair) in among]
     try:
         cause = explain(replace(scene, diff=wrong[0], step=kept, _pairs={})).cause
@@ -41,16 +43,29 @@ def own_fault(scene: Scene, among: Collection[Place] | None = None) -> Fault | N
         return None
     if cause is None or not cause.proven or (among is not None and not families(cause) <= _OF_GROUPS):
         return None
+    if cause.kind.count("+") > ("learning" in families(cause)):
+        return None  # two settings together may explain what is neither
     return Fault(wrong[0], cause, kind="update")
 
 
 def unexplained(scene: Scene) -> set[Place]:
     """Of a first diff that is an update: parameters that differ, and that its proven cause does not speak of."""
     wrong = {place_of(d.pair) for d in scene.diffs("update") if not d.passed and d.pair.complete}
+    if not _has_groups(scene):
+        return set()  # all parameters are set alike
     explained = _explained(scene)
     if explained is None or not explained:
         return set()
     return {place for place in wrong if f"{place[0]}/update/{place[1]}" not in explained}
+
+
+def _has_groups(scene: Scene) -> bool:
+    """Whether an optimizer has several groups of parameters."""
+    sides = scene.sides(scene.number)
+    if sides is None:
+        return False
+    settings = sides.zip(scene.runs).map(lambda side: settings_at(side[1].info.settings, side[0].settings))
+    return max(len(Optimizers.of(side).groups) for side in settings) > 1
 
 
 def _explained(scene: Scene) -> set[str] | None:
