@@ -67,6 +67,7 @@ class Replay:
         self._feeding: Handle | None = None
         self._feeder: MaskFeeder | None = None
         self._report: Report | None = None
+        self._batch: int | None = None
 
     # -- the with and the loop -----------------------------------------------------------------------------
 
@@ -179,13 +180,14 @@ class Replay:
         framework.layers.clear_gradients(self._model.model)
         draw_like(self._model, pack.seeds)
         self._recorder.step = number
+        self._batch = None
         self._recorder.attach()
         self._feeder = MaskFeeder(
             pack.masks,
             self._carrying.partners,
             lambda: self._recorder.running,
             framework.hooks.recomputing,
-            lambda: self._recorder.micro_batch,
+            self._micro_batch,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.randomness.feed_masks(self._feeder)
@@ -198,10 +200,21 @@ class Replay:
         return ReplayStep(
             pack,
             tuple(
-                ReplayBatch(batch, make, f"{f'micro-batch {k} of ' if several else ''}step {number}")
+                ReplayBatch(batch, make, f"{f'micro-batch {k} of ' if several else ''}step {number}", self._asked(k))
                 for k, batch in enumerate(pack.batches)
             ),
         )
+
+    def _asked(self, number: int) -> Callable[[], None]:
+        def asked() -> None:
+            self._batch = number
+
+        return asked
+
+    def _micro_batch(self) -> int | None:
+        """Which micro-batch is under way: counted where the model is called as a whole, else the one asked for last."""
+        counted = self._recorder.micro_batch
+        return counted if counted is not None else self._batch
 
     def attach(self) -> None:
         """Hooks on, where a host took them off between two batches."""
