@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -276,7 +276,7 @@ def replay(
     *,
     optimizer: Any = None,
     layer_map: Any = None,
-    steps: Collection[int] | Callable[[int], bool] | None = None,
+    steps: Container[int] | None = None,
     policy: Policy | None = None,
     existing: str = "error",
 ) -> Replay:
