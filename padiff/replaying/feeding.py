@@ -31,6 +31,7 @@ class MaskFeeder:
         running: gives the paths of the candidate's layers whose calls are under way, the outermost first.
         recomputing: whether a forward that is called now is called again inside of a backward.
         batch: which micro-batch is under way; `None`: not known.
+        draws: whether dropout draws all the same.
 
     Attributes:
         unanswered: calls that got no mask, as ``layer (function)``.
@@ -43,7 +44,9 @@ class MaskFeeder:
         running: Callable[[], Sequence[str]],
         recomputing: Callable[[], bool],
         batch: Callable[[], int | None] = lambda: None,
+        draws: bool = False,
     ) -> None:
+        self.draws = draws
         self._batch = batch
         self._waiting = list(masks)
         self._partners, self._running, self._recomputing = partners, running, recomputing

@@ -174,6 +174,7 @@ class Replay:
             UsageError: the step can't be done with this model.
         """
         assert self._kept is not None
+        self._check_same()
         pack = self._reference.packs[number]
         self._carrying.carry(number, self._kept.undo)
         framework = self._model.framework
@@ -188,6 +189,8 @@ class Replay:
             lambda: self._recorder.running,
             framework.hooks.recomputing,
             self._micro_batch,
+            # What is drawn besides comes from the same state of the generators, after the same draws.
+            draws=bool(pack.unseen) and pack.framework == framework.name,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.randomness.feed_masks(self._feeder)
@@ -215,6 +218,17 @@ class Replay:
         """Which micro-batch is under way: counted where the model is called as a whole, else the one asked for last."""
         counted = self._recorder.micro_batch
         return counted if counted is not None else self._batch
+
+    def _check_same(self) -> None:
+        """Refuse a model that has become another one: what was carried to it is of the one that it was."""
+        now = {node.path: node.layer for node in LiveModel(self._model.model).nodes}
+        before = {node.path: node.layer for node in self._model.nodes}
+        other = [path for path in {**before, **now} if before.get(path) is not now.get(path)]
+        if other:
+            raise UsageError(
+                f"the model has other layers than when the replay began ({', '.join(other[:4])}): a replay does the "
+                "steps of one model. Leave it as it is in the loop"
+            )
 
     def attach(self) -> None:
         """Hooks on, where a host took them off between two batches."""
