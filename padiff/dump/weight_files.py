@@ -95,11 +95,11 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     indexes = _preferred([name for name in names if _INDEX.fullmatch(name)], ".safetensors.index.json")
     single = _preferred([name for name in names if name.endswith(_SUFFIX)], _SUFFIX)
-    if len(single) == 1:
-        return [folder / single[0]], None
-    if len(indexes) == 1:
+    if len(indexes) == 1 and not (len(single) == 1 and Path(single[0]).stem in _MODELS):
         wanted = _index(folder / indexes[0])
         return [folder / name for name in dict.fromkeys(wanted.values())], wanted
+    if len(single) == 1:
+        return [folder / single[0]], None
     if single:
         raise UsageError(f"{folder} holds several files of weights ({', '.join(single[:4])}): give the path of one")
     pickles = [name for name in names if Path(name).suffix in _PICKLES]

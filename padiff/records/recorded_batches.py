@@ -22,7 +22,8 @@ class RecordedBatch:
     Attributes:
         inputs: what the model was called with, by the names of its forward's parameters, in the order of the call:
             tensor sources, nested in tuples and dicts. Arguments without a tensor are not recorded.
-        labels: what the loss functions were given besides what the model gave, in order; each tensor once.
+        labels: what the loss functions were given besides what the model gave, in the order of their calls. A tensor
+            that several were given is there as often: whether two are one tensor, records do not tell.
         problem: why that is not all known; empty if it is.
     """
 
@@ -43,18 +44,13 @@ def recorded_batches(step: Step) -> list[RecordedBatch]:
     for call, begins, ends in zip(calls, starts, [*starts[1:], float("inf")]):
         own = [record for record in inputs if record.layer == layers[0] and record.call == call]
         labels = [r for r in step.records if begins <= r.order < ends and _is_label(r)]
-        found.append(RecordedBatch(_nested(own), _once(labels), _problem(own, labels, layers)))
+        found.append(RecordedBatch(_nested(own), tuple(r.source for r in labels), _problem(own, labels, layers)))
     return found
 
 
 def _is_label(record: Record) -> bool:
     of_loss = record.layer == LOOP and record.stage == "loss" and is_functional(record.slot)
     return of_loss and loss_role(record.slot) in _LABELS
-
-
-def _once(records: Sequence[Record]) -> tuple[TensorSource, ...]:
-    """Each tensor once: several losses may be given the same."""
-    return tuple({record.source.identity: record.source for record in records}.values())
 
 
 def _problem(inputs: Sequence[Record], labels: Sequence[Record], layers: Sequence[str]) -> str:

@@ -58,7 +58,9 @@ class RunBatch:
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """What the loss functions were given besides what the model gave, each tensor once, in order."""
+        """What the loss functions were given besides what the model gave, in order. A tensor that several were given is
+        there once where a pack was kept, else once for each of them.
+        """
         return tuple(with_leaves(value, self._make) for value in self._labels or ())
 
     def __iter__(self) -> Iterator[Any]:

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from padiff.align.matching.parameter_units import Shape, as_out_in
 from padiff.frameworks.known import FRAMEWORKS
 from padiff.model import equivalents
@@ -41,9 +43,32 @@ def tree_of(
         if path != ROOT:
             children[path.rpartition(".")[0] or ROOT] += 1
     shapes = {path: {slot: _shape(tensors[name]) for slot, name in pairs} for path, pairs in owned.items()}
-    kinds = _Kinds(shapes, framework, beside)
-    layers = tuple(_layer(path, owned.get(path, ()), tensors, children[path], kinds) for path in _depth_first(paths))
+    kinds, ties = _Kinds(shapes, framework, beside), _ties(tensors)
+    layers = tuple(
+        _layer(path, owned.get(path, ()), tensors, children[path], kinds, ties) for path in _depth_first(paths)
+    )
     return layers, {(path, slot): name for path, pairs in owned.items() for slot, name in pairs}
+
+
+def _ties(tensors: Mapping[str, TensorSource]) -> dict[str, str]:
+    """Matrices that hold what another one holds, and which: what is tied in the model may be saved twice."""
+    known: dict[tuple[Shape, bytes], list[tuple[str, np.ndarray]]] = {}
+    found: dict[str, str] = {}
+    for name in sorted(tensors, key=_natural):
+        if len(_shape(tensors[name])) != 2:
+            continue
+        array = tensors[name].read()
+        first = np.ascontiguousarray(array[:1])
+        if not array.size or (array == array[0, 0]).all():
+            continue  # constant: as it was initialised
+        alike = known.setdefault((array.shape, first.tobytes()), [])
+        home = next((other for other, values in alike if np.array_equal(values, array)), None)
+        if home is None:
+            alike.append((name, array))
+        else:
+            path, _, slot = home.rpartition(".")
+            found[name] = f"{path or ROOT}/{slot}"
+    return found
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -65,7 +90,12 @@ def _depth_first(paths: list[str]) -> list[str]:
 
 
 def _layer(
-    path: str, owned: Iterable[tuple[str, str]], tensors: Mapping[str, TensorSource], children: int, kinds: _Kinds
+    path: str,
+    owned: Iterable[tuple[str, str]],
+    tensors: Mapping[str, TensorSource],
+    children: int,
+    kinds: _Kinds,
+    ties: Mapping[str, str],
 ) -> Layer:
     parameters = tuple(
         Parameter(
@@ -74,6 +104,7 @@ def _layer(
             _dtype(tensors[name]),
             role=_role(slot, _dtype(tensors[name])),
             layout=kinds.layout(path) if slot == "weight" else "",
+            tied_to=ties.get(name, ""),
         )
         for slot, name in owned
     )

@@ -202,7 +202,7 @@ def test_a_rule_that_fails_leaves_the_model_as_it_was(tmp_path):
     once(TORCH.net(lambda self, x: self.x(x), x=Own(5, 3)), [torch.tensor(X[0])], tmp_path / "run")
     raw = PADDLE.net(lambda self, x: self.x(x), x=OwnLayer(5, 3))
     before = state(raw)
-    with pytest.raises(UsageError, match="x is a recorded Own, of which there are its tensors.*no 'nothing_of_this"):
+    with pytest.raises(UsageError, match=r"x is a recorded Own, of which there are its tensors.*no 'nothing_of_this"):
         padiff.start_from(tmp_path / "run", raw)
     assert same(state(raw), before)
 
@@ -304,7 +304,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 def test_what_is_no_model_is_refused(tmp_path):
     trained(tmp_path / "run")
-    with pytest.raises(UsageError, match="expected a torch.nn.Module or a paddle.nn.Layer"):
+    with pytest.raises(UsageError, match=r"expected a torch.nn.Module or a paddle.nn.Layer"):
         padiff.start_from(tmp_path / "run", [1, 2])
 
 
