@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -155,6 +156,15 @@ class Recorder:
     def micro_batch(self) -> int | None:
         """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
         return None if self._capture is None else self._capture.micro_batch
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What is called inside is not recorded."""
+        if self._capture is None:
+            yield
+            return
+        with self._capture.unheard():
+            yield
 
     @property
     def recorded_anything(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import permutations
 from math import prod
 
@@ -55,6 +56,18 @@ class MaskFeeder:
         self._fed: dict[str, list[np.ndarray | None]] = defaultdict(list)
         self._again: Counter[str] = Counter()
         self.unanswered: dict[str, None] = {}
+        #: What the calls were given, in their order.
+        self.log: list[np.ndarray | None] = []
+        self._rerun: list[np.ndarray | None] | None = None
+
+    @contextmanager
+    def again(self, start: int) -> Iterator[None]:
+        """Calls made inside are given what those since a place in the log were given."""
+        self._rerun = self.log[start:]
+        try:
+            yield
+        finally:
+            self._rerun = None
 
     @property
     def left(self) -> list[Mask]:
@@ -63,10 +76,12 @@ class MaskFeeder:
 
     def wants(self) -> bool:
         """Whether a call that is made now is the model's."""
-        return bool(self._running())
+        return bool(self._running()) or self._rerun is not None
 
     def mask(self, call: DropoutCall) -> np.ndarray | None:
         """What it is to keep; `None`: there is nothing for it."""
+        if self._rerun is not None:
+            return self._rerun.pop(0) if self._rerun else None
         running = self._running()
         inside = running[-1]
         fed = self._fed[inside]
@@ -78,6 +93,7 @@ class MaskFeeder:
         if found is None:
             self.unanswered[f"{inside} ({call.function}, rate {call.rate:g})"] = None
         fed.append(found)
+        self.log.append(found)
         return found
 
     def _next(self, call: DropoutCall, running: Sequence[str]) -> np.ndarray | None:

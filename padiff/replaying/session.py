@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from padiff.compare import Policy, compare_runs
+from padiff.compare import Policy, RunComparison, compare_runs
+from padiff.dump import open_run
 from padiff.dump.local import local_folder
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.frameworks.base import Handle
@@ -18,6 +19,7 @@ from padiff.records import STAGES, Report, TensorSource
 from padiff.replaying.carrying import Carrying
 from padiff.replaying.checks import Reference, check_model, notes_of, opened
 from padiff.replaying.feeding import MaskFeeder
+from padiff.replaying.isolation import Isolation, Isolator
 from padiff.replaying.kept import Kept, draw_like
 from padiff.replaying.step import ReplayBatch, ReplayStep
 from padiff.system.switches import say
@@ -66,6 +68,7 @@ class Replay:
         self._kept: Kept | None = None
         self._feeding: Handle | None = None
         self._feeder: MaskFeeder | None = None
+        self._isolator: Isolator | None = None
         self._report: Report | None = None
         self._batch: int | None = None
 
@@ -121,6 +124,27 @@ class Replay:
                 alone=True,
             )
         return self._report
+
+    def isolate(self, step: ReplayStep) -> Isolation:
+        """Look at each layer by itself while the step under way is done: run on what the reference's layer was given,
+        and its backward on the gradients that the reference's outputs had, it inherits nothing.
+
+        To be called before the step is done; that takes longer then, as each layer runs again for each layer around it.
+
+        Returns:
+            The layers, filled while the step is done; a table as text.
+
+        Raises:
+            UsageError: it is not the step under way.
+        """
+        if self._feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
+            raise UsageError("replay.isolate(step) is called in the loop, before the step is done")
+        found = Isolation(step.number)
+        reference = self._reference.run.steps(step.number)[0]
+        self._isolator = Isolator(
+            self._model, reference, self._carrying.partners, self._feeder, self._recorder.unheard, found
+        )
+        return found
 
     # -- for hosts -----------------------------------------------------------------------------------------
 
@@ -240,13 +264,19 @@ class Replay:
 
     def end(self) -> None:
         """The packed step is done."""
-        number = self._recorder.step
+        number, isolator = self._recorder.step, self._isolator
         self._stop_feeding()
         written = self._recorder.end_step()
         self._recorder.detach()
         if written:
             self.done.append(number)
             self._report = None
+        if written and isolator is not None:
+            # What ends elsewhere shows when the step is compared.
+            self._recorder.flush()
+            comparison = RunComparison(self._reference.run, open_run(self._dir_path), self._layer_map, alone=True)
+            comparison.diffs(number)
+            isolator.finish(comparison.alignment.cut_elsewhere)
 
     def discard(self) -> None:
         """Forget what was recorded of the step under way."""
@@ -272,8 +302,10 @@ class Replay:
 
     def _stop_feeding(self) -> None:
         handle, self._feeding = self._feeding, None
-        if handle is not None:
-            handle.remove()
+        isolator, self._isolator = self._isolator, None
+        for one in (handle, isolator):
+            if one is not None:
+                one.remove()
         feeder, self._feeder = self._feeder, None
         if feeder is None or not self._recorder.recorded_anything:
             return
