@@ -80,11 +80,13 @@ class Recorded:
         step: its records, those of which the values were kept.
         run: runs a live model on the same, in the same mode, leaving no trace. Raises `UsageError` if that fails.
         telling: whether outputs that differ tell of wrong weights; where something random is drawn they do not.
+        always: whether to run the model also where names and shapes leave nothing open.
     """
 
     step: Step
     run: Callable[[LiveModel], Step]
     telling: bool = True
+    always: bool = True
 
 
 # Below that confidence a pair is listed.
@@ -254,7 +256,7 @@ class _Search:
 
     def _run_recorded(self) -> bool:
         """Run the raw model as the recorded one was run; whether it can be."""
-        if self._recorded is None:
+        if self._recorded is None or (not self._recorded.always and self._align().sure):
             return False
         try:
             step = self._recorded.run(live(self._models.candidate))

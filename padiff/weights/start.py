@@ -73,6 +73,7 @@ def start_from(
     layer_map: Any = None,
     partial: bool = False,
     framework: str | None = None,
+    prove: bool = True,
 ) -> Started:
     """Start a model where a recorded run was: its weights and buffers, and what its optimizer held.
 
@@ -91,6 +92,9 @@ def start_from(
         layer_map: pairs of layers (recorded, live) that answer to each other; the rest is found around them.
         partial: carry all that fits, and name the rest, instead of refusing where not everything fits.
         framework: ``"torch"`` or ``"paddle"``, of files that do not say it.
+        prove: whether the model may be run on the recorded batch, without gradients, where a run has it: which layers
+            run when tells more than names do, and the outputs say whether the weights went to their places. Buffers,
+            modes and random numbers are as before; what a forward of yours counts or keeps in Python is not.
 
     Returns:
         What was carried; its text is the line that was printed.
@@ -100,7 +104,7 @@ def start_from(
         UsageError: not everything can be carried, or the step has no weights, or no state; nothing was changed.
     """
     stored = open_stored(source, step, framework, LiveModel.of(model).info)
-    return start(stored, model, _listed(optimizer), layer_map, partial)
+    return start(stored, model, _listed(optimizer), layer_map, partial, prove=prove)
 
 
 def start(
@@ -110,10 +114,12 @@ def start(
     layer_map: Any = None,
     partial: bool = False,
     quiet: bool = False,
+    prove: bool | None = None,
 ) -> Started:
     """As `start_from`, from what is open already.
 
     Args:
+        prove: whether the model may be run. Default: where names and shapes leave something open.
         quiet: whether not to print the line.
     """
     if optimizers and stored.optimizers is None:
@@ -126,7 +132,7 @@ def start(
         model,
         layer_map,
         partial=partial,
-        recorded=_recorded(stored, raw),
+        recorded=None if prove is False else _recorded(stored, raw, always=prove is True),
         then=lambda done: given.extend(_set(stored, raw, inner, done)),
     )
     found = _started(stored, carried, given)
@@ -135,12 +141,12 @@ def start(
     return found
 
 
-def _recorded(stored: Stored, model: LiveModel) -> Recorded | None:
+def _recorded(stored: Stored, model: LiveModel, always: bool) -> Recorded | None:
     """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
     layer answers to which better than any name.
     """
-    if stored.recorded is None:
-        return None
+    if stored.recorded is None or any(model.framework.layers.compiled(node.layer) for node in model.nodes):
+        return None  # what is compiled would be compiled again, for the hooks
     batch = recorded_batches(stored.recorded)[0]
     if batch.problem:
         return None
@@ -152,7 +158,7 @@ def _recorded(stored: Stored, model: LiveModel) -> Recorded | None:
         return run_once(raw, Inputs(args, {}), stored.training)
 
     kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
-    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers))
+    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers), always)
 
 
 def _listed(optimizer: Any) -> list[Any]:

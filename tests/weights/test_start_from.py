@@ -361,3 +361,52 @@ def test_the_frameworks_are_in_two_environments(tmp_path, source, script, step):
     report = padiff.compare_runs(moved, tmp_path / "other")
     assert report.passed, report
     assert report.coverage.steps == tuple(range(step, 6))
+
+
+# -- running the model to see
+
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop, self.last = torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 3)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.last(self.drop(self.norm(x)) * float(np.random.rand()))
+
+
+def test_running_the_model_leaves_no_trace_and_can_be_forbidden(tmp_path):
+    base, raw = Counts(), Counts()
+    with padiff.record(base, dir_path=tmp_path / "run") as rec:
+        base(torch.tensor(X[0]))
+        rec.try_dump()
+    np.random.seed(5)
+    expected = np.random.rand()
+    np.random.seed(5)
+    padiff.start_from(tmp_path / "run", raw, prove=False)
+    assert raw.calls == 0
+    padiff.start_from(tmp_path / "run", raw)
+    assert raw.calls > 0
+    assert np.random.rand() == expected
+    assert int(raw.norm.num_batches_tracked) == 0
+    np.testing.assert_array_equal(raw.norm.running_mean.numpy(), np.zeros(5))
+
+
+def test_outputs_that_differ_are_said(tmp_path):
+    """Weights went to their places, and the port computes something else: no error, a hint where to look."""
+    trained(tmp_path / "run")
+    net = paddle.nn.Sequential(paddle.nn.Linear(5, 7), paddle.nn.ReLU(), paddle.nn.Linear(7, 3))
+    started = padiff.start_from(tmp_path / "run", net)
+    assert "it gives something else: padiff.compare_runs says where" in str(started)
+    np.testing.assert_array_equal(PADDLE.weight(net[0]).shape, (7, 5))
+
+
+def test_a_model_with_other_inputs_starts_all_the_same(tmp_path):
+    trained(tmp_path / "run")
+    net = PADDLE.net(lambda self, x, mask: self.last(self.first(x)) * mask,
+                     first=paddle.nn.Linear(5, 7), last=paddle.nn.Linear(7, 3))  # fmt: skip
+    started = padiff.start_from(tmp_path / "run", net)
+    assert started.parameters == 4
+    assert not started.outputs
