@@ -132,7 +132,7 @@ def start(
         model,
         layer_map,
         partial=partial,
-        recorded=None if prove is False else _recorded(stored, raw, always=prove is True),
+        recorded=None if prove is False else recorded_of(stored, raw, always=prove is True),
         then=lambda done: given.extend(_set(stored, raw, inner, done)),
     )
     found = _started(stored, carried, given)
@@ -141,7 +141,7 @@ def start(
     return found
 
 
-def _recorded(stored: Stored, model: LiveModel, always: bool) -> Recorded | None:
+def recorded_of(stored: Stored, model: LiveModel, always: bool) -> Recorded | None:
     """The recorded step, where the batch that it began with is known: what runs when, and what comes out, tells which
     layer answers to which better than any name.
     """
