@@ -59,7 +59,6 @@ class Replay:
             model,
             self._dir_path,
             replay_of=reference.run.info.identity,
-            replays=True,
             every_n_steps=Schedule(steps=self.numbers),
             optimizer=self._optimizers or None,
             existing=existing,
