@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
 from padiff.records import OptimizerState, Step
 from padiff.records.optimizer_state import STEPS
-from padiff.records.pack import with_leaves
+from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
 from padiff.weights.assign import Carried, Recorded, carry_over
@@ -147,18 +148,42 @@ def recorded_of(stored: Stored, model: LiveModel, always: bool) -> Recorded | No
     """
     if stored.recorded is None or any(model.framework.layers.compiled(node.layer) for node in model.nodes):
         return None  # what is compiled would be compiled again, for the hooks
-    batch = recorded_batches(stored.recorded)[0]
-    if batch.problem:
+    inputs = _inputs(stored.pack, stored.recorded)
+    if inputs is None:
         return None
 
     def run(raw: LiveModel) -> Step:
         near = next((tensor for _, tensor in raw.tensors()), None)
-        make = raw.framework.data.tensor
-        args = tuple(with_leaves(value, lambda source: make(source.read(), near)) for value in batch.inputs.values())
-        return run_once(raw, Inputs(args, {}), stored.training)
+        args, kwargs = with_leaves(inputs, lambda source: raw.framework.data.tensor(source.read(), near))
+        if not set(kwargs) <= _parameters(raw.model.forward):
+            args, kwargs = (*args, *kwargs.values()), {}  # it calls them otherwise
+        return run_once(raw, Inputs(args, kwargs), stored.training)
 
-    kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
-    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers), always)
+    ran = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0)
+    telling = not stored.draws(model.info.layers) and any(not record.source.sketched for record in ran)
+    return Recorded(replace(stored.recorded, records=ran), run, telling, always)
+
+
+def _inputs(pack: Pack | None, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the model was called with at first; `None` where that is not known."""
+    if pack is not None and pack.batches and pack.batches[0].seen:
+        batch = pack.batches[0]
+        if not any(unkept((batch.args, batch.kwargs))):
+            return batch.args, dict(batch.kwargs)
+    recorded = recorded_batches(step)[0]
+    return None if recorded.problem else ((), dict(recorded.inputs))
+
+
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names that arguments of a forward may be given by."""
+    try:
+        return frozenset(
+            p.name
+            for p in inspect.signature(forward).parameters.values()
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        )
+    except (TypeError, ValueError):  # a builtin without a signature
+        return frozenset()
 
 
 def _listed(optimizer: Any) -> list[Any]:
