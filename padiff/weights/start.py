@@ -10,6 +10,7 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
+from padiff.recorder.claims import claimed
 from padiff.records import OptimizerState, Step
 from padiff.records.optimizer_state import STEPS
 from padiff.records.pack import Pack, unkept, with_leaves
@@ -126,6 +127,10 @@ def start(
     if optimizers and stored.optimizers is None:
         raise UsageError(stored.why_not)
     raw = LiveModel.of(model)
+    if any(raw.framework.layers.sharded(node.layer) for node in raw.nodes):
+        raise UsageError("the model's parameters are spread over processes (FSDP): start it before it is wrapped")
+    if claimed(raw.model):
+        prove = False  # the run would be taken for one of the training
     inner = _inner(raw.framework, optimizers)
     given: list[OptimizerState] = []
     carried = carry_over(

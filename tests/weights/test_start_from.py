@@ -442,3 +442,20 @@ def test_inputs_of_the_same_names_are_given_by_name(tmp_path):
     port = PADDLE.net(lambda self, x, scale: self.last(paddle.tanh(self.first(x)) * scale),
                       first=paddle.nn.Linear(5, 5), last=paddle.nn.Linear(5, 5))  # fmt: skip
     assert "it gives what was recorded" in str(padiff.start_from(tmp_path / "run", port))
+
+
+def test_a_model_that_is_being_recorded_is_not_run(tmp_path):
+    """The run would be recorded as a call of the training."""
+    trained(tmp_path / "run")
+    net = paddle_net()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    with padiff.record(net, dir_path=tmp_path / "paddle", optimizer=optimizer) as rec:
+        padiff.start_from(tmp_path / "run", net, optimizer=optimizer)
+        for step in range(4):
+            ((net(paddle.to_tensor(X[step])) - paddle.to_tensor(Y[step])) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            rec.try_dump()
+    report = padiff.compare_runs(tmp_path / "run", tmp_path / "paddle")
+    assert report.passed, report
+    assert padiff.open_run(tmp_path / "paddle").steps(0)[0].micro_batches == 1
