@@ -16,7 +16,7 @@ from padiff.records.optimizer_state import STEPS
 from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
-from padiff.weights.assign import Carried, Recorded, carry_over
+from padiff.weights.assign import Carried, Recorded, carry_over, weak_pairs
 from padiff.weights.carried_state import StateCarrier
 from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
@@ -254,6 +254,10 @@ def _assumed(carried: Carried) -> Iterator[str]:
     for ambiguity in carried.alignment.ambiguities:
         if not ambiguity.answer and ambiguity.about not in carried.choices:
             yield f"{ambiguity.about}: {ambiguity.options[0]}"
+    weak = weak_pairs(carried.alignment) if carried.proof is None else []
+    if weak:
+        first = f"{weak[0].reference.path} to {weak[0].candidate.path}"
+        yield f"which layers answer to {_count(len(weak), 'layer')} ({first}{', ...' if len(weak) > 1 else ''})"
 
 
 def _outputs_text(stored: Stored, carried: Carried) -> str:
