@@ -1,6 +1,6 @@
 """Doing recorded steps again with another model, each from where the recorded run was."""
 
-from padiff.replaying.isolation import Isolation, OwnError
+from padiff.replaying.own_errors import Isolation, OwnError
 from padiff.replaying.session import Replay, replay
 from padiff.replaying.step import ReplayBatch, ReplayStep
 

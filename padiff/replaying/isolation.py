@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,91 +18,7 @@ from padiff.model.nested import flatten, flatten_inputs, replace_tensors
 from padiff.pair.layouts import layout_between
 from padiff.records import Step, TracedCall, is_below
 from padiff.replaying.feeding import MaskFeeder
-
-
-@dataclass(frozen=True)
-class OwnError:
-    """How far off one layer is by itself.
-
-    Attributes:
-        candidate, reference: paths of the layers.
-        kind: the candidate's class.
-        forward: relative L2 error of its outputs, given the reference's inputs; `None`: not known.
-        backward: relative L2 error of the gradients of its inputs, given the reference's gradients of its outputs.
-        unit: the rounding of its dtype, which is one unit of the table.
-        limit: the relative error that is allowed forward.
-        why: why it is not known.
-    """
-
-    candidate: str
-    reference: str
-    kind: str
-    forward: float | None = None
-    backward: float | None = None
-    unit: float = ROUNDING["float32"]
-    limit: float = math.inf
-    why: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether its output is as near as rounding explains."""
-        return self.forward is None or self.forward <= self.limit
-
-
-@dataclass
-class Isolation:
-    """The layers of a replayed step, each by itself; filled while the step is done. Its text is a table.
-
-    Attributes:
-        step: the step's number.
-        layers: in the order in which they were called first.
-    """
-
-    step: int
-    layers: dict[str, OwnError] = field(default_factory=dict)
-
-    @property
-    def failed(self) -> tuple[OwnError, ...]:
-        """The layers with an error of their own beyond rounding, in order; not those around them."""
-        failed = [one for one in self.layers.values() if not one.passed]
-        return tuple(one for one in failed if not any(is_below(other.candidate, one.candidate) for other in failed))
-
-    def add(self, found: OwnError) -> None:
-        """Of several calls of a layer the worst one counts."""
-        known = self.layers.get(found.candidate)
-        if known is not None:
-            found = replace(
-                known,
-                forward=_larger(known.forward, found.forward),
-                backward=_larger(known.backward, found.backward),
-                limit=min(known.limit, found.limit),
-                why=known.why or found.why,
-            )
-        self.layers[found.candidate] = found
-
-    def __str__(self) -> str:
-        width = max((len(one.candidate) for one in self.layers.values()), default=5)
-        lines = [
-            f"own errors at step {self.step}, in multiples of rounding (each layer on the reference's inputs)",
-            f"{'layer':{width}}  {'forward':>9}  {'backward':>9}",
-        ]
-        for one in self.layers.values():
-            mark = "  <" if not one.passed else f"  {one.why}" if one.why and one.forward is None else ""
-            lines.append(f"{one.candidate:{width}}  {_units(one.forward, one)}  {_units(one.backward, one)}{mark}")
-        failed = [f"{one.candidate} ({one.kind}): own error {one.forward:.2g}" for one in self.failed]
-        if failed:
-            lines.append(f"{'; '.join(failed)}. Nothing of it is inherited from the layers before")
-        else:
-            lines.append("no layer has an error of its own beyond rounding")
-        return "\n".join(lines)
-
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
-
-
-def _units(value: float | None, one: OwnError) -> str:
-    return f"{'-':>9}" if value is None else f"{value / one.unit:>9.3g}"
+from padiff.replaying.own_errors import Isolation, OwnError
 
 
 class Isolator:
@@ -131,6 +46,7 @@ class Isolator:
         self._partners, self._feeder, self._unheard, self._into = partners, feeder, unheard, into
         trace = reference.trace
         self._tensors, self._calls = trace.tensors, list(trace.calls)
+        self._parents = _parents(self._calls)
         self._traced = {(call.layer, call.call): call for call in self._calls if not call.function}
         self._outputs: dict[tuple[str, int], dict[str, Any]] = {}
         self._gradients: dict[tuple[str, int], dict[str, Any]] = {}
@@ -163,7 +79,7 @@ class Isolator:
             if (one.reference, path) in elsewhere:
                 why = "it ends at another place of the computation there"
             elif there != here:
-                why = f"it is called {here} times here, {there} times there"
+                why = f"calls: {here} here, {there} there"
             else:
                 continue
             self._into.layers[path] = replace(one, forward=None, backward=None, why=why)
@@ -277,6 +193,24 @@ class Isolator:
         ]
         return max(errors) if errors else None
 
+    def _known_around(self, number: int, call: TracedCall) -> bool:
+        """Whether all that is made of a tensor is known: the code around the call was heard, or only hands tensors on.
+
+        What the frameworks' own layers call is not heard.
+        """
+        above = self._parents.get(id(call))
+        if above is None:
+            return True
+        inside = [other for other in self._traced.values() if self._parents.get(id(other)) is above]
+        heard = any(other.function and other.layer == above.layer for other in self._calls)
+        if not heard:
+            made = {operand.tensor for other in inside for operand in other.outputs}
+            given = {operand.tensor for operand in above.inputs}
+            taken = {operand.tensor for other in inside for operand in other.inputs}
+            if not taken <= made | given or not {operand.tensor for operand in above.outputs} <= made:
+                return False
+        return all(operand.tensor != number for operand in above.inputs) or self._known_around(number, above)
+
     def _owned(self, call: TracedCall) -> list[Any]:
         """The parameters of the candidate's layer that answers to the reference's, and of those inside."""
         path = next(path for path, reference in self._partners.items() if reference == call.layer)
@@ -299,12 +233,29 @@ class Isolator:
             around = not other.function and is_below(call.layer, other.layer)
             if not around and any(operand.tensor == number for operand in other.inputs):
                 return None
+        if not self._known_around(number, call):
+            return None
         for other in self._traced.values():
             for operand in other.outputs:
                 source = self._gradients.get((other.layer, other.call), {}).get(operand.slot)
                 if operand.tensor == number and source is not None:
                     return source
         return None
+
+
+def _parents(calls: Sequence[TracedCall]) -> dict[int, TracedCall]:
+    """The call that each layer's call was made in, by identity. Calls stand in the order in which they ended."""
+    found: dict[int, TracedCall] = {}
+    around: list[TracedCall] = []
+    for call in reversed(calls):
+        if call.function:
+            continue
+        while around and not is_below(call.layer, around[-1].layer):
+            around.pop()
+        if around:
+            found[id(call)] = around[-1]
+        around.append(call)
+    return found
 
 
 def _paired(there: Mapping[str, Any], slots: Sequence[str]) -> Mapping[str, Any]:

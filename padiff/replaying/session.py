@@ -19,8 +19,9 @@ from padiff.records import STAGES, Report, TensorSource
 from padiff.replaying.carrying import Carrying
 from padiff.replaying.checks import Reference, check_model, notes_of, opened
 from padiff.replaying.feeding import MaskFeeder
-from padiff.replaying.isolation import Isolation, Isolator
+from padiff.replaying.isolation import Isolator
 from padiff.replaying.kept import Kept, draw_like
+from padiff.replaying.own_errors import Isolation
 from padiff.replaying.step import ReplayBatch, ReplayStep
 from padiff.system.switches import say
 
