@@ -11,7 +11,7 @@ from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
 from padiff.recorder.claims import claimed
-from padiff.records import OptimizerState, Step
+from padiff.records import OptimizerState, ParameterState, Step
 from padiff.records.optimizer_state import STEPS
 from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
@@ -36,7 +36,7 @@ class Started:
         parameters, buffers: how many of the live model's were set.
         by_rule: layers that rules of the user's carried over.
         left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
-        optimizers: what each optimizer was given, under the live model's names.
+        optimizers: what each optimizer was given, under the live model's names; without the tensors.
         assumed: what neither names nor shapes tell, and what was taken for it.
         outputs: how the model's outputs compare with those that were recorded, where that could be seen.
     """
@@ -244,10 +244,15 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
         buffers=transfer.buffers,
         by_rule=len(transfer.calls),
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
-        optimizers=tuple(given),
+        optimizers=tuple(map(_without_tensors, given)),
         assumed=() if carried.proved else tuple(_assumed(carried)),
         outputs=_outputs_text(stored, carried),
     )
+
+
+def _without_tensors(state: OptimizerState) -> OptimizerState:
+    """Who keeps the result does not keep the moments."""
+    return replace(state, parameters={site: ParameterState({}, one.numbers) for site, one in state.parameters.items()})
 
 
 def _assumed(carried: Carried) -> Iterator[str]:
