@@ -49,7 +49,8 @@ class HostReplay:
         """
         if (world_size or 1) > 1:
             raise UsageError(
-                f"replay: this training runs in {world_size} processes, and a replay does the steps of one: use one device"
+                f"replay: this training runs in {world_size} processes, and a replay does the steps of one: use one "
+                "device"
             )
         self._replay = padiff.replay(
             self._reference,
@@ -78,6 +79,11 @@ class HostReplay:
         self._batches += 1
         return batch
 
+    def detach(self) -> None:
+        """Hooks off; the batch goes on, or was left."""
+        if self._replay is not None:
+            self._replay.detach()
+
     def end_batch(self, loss_scale: float) -> None:
         """The batch ended."""
         if self._replay is not None:
@@ -94,8 +100,8 @@ class HostReplay:
             return not self._waiting
         if self._batches != len(self._step.batches):
             raise UsageError(
-                f"replay: the host stepped after {self._batches} of the {len(self._step.batches)} micro-batches of step "
-                f"{self._step.number}: give it a number of batches that its accumulation divides"
+                f"replay: the host stepped after {self._batches} of the {len(self._step.batches)} micro-batches of "
+                f"step {self._step.number}: give it a number of batches that its accumulation divides"
             )
         self._replay.end()
         self._waiting.pop(0)
@@ -115,8 +121,8 @@ class HostReplay:
         if self._waiting:
             done = len(replay.done)
             say(
-                f"replay: the training ended after {done} of {len(replay.numbers)} packed steps: let it run for as many "
-                "steps"
+                f"replay: the training ended after {done} of {len(replay.numbers)} packed steps: let it run for "
+                "as many steps"
             )
         try:
             self.report = replay.report

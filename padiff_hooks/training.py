@@ -20,11 +20,13 @@ from padiff.recorder.detail import Detail
 from padiff.recorder.options import RunOptions, check_names
 from padiff.recorder.schedule import Schedule
 from padiff.records import FirstDiff, Report, Step
+from padiff.replaying import ReplayBatch
 from padiff.system.switches import say
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.live import LiveComparison
+from padiff_hooks.replaying import HostReplay
 from padiff_hooks.stream import own_scalars_of
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ class TrainingOptions(RunOptions, total=False):
     logdir: str | Path | None
     """Where scalars and first-diff events go (without a reference: this run's own loss and norms). Default: nowhere, or
     the host's TensorBoard logger."""
+    replay: str | Path | None
+    """A run with replay packs, whose steps are done again in the place of the training (`padiff.replay`): each batch of
+    the host's is exchanged for the reference's, and the training stops when all are done. The model is given back."""
     start_from: str | Path | None
     """A run folder, or a folder of safetensors, whose weights and buffers the model gets before the first step, and
     the optimizer what the recorded one held where a pack has it (`padiff.start_from`). A training that is resumed goes
@@ -69,7 +74,7 @@ class TrainingRecorder:
     def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
         check_names(options, TrainingOptions)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
-        start_from = options.pop("start_from", None)
+        start_from, replay = options.pop("start_from", None), options.pop("replay", None)
         self._logdir = options.pop("logdir", None)
         if on_diff not in ON_DIFF:
             raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
@@ -78,21 +83,28 @@ class TrainingRecorder:
             ("reference", reference),
             ("logdir", self._logdir),
             ("start_from", start_from),
+            ("replay", replay),
         ):
             if path is not None or what == "dir_path":
                 local_folder(path, what)
-        if reference is None and on_diff != "warn":
+        if replay is not None and (reference is not None or start_from is not None):
+            raise UsageError("replay gives each step all that it starts from: leave reference and start_from away")
+        if reference is None and replay is None and on_diff != "warn":
             raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
         if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
             raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
         self._dir_path = Path(dir_path)
-        paired = reference is not None or start_from is not None
+        paired = reference is not None or start_from is not None or replay is not None
         own_map, pair_map = _split_map(options.pop("layer_map", None), paired)
         self._start_from, self._pair_map = start_from, pair_map
         policy = options.pop("policy", None)
         self._live: LiveComparison | None = None
         if reference is not None:
             self._live = LiveComparison(Path(reference), self._dir_path, on_diff, pair_map, policy)
+        self._replay: HostReplay | None = None
+        if replay is not None:
+            existing = options.get("existing", "error")
+            self._replay = HostReplay(replay, self._dir_path, pair_map, policy, existing, on_diff)
         self.step = options.get("start_step", 0)
         self._options = _lasting(options)
         self._own_map = own_map
@@ -126,6 +138,9 @@ class TrainingRecorder:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
         """
         self.abort()
+        if self._replay is not None:
+            self._replay.start(model, optimizers, settings or {}, world_size)
+            return
         if self._start_from is not None and not resumed:
             self._start_equal(self._start_from, model, optimizers, quiet=bool(rank))
         options = self._options.copy()
@@ -177,6 +192,9 @@ class TrainingRecorder:
     @property
     def first_report(self) -> Report | None:
         """The first report with a diff, or `None`. It is not true in a condition: it has a diff."""
+        if self._replay is not None:
+            report = self._replay.report
+            return report if report is not None and report.first_diff is not None else None
         return self._live.first_report if self._live is not None else None
 
     @property
@@ -189,23 +207,36 @@ class TrainingRecorder:
         """Whether the step under way is recorded."""
         return self._recorder is not None and self._recorder.due
 
-    def begin_batch(self, batch: Any = None, inputs: Any = None, labels: Any = None) -> None:
+    @property
+    def report(self) -> Report | None:
+        """What a replay came to, once it is over; `None` where there was none."""
+        return self._replay.report if self._replay is not None else None
+
+    def begin_batch(self, batch: Any = None, inputs: Any = None, labels: Any = None) -> ReplayBatch | None:
         """A batch begins: hooks on, if its step is due.
 
         Args:
             batch: all of it, where the host does not tell what of it is which; or else
             inputs, labels: what the model is called with, and what the loss takes besides.
+
+        Returns:
+            The batch to train on instead, where a run is replayed.
         """
+        if self._replay is not None:
+            return self._replay.begin_batch()
         if self._recorder is None:
-            return
+            return None
         self._recorder.attach()
         if batch is not None:
             self._recorder.give_batch(batch)
         elif inputs is not None:
             self._recorder.log_batch(inputs, labels)
+        return None
 
     def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
         """A batch ended, with or without an optimizer step: hooks off."""
+        if self._replay is not None:
+            self._replay.end_batch(loss_scale)
         if self._recorder is not None:
             if loss is not None:
                 self._recorder.log_loss(loss)
@@ -219,6 +250,8 @@ class TrainingRecorder:
             RunsDifferError: a diff was found and ``on_diff="raise"``.
             WriterError: a step could not be written.
         """
+        if self._replay is not None:
+            return self._replay.end_step()
         if self._recorder is None:
             return False
         try:
@@ -236,6 +269,8 @@ class TrainingRecorder:
 
     def finish(self) -> None:
         """Training ended: write and compare what is left, take everything off."""
+        if self._replay is not None:
+            self._replay.finish()
         if self._recorder is None:
             return
         recorder, self._recorder = self._recorder, None
@@ -256,6 +291,8 @@ class TrainingRecorder:
 
     def abort(self) -> None:
         """Training ended by an exception: take everything off, keep what is written."""
+        if self._replay is not None:
+            self._replay.abort()
         recorder, self._recorder = self._recorder, None
         if recorder is not None and recorder.forked:
             self._leave()
@@ -267,6 +304,8 @@ class TrainingRecorder:
 
     def detach(self) -> None:
         """Take the hooks off; for a host that left a batch by an exception."""
+        if self._replay is not None:
+            self._replay.detach()
         if self._recorder is not None:
             self._recorder.detach()
 

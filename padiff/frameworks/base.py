@@ -193,6 +193,12 @@ class Tensors(Protocol):
     def like(self, tensor: Any, array: np.ndarray) -> Any:
         """A new tensor with these values, of another one's dtype and device, that takes part in no backward."""
 
+    def leaf(self, tensor: Any, array: np.ndarray) -> Any:
+        """As `like`, but a gradient can be had of it where its dtype has any."""
+
+    def gradients(self, outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of inputs, given those of outputs; `None` where none reaches one. Parameters keep theirs."""
+
     def make(self, array: np.ndarray, near: Any) -> Any:
         """A new tensor with an array's values and dtype, on the device of another tensor; it has its own memory."""
 

@@ -57,7 +57,14 @@ class MaskObserver(Protocol):
 
 
 class MaskSource(Protocol):
-    """Says what dropout is to keep."""
+    """Says what dropout is to keep.
+
+    Attributes:
+        draws: whether a call that is told what to keep draws all the same, so that what is drawn after it is what it
+            would be.
+    """
+
+    draws: bool
 
     def wants(self) -> bool:
         """Whether to look at a call that is made now."""
@@ -77,6 +84,9 @@ class DropoutFunctions(Protocol):
 
     def kept(self, name: str, heard: Heard, output: Any, state: Any) -> np.ndarray | None:
         """What a call kept that began with the generators in a state. They are put back there for it, and left."""
+
+    def draw(self, name: str, heard: Heard) -> None:
+        """Draw what the call would, and forget it."""
 
     def keeping(self, name: str, heard: Heard, kept: np.ndarray) -> Any:
         """What the call gives where it keeps these elements."""
@@ -186,6 +196,8 @@ class MasksFed(_Calls):
             return NOTHING_INSTEAD
         self._inside = True
         try:
+            if self._source.draws:
+                self._framework.draw(name, call)
             return self._framework.keeping(name, call, kept)
         finally:
             self._inside = False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -380,6 +381,16 @@ class Capture:
     def running(self) -> list[str]:
         """Paths of the layers whose calls are under way, the outermost first."""
         return [call.node.path for call in self._running]
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What is called inside is not recorded."""
+        observer, self._hooks.observer = self._hooks.observer, None
+        before, RecordBuffer.copying = RecordBuffer.copying, True
+        try:
+            yield
+        finally:
+            self._hooks.observer, RecordBuffer.copying = observer, before
 
     @property
     def micro_batch(self) -> int | None:

@@ -24,7 +24,13 @@ class Description:
     """
 
     def __init__(
-        self, framework: Framework, layers: Layers, schedule: Schedule, detail: Detail, identity: Identity
+        self,
+        framework: Framework,
+        layers: Layers,
+        schedule: Schedule,
+        detail: Detail,
+        identity: Identity,
+        replay_of: str | None = None,
     ) -> None:
         rank, world_size = framework.environment.distributed()
         self.rank = rank if identity.rank is None else identity.rank
@@ -41,7 +47,7 @@ class Description:
                 "every_n_steps": schedule.described(),
                 "layers": len(layers.chosen),
                 **detail.described(),
-                **({"replay_of": identity.replay_of} if identity.replay_of else {}),
+                **({"replay_of": replay_of} if replay_of else {}),
             },
             environment=fingerprint(framework, layers.nodes),
         )

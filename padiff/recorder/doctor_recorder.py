@@ -75,14 +75,16 @@ class DoctorRecorder(Recorder):
     #: Called when a script makes a recorder of its own: what looked for its model is not needed.
     leaving: ClassVar[list[Callable[[], None]]] = []
 
-    def __init__(self, model: Any, scope: Scope, target: Target, identity: Identity) -> None:
+    def __init__(
+        self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None
+    ) -> None:
         for leave in list(self.leaving):
             leave()
         self._plan = Plan.from_environment()
         self._number = next(_NUMBERS)
         folder = None if target.dir_path is None else Path(self._plan.folder) / f"run_{self._number}"
         # Live comparison and the scalars belong to the user's folders.
-        super().__init__(model, scope, replace(target, dir_path=folder, on_written=None), identity)
+        super().__init__(model, scope, replace(target, dir_path=folder, on_written=None), identity, replay_of)
         self._log: StepLog | None = None
         self._seen = self._caught = 0
 

@@ -31,8 +31,10 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Unpack[Rec
     return recorder_of(model, dir_path, **options)
 
 
-def recorder_of(model: Any, dir_path: str | Path | None = None, **options: Any) -> Recorder:
-    """As `record`, with what else of `Scope`, `Target` and `Identity` is not for users."""
+def recorder_of(
+    model: Any, dir_path: str | Path | None = None, replay_of: str | None = None, **options: Any
+) -> Recorder:
+    """As `record`; ``replay_of`` is the identity of the run whose packed steps are done again."""
     kind = DoctorRecorder if VARIABLE in os.environ else Recorder
     target = group(Target, options, dir_path=dir_path)
-    return kind(model, group(Scope, options), target, group(Identity, options))
+    return kind(model, group(Scope, options), target, group(Identity, options), replay_of)

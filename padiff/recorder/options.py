@@ -87,8 +87,6 @@ class Scope:
     start_step: int = 0
     functions: bool = True
     replay_every_n_steps: int | Schedule | None = None
-    #: Whether all steps are traced as those with a pack are: functions too, and what goes into layers in full.
-    replays: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.functions, bool):
@@ -121,16 +119,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run it is, and which of its processes this one. See `RecordOptions`.
-
-    Attributes:
-        replay_of: the identity of the run whose packed steps are done again.
-    """
+    """Which run it is, and which of its processes this one. See `RecordOptions`."""
 
     name: str = ""
     rank: int | None = None
     world_size: int | None = None
-    replay_of: str = ""
 
 
 _Group = TypeVar("_Group", Scope, Target, Identity)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,9 @@ class Recorder:
     ``try_dump()`` ends a step. A loop with a host of its own (a callback) uses `open`, `attach`, `detach`,
     `end_step` and `close` instead of the ``with``.
 
+    Args:
+        replay_of: the identity of the run whose packed steps are done again; `None` where none are.
+
     Attributes:
         step: number of the step under way.
         watched: whether `padiff doctor` looks on; live comparison is then left out.
@@ -50,7 +54,9 @@ class Recorder:
 
     watched = False
 
-    def __init__(self, model: Any, scope: Scope, target: Target, identity: Identity) -> None:
+    def __init__(
+        self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None
+    ) -> None:
         warn_of_older()
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
@@ -63,11 +69,12 @@ class Recorder:
         detail.check(self._layers.nodes)
         if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
-        self._description = Description(self._framework, self._layers, self._schedule, detail, identity)
+        self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
         self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
         self._levels = LevelsOfSteps(detail, scope.functions)
         packs = scope.replay_every_n_steps
-        self._replays, self._functions = scope.replays, scope.functions
+        # Traced in all steps as steps with a pack are: functions too, and what goes into layers in full.
+        self._replays, self._functions = replay_of is not None, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
         self._views: dict[int, View] = {}
         self._capture: Capture | None = None
@@ -155,6 +162,15 @@ class Recorder:
     def micro_batch(self) -> int | None:
         """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
         return None if self._capture is None else self._capture.micro_batch
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What is called inside is not recorded."""
+        if self._capture is None:
+            yield
+            return
+        with self._capture.unheard():
+            yield
 
     @property
     def recorded_anything(self) -> bool:

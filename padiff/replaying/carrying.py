@@ -13,6 +13,7 @@ from padiff.records import Both, OptimizerState
 from padiff.replaying.checks import Reference
 from padiff.weights.assign import carry_over
 from padiff.weights.carried_state import StateCarrier
+from padiff.weights.start import recorded_of
 from padiff.weights.stored import Stored, stored_step
 from padiff.weights.transfer import Model, TransferError, plan_transfer
 
@@ -50,6 +51,7 @@ class Carrying:
                 stored.model,
                 self._model.model,
                 self._layer_map,
+                recorded=recorded_of(stored, self._model, always=False),
                 then=lambda done: self._set(stored, done.alignment, undo),
             )
             self._alignment = carried.alignment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,7 @@ class Reference:
     numbers: tuple[int, ...]
 
 
-def opened(
-    reference: str | Path, dir_path: Path, steps: Collection[int] | Callable[[int], bool] | None = None
-) -> Reference:
+def opened(reference: str | Path, dir_path: Path, steps: Container[int] | None = None) -> Reference:
     """Open a run with packs.
 
     Args:
@@ -68,17 +66,12 @@ def opened(
     return Reference(str(reference), run, packs, _chosen(there, steps, reference))
 
 
-def _chosen(
-    there: Sequence[int], steps: Collection[int] | Callable[[int], bool] | None, reference: str | Path
-) -> tuple[int, ...]:
+def _chosen(there: Sequence[int], steps: Container[int] | None, reference: str | Path) -> tuple[int, ...]:
     if steps is None:
         return tuple(there)
-    if callable(steps):
-        found = tuple(number for number in there if steps(number))
-        lacking: list[int] = []
-    else:
-        found = tuple(number for number in there if number in steps)
-        lacking = sorted(set(steps) - set(there))
+    found = tuple(number for number in there if number in steps)
+    # Of what only says whether it holds a step, it can't be asked what else it names.
+    lacking = sorted(set(steps) - set(there)) if isinstance(steps, Collection) else []
     if lacking or not found:
         what = f"no pack of step {lacking[0]}" if lacking else "no pack of the steps asked for"
         shown = ", ".join(map(str, there[:_NAMED])) + (", ..." if len(there) > _NAMED else "")

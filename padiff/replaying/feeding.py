@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import permutations
 from math import prod
 
@@ -31,6 +32,7 @@ class MaskFeeder:
         running: gives the paths of the candidate's layers whose calls are under way, the outermost first.
         recomputing: whether a forward that is called now is called again inside of a backward.
         batch: which micro-batch is under way; `None`: not known.
+        draws: whether dropout draws all the same.
 
     Attributes:
         unanswered: calls that got no mask, as ``layer (function)``.
@@ -43,7 +45,9 @@ class MaskFeeder:
         running: Callable[[], Sequence[str]],
         recomputing: Callable[[], bool],
         batch: Callable[[], int | None] = lambda: None,
+        draws: bool = False,
     ) -> None:
+        self.draws = draws
         self._batch = batch
         self._waiting = list(masks)
         self._partners, self._running, self._recomputing = partners, running, recomputing
@@ -52,6 +56,18 @@ class MaskFeeder:
         self._fed: dict[str, list[np.ndarray | None]] = defaultdict(list)
         self._again: Counter[str] = Counter()
         self.unanswered: dict[str, None] = {}
+        #: What the calls were given, in their order.
+        self.log: list[np.ndarray | None] = []
+        self._rerun: list[np.ndarray | None] | None = None
+
+    @contextmanager
+    def again(self, start: int) -> Iterator[None]:
+        """Calls made inside are given what those since a place in the log were given."""
+        self._rerun = self.log[start:]
+        try:
+            yield
+        finally:
+            self._rerun = None
 
     @property
     def left(self) -> list[Mask]:
@@ -60,10 +76,12 @@ class MaskFeeder:
 
     def wants(self) -> bool:
         """Whether a call that is made now is the model's."""
-        return bool(self._running())
+        return bool(self._running()) or self._rerun is not None
 
     def mask(self, call: DropoutCall) -> np.ndarray | None:
         """What it is to keep; `None`: there is nothing for it."""
+        if self._rerun is not None:
+            return self._rerun.pop(0) if self._rerun else None
         running = self._running()
         inside = running[-1]
         fed = self._fed[inside]
@@ -75,6 +93,7 @@ class MaskFeeder:
         if found is None:
             self.unanswered[f"{inside} ({call.function}, rate {call.rate:g})"] = None
         fed.append(found)
+        self.log.append(found)
         return found
 
     def _next(self, call: DropoutCall, running: Sequence[str]) -> np.ndarray | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from padiff.compare import Policy, compare_runs
+from padiff.compare import Policy, RunComparison, compare_runs
+from padiff.dump import open_run
 from padiff.dump.local import local_folder
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.frameworks.base import Handle
@@ -18,7 +19,9 @@ from padiff.records import STAGES, Report, TensorSource
 from padiff.replaying.carrying import Carrying
 from padiff.replaying.checks import Reference, check_model, notes_of, opened
 from padiff.replaying.feeding import MaskFeeder
+from padiff.replaying.isolation import Isolator
 from padiff.replaying.kept import Kept, draw_like
+from padiff.replaying.own_errors import Isolation
 from padiff.replaying.step import ReplayBatch, ReplayStep
 from padiff.system.switches import say
 
@@ -57,7 +60,6 @@ class Replay:
             model,
             self._dir_path,
             replay_of=reference.run.info.identity,
-            replays=True,
             every_n_steps=Schedule(steps=self.numbers),
             optimizer=self._optimizers or None,
             existing=existing,
@@ -66,7 +68,9 @@ class Replay:
         self._kept: Kept | None = None
         self._feeding: Handle | None = None
         self._feeder: MaskFeeder | None = None
+        self._isolator: Isolator | None = None
         self._report: Report | None = None
+        self._batch: int | None = None
 
     # -- the with and the loop -----------------------------------------------------------------------------
 
@@ -121,6 +125,27 @@ class Replay:
             )
         return self._report
 
+    def isolate(self, step: ReplayStep) -> Isolation:
+        """Look at each layer by itself while the step under way is done: run on what the reference's layer was given,
+        and its backward on the gradients that the reference's outputs had, it inherits nothing.
+
+        To be called before the step is done; that takes longer then, as each layer runs again for each layer around it.
+
+        Returns:
+            The layers, filled while the step is done; a table as text.
+
+        Raises:
+            UsageError: it is not the step under way.
+        """
+        if self._feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
+            raise UsageError("replay.isolate(step) is called in the loop, before the step is done")
+        found = Isolation(step.number)
+        reference = self._reference.run.steps(step.number)[0]
+        self._isolator = Isolator(
+            self._model, reference, self._carrying.partners, self._feeder, self._recorder.unheard, found
+        )
+        return found
+
     # -- for hosts -----------------------------------------------------------------------------------------
 
     @property
@@ -173,19 +198,23 @@ class Replay:
             UsageError: the step can't be done with this model.
         """
         assert self._kept is not None
+        self._check_same()
         pack = self._reference.packs[number]
         self._carrying.carry(number, self._kept.undo)
         framework = self._model.framework
         framework.layers.clear_gradients(self._model.model)
         draw_like(self._model, pack.seeds)
         self._recorder.step = number
+        self._batch = None
         self._recorder.attach()
         self._feeder = MaskFeeder(
             pack.masks,
             self._carrying.partners,
             lambda: self._recorder.running,
             framework.hooks.recomputing,
-            lambda: self._recorder.micro_batch,
+            self._micro_batch,
+            # What is drawn besides comes from the same state of the generators, after the same draws.
+            draws=bool(pack.unseen) and pack.framework == framework.name,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.randomness.feed_masks(self._feeder)
@@ -198,10 +227,32 @@ class Replay:
         return ReplayStep(
             pack,
             tuple(
-                ReplayBatch(batch, make, f"{f'micro-batch {k} of ' if several else ''}step {number}")
+                ReplayBatch(batch, make, f"{f'micro-batch {k} of ' if several else ''}step {number}", self._asked(k))
                 for k, batch in enumerate(pack.batches)
             ),
         )
+
+    def _asked(self, number: int) -> Callable[[], None]:
+        def asked() -> None:
+            self._batch = number
+
+        return asked
+
+    def _micro_batch(self) -> int | None:
+        """Which micro-batch is under way: counted where the model is called as a whole, else the one asked for last."""
+        counted = self._recorder.micro_batch
+        return counted if counted is not None else self._batch
+
+    def _check_same(self) -> None:
+        """Refuse a model that has become another one: what was carried to it is of the one that it was."""
+        now = {node.path: node.layer for node in LiveModel(self._model.model).nodes}
+        before = {node.path: node.layer for node in self._model.nodes}
+        other = [path for path in {**before, **now} if before.get(path) is not now.get(path)]
+        if other:
+            raise UsageError(
+                f"the model has other layers than when the replay began ({', '.join(other[:4])}): a replay does the "
+                "steps of one model. Leave it as it is in the loop"
+            )
 
     def attach(self) -> None:
         """Hooks on, where a host took them off between two batches."""
@@ -213,13 +264,19 @@ class Replay:
 
     def end(self) -> None:
         """The packed step is done."""
-        number = self._recorder.step
+        number, isolator = self._recorder.step, self._isolator
         self._stop_feeding()
         written = self._recorder.end_step()
         self._recorder.detach()
         if written:
             self.done.append(number)
             self._report = None
+        if written and isolator is not None:
+            # What ends elsewhere shows when the step is compared.
+            self._recorder.flush()
+            comparison = RunComparison(self._reference.run, open_run(self._dir_path), self._layer_map, alone=True)
+            comparison.diffs(number)
+            isolator.finish(comparison.alignment.cut_elsewhere)
 
     def discard(self) -> None:
         """Forget what was recorded of the step under way."""
@@ -245,8 +302,10 @@ class Replay:
 
     def _stop_feeding(self) -> None:
         handle, self._feeding = self._feeding, None
-        if handle is not None:
-            handle.remove()
+        isolator, self._isolator = self._isolator, None
+        for one in (handle, isolator):
+            if one is not None:
+                one.remove()
         feeder, self._feeder = self._feeder, None
         if feeder is None or not self._recorder.recorded_anything:
             return
@@ -263,7 +322,7 @@ def replay(
     *,
     optimizer: Any = None,
     layer_map: Any = None,
-    steps: Collection[int] | Callable[[int], bool] | None = None,
+    steps: Container[int] | None = None,
     policy: Policy | None = None,
     existing: str = "error",
 ) -> Replay:

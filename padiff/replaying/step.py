@@ -19,11 +19,13 @@ class ReplayBatch:
         batch: as it was recorded.
         make: makes a tensor of the candidate's framework, on the model's device.
         where: what to call it.
+        asked: called when it is asked for its tensors: it is the one that is trained on then.
     """
 
     batch: Batch
     make: Callable[[TensorSource], Any]
     where: str
+    asked: Callable[[], None] = lambda: None
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -72,6 +74,7 @@ class ReplayBatch:
         return self.batch
 
     def _made(self, value: Any) -> Any:
+        self.asked()
         unkept = next(_unkept(value), None)
         if unkept is not None:
             raise UsageError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from padiff.align import NOTHING_SEEN, Alignment, ParameterPair, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, LayerPair, ParameterPair, Seen, align
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
@@ -80,11 +80,13 @@ class Recorded:
         step: its records, those of which the values were kept.
         run: runs a live model on the same, in the same mode, leaving no trace. Raises `UsageError` if that fails.
         telling: whether outputs that differ tell of wrong weights; where something random is drawn they do not.
+        always: whether to run the model also where names and shapes leave nothing open.
     """
 
     step: Step
     run: Callable[[LiveModel], Step]
     telling: bool = True
+    always: bool = True
 
 
 # Below that confidence a pair is listed.
@@ -254,7 +256,7 @@ class _Search:
 
     def _run_recorded(self) -> bool:
         """Run the raw model as the recorded one was run; whether it can be."""
-        if self._recorded is None:
+        if self._recorded is None or (not self._recorded.always and self._align().sure):
             return False
         try:
             step = self._recorded.run(live(self._models.candidate))
@@ -306,9 +308,14 @@ class _Search:
         return transfer
 
 
+def weak_pairs(alignment: Alignment) -> list[LayerPair]:
+    """The layers with parameters that were paired on little evidence."""
+    return [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
+
+
 def _little(alignment: Alignment) -> list[str]:
     """What was paired on little evidence, in words."""
-    pairs = [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
+    pairs = weak_pairs(alignment)
     if not pairs:
         return []
     shown = [

@@ -99,6 +99,8 @@ def test_states_of_generators_are_kept_where_they_can_be_set(tmp_path):
 class Noted:
     """Hears of masks, or gives those that were heard of."""
 
+    draws = False
+
     def __init__(self, masks=()):
         self.masks, self._left = list(masks), list(masks)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from padiff.frameworks import framework_of
+from padiff.frameworks.base import Override
 from padiff.records import FirstDiff, Report
+from padiff_hooks.replaying import exchanged
 from padiff_hooks.training import TrainingOptions, TrainingRecorder
 from padiff_lightning import packages
 from padiff_lightning.logger import LoggerSink, tensorboard_logger
@@ -41,6 +45,7 @@ class PaDiffCallback(_Base):
         self._restored = False
         self._global_step = 0
         self._loss_scale = 1.0
+        self._exchanged: Override | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         become_callback(packages.in_use())  # in a process that unpickles it, none may have been made
@@ -55,6 +60,11 @@ class PaDiffCallback(_Base):
     def first_diff(self) -> FirstDiff | None:
         """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
         return self._training.first_diff
+
+    @property
+    def report(self) -> Report | None:
+        """What a replay (``replay="runs/paddle"``) came to, once `fit` is over; `None` where there was none."""
+        return self._training.report
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
@@ -77,9 +87,31 @@ class PaDiffCallback(_Base):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         # Before the batch: the scaler may change its scale at the end of the step.
         self._loss_scale = _loss_scale(trainer)
-        self._training.begin_batch(batch)
+        replayed = self._training.begin_batch(batch)
+        if replayed is not None:
+            try:
+                self._exchange(pl_module, exchanged(replayed, batch, framework_of(pl_module)))
+            except BaseException:
+                self._training.abort()
+                raise
+
+    def _exchange(self, pl_module: Any, batch: Any) -> None:
+        """Have the next training step take another batch than Lightning's: no hook of its own can give one."""
+        step = pl_module.training_step
+
+        @functools.wraps(step)
+        def training_step(_: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(batch, *args, **kwargs)
+
+        self._exchanged = Override(pl_module, "training_step", training_step)
+
+    def _put_back(self) -> None:
+        exchanged, self._exchanged = self._exchanged, None
+        if exchanged is not None:
+            exchanged.remove()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._put_back()
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._training.end_batch(loss if self._training.due else None, self._loss_scale)
         # Advances with every optimizer step, not while gradients accumulate, also in manual optimization.
@@ -90,12 +122,14 @@ class PaDiffCallback(_Base):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         # A module that cuts its epoch short in on_train_batch_start gets no on_train_batch_end.
+        self._put_back()
         self._training.detach()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._training.finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._put_back()
         self._training.abort()
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padiff.errors import UsageError
+from padiff.frameworks import framework_of
 from padiff.records import FirstDiff, Report
+from padiff.replaying import ReplayBatch
+from padiff_hooks.replaying import exchanged_lists
 from padiff_hooks.training import TrainingOptions, TrainingRecorder
 
 try:
@@ -52,6 +55,11 @@ class PaDiffCallback(Callback):
         """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
         return self._training.first_diff
 
+    @property
+    def report(self) -> Report | None:
+        """What a replay (``replay="runs/torch"``) came to, once `fit` is over; `None` where there was none."""
+        return self._training.report
+
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model._optimizer
         if optimizer is None:
@@ -68,7 +76,13 @@ class PaDiffCallback(Callback):
             del model.train_batch
             self._updated = update
             scale = _scale(model)
-            self._training.begin_batch(inputs=inputs, labels=labels)
+            try:
+                batch = self._training.begin_batch(inputs=inputs, labels=labels)
+                if batch is not None:
+                    inputs, labels = _exchanged(batch, inputs, labels, model.network)
+            except BaseException:
+                self._training.abort()
+                raise
             try:
                 result = train_batch(inputs, labels, update)
             except BaseException:
@@ -94,6 +108,12 @@ class PaDiffCallback(Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._training.finish()
+
+
+def _exchanged(batch: ReplayBatch, inputs: Any, labels: Any, network: Any) -> tuple[list[Any], list[Any]]:
+    """A reference's batch, as hapi gives its own."""
+    one, other = (list(each) if isinstance(each, (list, tuple)) else [each] for each in (inputs, labels))
+    return exchanged_lists(batch, one, other, framework_of(network))
 
 
 def _settings(model: Any) -> dict[str, Any]:

@@ -40,14 +40,23 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
 
 
 def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
+    with paddle.no_grad():
+        ones = paddle.ones_like(heard.arguments()["x"].detach())
+        randomness.restore(before)
+        mask = _on_ones(heard, ones) > 0
+    return tensors.copy(mask)
+
+
+def draw(name: str, heard: Heard) -> None:
+    with paddle.no_grad():
+        _on_ones(heard, paddle.ones_like(heard.arguments()["x"].detach()))
+
+
+def _on_ones(heard: Heard, ones: Any) -> Any:
     given = heard.arguments()
     # All but what says that it is in place, or is called something.
     more = {key: given[key] for key in ("p", "axis", "training", "mode", "data_format") if key in given}
-    with paddle.no_grad():
-        ones = paddle.ones_like(given["x"].detach())
-        randomness.restore(before)
-        mask = heard.function(ones, **more) > 0
-    return tensors.copy(mask)
+    return heard.function(ones, **more)
 
 
 def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:

@@ -149,6 +149,17 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     return new
 
 
+def leaf(tensor: Any, array: np.ndarray) -> Any:
+    new = like(tensor.detach(), array)
+    new.stop_gradient = not (new.is_floating_point() or new.is_complex())
+    return new
+
+
+def gradients(outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
+    found: Sequence[Any] = paddle.grad(list(outputs), list(inputs), list(seeds), allow_unused=True)
+    return found
+
+
 def make(array: np.ndarray, near: Any) -> Any:
     foreign = array.dtype.name in _BITS
     made = paddle.to_tensor(np.array(array.astype(np.float32) if foreign else array, order="C"), place=near.place)

@@ -59,6 +59,15 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
     return tensors.copy(mask)
 
 
+def draw(name: str, heard: Heard) -> None:
+    given = _arguments(name, heard)
+    with torch.no_grad():
+        if name == _ATTENTION:
+            heard.function(**given)
+        else:
+            heard.function(torch.ones_like(given["input"]), float(given["p"]), True)
+
+
 def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before: Any) -> np.ndarray | None:
     """Values that are the identity, a part of it at a time, give the weights that were left."""
     query, key, value = given["query"], given["key"], given["value"]

@@ -144,6 +144,16 @@ def like(tensor: Any, array: np.ndarray) -> Any:
     return new
 
 
+def leaf(tensor: Any, array: np.ndarray) -> Any:
+    new = like(tensor.detach(), array)
+    return new.requires_grad_() if new.is_floating_point() or new.is_complex() else new
+
+
+def gradients(outputs: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Any]) -> Sequence[Any]:
+    found: Sequence[Any] = torch.autograd.grad(list(outputs), list(inputs), list(seeds), allow_unused=True)
+    return found
+
+
 def make(array: np.ndarray, near: Any) -> Any:
     if array.dtype.name in _WIDENED:
         return torch.from_numpy(array.astype(np.float32)).to(getattr(torch, array.dtype.name)).to(near.device)

@@ -1,0 +1,139 @@
+"""``padiff replay RUN MODULE:FUNCTION``: packed steps again, with the model that a function makes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+
+import padiff
+from padiff.errors import PadiffError, UsageError
+from padiff.model.given_map import GivenMap
+from padiff.model.selection import nearest
+from padiff.report_formats import to_json, to_junit, to_markdown
+from padiff_hooks.arguments import CODES, EXIT_CODES, Steps, policy_of
+from padiff_hooks.outputs import check_out, write_out
+from padiff_hooks.show import print_report
+
+_RETURNS = (
+    "it has to return (model, optimizer, step): a torch Module or a paddle Layer; its optimizer, or None; and a "
+    "function that trains on one replayed step, as in `for batch in step.batches: loss = ...; loss.backward()`, then "
+    "`optimizer.step()`"
+)
+
+
+def add_replay(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "replay",
+        help="do the packed steps of a run again with another model, each from where the run was",
+        description="Do the packed steps of a run (recorded with replay_every_n_steps) again with the model that a "
+        f"function makes, and compare each by itself. FUNCTION takes nothing; {_RETURNS}. Exit code: {EXIT_CODES}.",
+    )
+    parser.add_argument("reference", metavar="RUN", help="the run to trust")
+    parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. port.train:replayed, or port/train.py:replayed")
+    parser.add_argument("--dir", default="padiff-replay", help="where the candidate is recorded (default: %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that --dir holds")
+    parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,500,1000-2000")
+    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
+    parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
+    parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
+    parser.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
+    parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - likewise")
+    parser.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
+    parser.set_defaults(run=_replay)
+
+
+def _replay(args: argparse.Namespace, console: Console) -> int:
+    outputs = [args.json, args.junit, args.markdown]
+    for out in outputs:
+        check_out(out)
+    if outputs.count("-") > 1:
+        raise UsageError("only one of --json, --junit and --markdown can go to standard output")
+    policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
+    model, optimizer, train = _made(args.target)
+    replay = padiff.replay(
+        args.reference,
+        model,
+        args.dir,
+        optimizer=optimizer,
+        layer_map=layer_map,
+        steps=None if args.steps is None else Steps(args.steps),
+        policy=policy,
+        existing="overwrite" if args.overwrite else "error",
+    )
+    with replay:
+        for step in replay:
+            try:
+                train(step)
+            except PadiffError:
+                raise
+            except Exception as error:
+                raise UsageError(
+                    f"{args.target}: the step function failed at step {step.number}: {type(error).__name__}: {error}"
+                ) from error
+    report = replay.report
+    print_report(report, console)
+    if args.json:
+        write_out(args.json, json.dumps(to_json(report), indent=1))
+    if args.junit:
+        write_out(args.junit, to_junit(report))
+    if args.markdown:
+        write_out(args.markdown, to_markdown(report))
+    return CODES[report.outcome]
+
+
+def _made(target: str) -> tuple[Any, Any, Callable[[Any], object]]:
+    """What the function returned.
+
+    Raises:
+        UsageError: there is no such function, it failed, or returned something else.
+    """
+    name, _, function = target.rpartition(":")
+    if not name or not function:
+        raise UsageError(f"expected MODULE:FUNCTION (port.train:replayed, or port/train.py:replayed), got {target!r}")
+    module = _imported(name)
+    make = getattr(module, function, None)
+    if not callable(make):
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise UsageError(f"{name} has no function {function!r}. {nearest(function, known)}")
+    try:
+        made = make()
+    except PadiffError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{target} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple) or len(made) != 3 or not callable(made[2]):
+        raise UsageError(f"{target} returned {type(made).__name__}: {_RETURNS}")
+    model, optimizer, train = made
+    return model, optimizer, train
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        if name.endswith(".py"):
+            path = Path(name)
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            if not path.is_file() or spec is None or spec.loader is None:
+                raise UsageError(f"there is no file {name}")
+            sys.path.insert(0, str(path.resolve().parent))
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+            return module
+        sys.path.insert(0, os.getcwd())
+        return importlib.import_module(name)
+    except PadiffError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{name} can't be imported: {type(error).__name__}: {error}") from error
