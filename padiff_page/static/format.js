@@ -18,6 +18,12 @@ export function figure(value, digits = 3) {
   return text.replace("-", "−").replace("e+", "e").replace("e-", "e−");
 }
 
+/** A power of ten. */
+export function tenTo(power) {
+  const raised = [...String(power)].map((sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[sign])).join("");
+  return `10${raised} ×`;
+}
+
 /** How many times the allowed a figure is. */
 export function times(x) {
   if (Number.isNaN(x)) return "–";

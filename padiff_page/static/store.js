@@ -144,12 +144,7 @@ export class Store {
     known.compared += compared || !passed;
     known.differ += !passed;
     if (times > known.worst) Object.assign(known, { worst: times, worstAt: [site, column] });
-    cellsOf(site.node.own, stage).put(column, code);
-    cellsOf(site.node.own, ALL).put(column, code);
-    for (let node = site.node; node.parent; node = node.parent) {
-      cellsOf(node.folded, stage).put(column, code);
-      cellsOf(node.folded, ALL).put(column, code);
-    }
+    for (const cells of (site.cells ??= cellsFor(site))) cells.put(column, code);
   }
 
   /** The cells of a row as it is shown: of all that is inside where it is folded. */
@@ -238,6 +233,13 @@ export class Store {
 
 function stageIndex(stage) {
   return stage === ALL ? STAGES.length : STAGES.indexOf(stage);
+}
+
+/** All cells that a site's codes go to: of its layer, and of the layers that this one is inside of. */
+function cellsFor(site) {
+  const lists = [site.node.own];
+  for (let node = site.node; node.parent; node = node.parent) lists.push(node.folded);
+  return lists.flatMap((list) => [cellsOf(list, site.stage), cellsOf(list, ALL)]);
 }
 
 function cellsOf(list, stage) {

@@ -25,8 +25,9 @@ export function verdictCard(store, diff, open) {
     el("div", { class: "versus", "aria-label": "against" }, "↔"),
     side("candidate", first.candidate, store.typeOf("candidate", first.candidate), head.candidate),
   );
-  const card = el("section", { class: "card verdict differ", id: "verdict" });
-  card.append(
+  return el(
+    "section",
+    { class: "card verdict differ", id: "verdict" },
     el(
       "div",
       { class: "headline" },
@@ -54,7 +55,6 @@ export function verdictCard(store, diff, open) {
       copyButton(first.message, "Copy as text"),
     ),
   );
-  return card;
 }
 
 /** What the JSON calls a figure, as the page does. */

@@ -148,7 +148,7 @@ class Browser:
             if tab is not None and "method" in told:
                 tab.heard(told["method"], told["params"])
 
-    def _next(self, seconds: float = 60) -> dict[str, Any]:
+    def _next(self, seconds: float = 120) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], seconds)
             assert ready, f"the browser does not answer for {seconds} s"
