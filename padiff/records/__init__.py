@@ -4,6 +4,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 """
 
 from padiff.records.both import SIDES, Both, unzipped
+from padiff.records.cards import report_card, run_card
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.declared import Difference
@@ -123,6 +124,8 @@ __all__ = [
     "make_sketches",
     "model_text",
     "owned_text",
+    "report_card",
+    "run_card",
     "run_line",
     "run_text",
     "setting_text",

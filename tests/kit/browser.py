@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, driven through its DevTools: over two pipes, with nothing but the standard library."""
+"""A real Chromium without a screen, driven through its DevTools over two pipes: the standard library is enough."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.do(f"{domain}.enable")
 
+    def close(self) -> None:
+        self._browser.close_tab(self._session)
+
     def do(self, method: str, **values: Any) -> dict[str, Any]:
         return self._browser.do(method, self._session, **values)
 
@@ -74,14 +77,13 @@ class Tab:
             raise AssertionError(told.get("exception", {}).get("description") or told["text"])
         return answer["result"].get("value")
 
-    def wait(self, code: str, seconds: float = 20) -> Any:
-        """The first true value of an expression."""
+    def wait(self, code: str, seconds: float = 20) -> None:
+        """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while True:
             with contextlib.suppress(AssertionError):  # what it looks at may not be there yet
-                found = self.run(code)
-                if found:
-                    return found
+                if self.run(f"Boolean({code})"):
+                    return
             assert time.monotonic() < end, f"still not true after {seconds} s: {code}; {self.troubles}"
             time.sleep(0.03)
 
@@ -96,7 +98,13 @@ class Tab:
     def press(self, key: str) -> None:
         text = key if len(key) == 1 else "\r" if key == "Enter" else ""
         for kind in ("keyDown", "keyUp"):
-            self.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, **({"text": text} if text and kind == "keyDown" else {}))
+            self.do(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )
 
     def picture(self, path: Path, whole: bool = False) -> Path:
         """A screenshot, of what is seen or of the whole page."""
@@ -121,6 +129,7 @@ class Browser:
         self._write, self._read = write, read
         self._number, self._buffer = 0, b""
         self._tabs: dict[str, Tab] = {}
+        self._contexts: dict[str, str] = {}
 
     def tab(self) -> Tab:
         """A new page of its own, with nothing kept of others."""
@@ -129,7 +138,13 @@ class Browser:
         session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)
         self._tabs[session] = tab
+        self._contexts[session] = context
         return tab
+
+    def close_tab(self, session: str) -> None:
+        """Close a page and forget what belongs to it."""
+        del self._tabs[session]
+        self.do("Target.disposeBrowserContext", browserContextId=self._contexts.pop(session))
 
     def do(self, method: str, session: str | None = None, **values: Any) -> dict[str, Any]:
         self._number += 1
@@ -171,9 +186,7 @@ def browser(program: str, folder: Path) -> Iterator[Browser]:
         for end in (asked_write, told_read):
             ends.callback(os.close, end)
         with open(os.devnull, "w") as nowhere:
-            process = started(
-                command, pass_fds=(asked_read, told_write), stdout=nowhere, stderr=nowhere
-            )
+            process = started(command, pass_fds=(asked_read, told_write), stdout=nowhere, stderr=nowhere)
             try:
                 ends.enter_context(process)
             finally:

@@ -10,8 +10,8 @@ from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import SketchOnlyError
 from padiff.records import PARAMETER_STAGES, Both, Element, Pair, Picture, Problem
 
-# Bins of a histogram (few for few values), elements that are named, and fields of the grid: some ten kilobytes as JSON, and as many as a
-# card has room for.
+# Bins of a histogram (few for few values), elements that are named, and fields of the grid: some ten kilobytes as
+# JSON, and as many as a card has room for.
 _BINS, _WORST, _GRID = (8, 32), 6, (24, 48)
 # Elements beyond which no picture is made: in float64 they would take hundreds of megabytes.
 _MOST = 1 << 24
