@@ -147,7 +147,7 @@ class DiffStream:
         for sink in self._sinks.values():
             sink.flush()
         whole = to_json(report)
-        self._first = self._first or whole["first_diff"]
+        self._first = _first_of(self._first, whole["first_diff"])
         self._count(report.outcome)
         self._write_report(whole)
         # Last: a line says that the step's points are out.
@@ -201,7 +201,7 @@ class DiffStream:
         self._recordings = Both(*map(str, noted)) if isinstance(noted, list) and len(noted) == 2 else _NAMELESS
         for line in lines:
             if line.get("first_diff"):
-                self._first = self._first or line["first_diff"]
+                self._first = _first_of(self._first, line["first_diff"])
                 self._place = _place(line["first_diff"])
         self.done = {int(line["step"]) for line in lines if "step" in line}
         for line in lines:
@@ -326,6 +326,13 @@ def first_diff_event(report: Report) -> tuple[tuple[Any, ...], str] | None:
     more = f"\n\n{count_text(report)} in this step." if len(report.failed) > 1 else ""
     place = {"stage": first.stage, "reference": first.reference, "candidate": first.candidate, "slot": first.slot}
     return _place(place), f"**{first.message}**{more}"
+
+
+def _first_of(known: dict[str, Any] | None, first: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first diff so far. What a tensor shows stands before what the runs only declare differently."""
+    if known is None or (first is not None and not known.get("site") and first.get("site")):
+        return first
+    return known
 
 
 def _place(first: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -21,6 +21,11 @@ export function timesAllowed(diff) {
   return value / limit;
 }
 
+/** Whether a first diff is a setting, which no tensor shows (yet). */
+export function isDeclared(first) {
+  return first.site === null;
+}
+
 class Site {
   constructor(stage, reference, candidate, node) {
     Object.assign(this, { stage, reference, candidate, node });
@@ -70,7 +75,7 @@ export class Store {
 
   setHead(report) {
     this.head = report;
-    this.firstDiff = this.firstDiff ?? report.first_diff ?? null;
+    this.#first(report.first_diff);
     const types = new Map();
     for (const [path, type] of report.models?.reference?.layers ?? []) types.set(path, type);
     for (const [path, type] of report.models?.candidate?.layers ?? []) types.set(`\n${path}`, type);
@@ -86,7 +91,7 @@ export class Store {
   addLine(line, place) {
     if (this.columns.has(line.step)) return null;
     const column = this.steps.length;
-    if (line.first_diff && !this.firstDiff) this.firstDiff = line.first_diff;
+    this.#first(line.first_diff);
     if (column === 0) this.#executionOrder(line.diffs);
     const before = this.tree.byKey.size;
     for (const diff of line.diffs) {
@@ -100,6 +105,11 @@ export class Store {
     this.addStep(line.step, line.passed ?? line.diffs.every((diff) => diff.passed), place);
     if (this.tree.byKey.size !== before) this.tree.sort();
     return column;
+  }
+
+  /** What a tensor shows stands before what the runs only declare differently. */
+  #first(found) {
+    if (found && (!this.firstDiff || (isDeclared(this.firstDiff) && !isDeclared(found)))) this.firstDiff = found;
   }
 
   /** End the column that `put` wrote to. */
