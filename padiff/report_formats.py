@@ -34,7 +34,7 @@ def to_json(report: Report) -> dict[str, Any]:
     steps: dict[int, list[Diff]] = {}
     for diff in report.diffs:
         steps.setdefault(diff.pair.step, []).append(diff)
-    return {
+    whole: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "passed": report.passed,
         "outcome": report.outcome,
@@ -44,7 +44,6 @@ def to_json(report: Report) -> dict[str, Any]:
         "verdict": verdict(report),
         "environment": list(report.environment),
         "settings_differ": [difference_to_json(one) for one in report.settings_differ],
-        "models": None if report.models is None else _models(report.models),
         "first_diff": None
         if first is None
         else {
@@ -62,8 +61,6 @@ def to_json(report: Report) -> dict[str, Any]:
             "cause": "" if first.cause is None else first.cause.sentence,
             "extent": "" if first.extent is None else first.extent.text,
             "why": None if first.cause is None else asdict(first.cause),
-            "site": None if first.diff is None else _sites(first.diff),
-            "picture": None if first.picture is None else _picture(first.picture),
         },
         "coverage": {
             "share": coverage.share,
@@ -101,6 +98,12 @@ def to_json(report: Report) -> dict[str, Any]:
             for step, diffs in steps.items()
         ],
     }
+    # What those look at who see a report as a page.
+    whole["models"] = None if report.models is None else _models(report.models)
+    if first is not None:
+        whole["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
+        whole["first_diff"]["picture"] = None if first.picture is None else _picture(first.picture)
+    return whole
 
 
 def difference_to_json(one: Difference) -> dict[str, Any]:
@@ -126,7 +129,8 @@ def diff_to_json(diff: Diff) -> dict[str, Any]:
     pair, figures = diff.pair, diff.figures
     out: dict[str, Any] = {
         "stage": pair.stage,
-        **_sites(diff),
+        "reference": pair.reference.site if pair.reference else None,
+        "candidate": pair.candidate.site if pair.candidate else None,
         "passed": diff.passed,
     }
     if pair.layout:

@@ -32,6 +32,11 @@ export function times(x) {
   return `${figure(x)} ×`;
 }
 
+/** How a diff stands to the first one. */
+export function standing(name) {
+  return { first: "first here", again: "again here", new: "new here" }[name] ?? name;
+}
+
 export function count(n, noun) {
   return `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 }

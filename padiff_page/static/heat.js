@@ -176,6 +176,9 @@ export class HeatMap {
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     context.clearRect(0, 0, this.size.wide, this.size.tall);
     if (this.lit) this.#band(context, this.lit);
+    for (const one of this.store.further) {
+      if (this.stage === "all" || this.stage === one.stage) this.#ring(context, one, this.ink("differ"), 1.5);
+    }
     if (this.first) this.#ring(context, this.first, this.ink("differ"), 2);
     if (this.selected) this.#ring(context, this.selected, this.ink("ink"), 2);
     if (this.hovered?.column !== null && this.hovered) this.#ring(context, this.hovered, this.ink("muted"), 1);

@@ -44,7 +44,7 @@ export function stageTiles(store, chosen, choose, dark) {
 }
 
 /** What the colours mean. */
-export function legend(dark) {
+export function legend(store, dark) {
   const { css } = palette(dark);
   const bar = el("span", { class: "scale" });
   const stops = [];
@@ -73,6 +73,6 @@ export function legend(dark) {
     ),
     key("equal", "bit-equal"),
     key("skipped", "not compared"),
-    key("ring", "first diff"),
+    key("ring", store.further.length ? "first diff, and faults that do not follow" : "first diff"),
   );
 }

@@ -10,6 +10,9 @@ export const STAGES = ["input", "weight", "forward", "loss", "backward", "grad",
 /** The worst of all stages, beside them. */
 export const ALL = "all";
 
+// Of further faults so many are marked.
+const FURTHER = 200;
+
 /** How many times the allowed a diff is; NaN where nothing was judged. */
 export function timesAllowed(diff) {
   const judged = diff.judged;
@@ -69,8 +72,7 @@ export class Store {
     this.firstDiff = null;
     this.columns = new Map();
     this.bySite = new Map();
-    this.standings = new Map(); // `column site` -> how it stands to the first diff, where that is more than following
-    this.nodesByLayer = new Map();
+    this.further = []; // cells of faults that do not follow from the first diff, where the report tells them
   }
 
   setHead(report) {
@@ -100,7 +102,7 @@ export class Store {
       const compared = Boolean(diff.reference && diff.candidate && (diff.judged || !diff.passed));
       const equal = compared && diff.max_abs === 0 && !diff.basis;
       this.put(site, column, times, diff.passed, compared, equal);
-      if (diff.standing && diff.standing !== "follows") this.standings.set(`${column} ${site.index}`, diff.standing);
+      if (diff.standing === "new" && this.further.length < FURTHER) this.further.push({ node: site.node, column, stage: site.stage });
     }
     this.addStep(line.step, line.passed ?? line.diffs.every((diff) => diff.passed), place);
     if (this.tree.byKey.size !== before) this.tree.sort();

@@ -1,7 +1,7 @@
 // The verdict: where the runs part, how far, why, and the line that mends it.
 
 import { copyButton, el, layerName } from "./dom.js";
-import { count, figure, percent, times } from "./format.js";
+import { count, figure, percent, standing, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
 
 const OUTCOMES = { match: "The runs match", differ: "The runs part", "cannot tell": "It can’t be told" };
@@ -32,7 +32,7 @@ export function verdictCard(store, diff, open) {
     el(
       "div",
       { class: "headline" },
-      el("span", { class: "chip differ" }, declared ? "set differently" : (diff?.standing ?? "first here")),
+      el("span", { class: "chip differ" }, declared ? "set differently" : standing(diff?.standing ?? "first")),
       declared
         ? el("h1", {}, "The runs are ", el("strong", {}, "set differently"), ", though no tensor parts yet")
         : el("h1", {}, "The runs part at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
