@@ -37,7 +37,7 @@ def to_json(report: Report) -> dict[str, Any]:
     steps: dict[int, list[Diff]] = {}
     for diff in report.diffs:
         steps.setdefault(diff.pair.step, []).append(diff)
-    return {
+    whole: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "passed": report.passed,
         "outcome": report.outcome,
@@ -47,7 +47,6 @@ def to_json(report: Report) -> dict[str, Any]:
         "verdict": verdict(report),
         "environment": list(report.environment),
         "settings_differ": [difference_to_json(one) for one in report.settings_differ],
-        "models": None if report.models is None else _models(report.models),
         "first_diff": None if first is None else first_to_json(first),
         "independent": [first_to_json(one) for one in report.independent],
         "coverage": {
@@ -86,6 +85,12 @@ def to_json(report: Report) -> dict[str, Any]:
             for step, diffs in steps.items()
         ],
     }
+    # What those look at who see a report as a page.
+    whole["models"] = None if report.models is None else _models(report.models)
+    if first is not None:
+        whole["first_diff"]["site"] = None if first.diff is None else _sites(first.diff)
+        whole["first_diff"]["picture"] = None if first.picture is None else _picture(first.picture)
+    return whole
 
 
 def first_to_json(first: FirstDiff) -> dict[str, Any]:
@@ -107,8 +112,6 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
         "why": None if first.cause is None else asdict(first.cause),
         "recomputed": None if first.recomputed is None else _recomputed(first.recomputed),
         "standing": first.standing.name.lower(),
-        "site": None if first.diff is None else _sites(first.diff),
-        "picture": None if first.picture is None else _picture(first.picture),
     }
 
 
@@ -150,7 +153,8 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
     pair, figures = diff.pair, diff.figures
     out: dict[str, Any] = {
         "stage": pair.stage,
-        **_sites(diff),
+        "reference": pair.reference.site if pair.reference else None,
+        "candidate": pair.candidate.site if pair.candidate else None,
         "passed": diff.passed,
     }
     if standing is not None:

@@ -150,7 +150,7 @@ class DiffStream:
             sink.flush()
         parted = self.differs
         whole = to_json(report)
-        self._first = self._first or whole["first_diff"]
+        self._first = _first_of(self._first, whole["first_diff"])
         self._count(report.outcome)
         self._write_report(whole)
         # Last: a line says that the step's points are out.
@@ -224,7 +224,7 @@ class DiffStream:
         self._recordings = Both(*map(str, noted)) if isinstance(noted, list) and len(noted) == 2 else _NAMELESS
         for line in lines:
             if line.get("first_diff"):
-                self._first = self._first or line["first_diff"]
+                self._first = _first_of(self._first, line["first_diff"])
                 self._place = _place(line["first_diff"])
                 self._follows = self._follows or line["first_diff"].get("standing") == Standing.FOLLOWS.name.lower()
         self.done = {int(line["step"]) for line in lines if "step" in line}
@@ -350,6 +350,13 @@ class _OwnScalars:
     def all(self) -> Scalars:
         losses = [("loss", sum(self._losses) / len(self._losses))] if self._losses else []
         return self._loop + losses + [(tag, math.sqrt(square)) for tag, square in self._squares.items()]
+
+
+def _first_of(known: dict[str, Any] | None, first: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first diff so far. What a tensor shows stands before what the runs only declare differently."""
+    if known is None or (first is not None and not known.get("site") and first.get("site")):
+        return first
+    return known
 
 
 def _place(first: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """The page's own files, and its modules as one script.
 
-The modules are plain JavaScript that a browser loads as they are. A page in one file has no addresses that modules could
-be loaded from: there each becomes a function that is called once, in the order of the imports.
+The modules are plain JavaScript that a browser loads as they are. A page in one file has no addresses that modules
+could be loaded from: there each becomes a function that is called once, in the order of the imports.
 """
 
 from __future__ import annotations

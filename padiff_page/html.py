@@ -42,8 +42,9 @@ def page(report: Mapping[str, Any]) -> str:
         report: what ``padiff compare --json`` writes, read again.
 
     Returns:
-        The HTML. Nothing of the report is markup in it: names are escaped, and the JSON is compressed and in base64, whose
-        letters end no element. The page may run the script and the style that it was written with, and fetch nothing.
+        The HTML. Nothing of the report is markup in it: names are escaped, and the JSON is compressed and in base64,
+        whose letters end no element. The page may run the script and the style that it was written with, and fetch
+        nothing.
     """
     whole = f"{script('file.js')}void page.open(document.getElementById('padiff'));\n"
     look = style()

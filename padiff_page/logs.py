@@ -17,7 +17,7 @@ _FOLDERS = 20_000
 
 
 def pairs(roots: Mapping[str, Path]) -> dict[str, Path]:
-    """The log folders below some roots, by name; those whose runs part come first."""
+    """The log folders below some roots, by name."""
     found: dict[str, Path] = {}
     for prefix, root in roots.items():
         for number, (folder, below, names) in enumerate(os.walk(root)):
@@ -57,8 +57,8 @@ def part(folder: Path, start: int, end: int | None = None) -> dict[str, Any]:
     """Whole lines from a place on.
 
     Returns:
-        ``lines``: each with the places where it begins and ends; ``next``: where the next one will begin; ``size`` of the
-        file; ``log``: what tells it from another file under its name, as a comparison that begins anew makes one.
+        ``lines``: each with the places where it begins and ends; ``next``: where the next one will begin; ``size`` of
+        the file; ``log``: what tells it from another file under its name, as a comparison that begins anew makes one.
     """
     path = folder / LINES
     with open(path, "rb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from werkzeug import Request, Response
 
 from padiff_page.bundle import static_files
 from padiff_page.logs import outcome, pairs, part, report, told
+
+#: What TensorBoard calls for a request.
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
 # Seconds until log folders are looked for again.
@@ -35,8 +38,8 @@ class PadiffPlugin(TBPlugin):  # type: ignore[misc]
     def is_active(self) -> bool:
         return bool(self._pairs())
 
-    def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        apps: dict[str, Callable[..., Any]] = {
+    def get_plugin_apps(self) -> dict[str, App]:
+        apps: dict[str, App] = {
             f"/{name}": _static(content, _TYPES[Path(name).suffix]) for name, content in static_files().items()
         }
         routes = {"/pairs": self._serve_pairs, "/follow": self._serve_follow, "/lines": self._serve_lines}
@@ -82,22 +85,25 @@ def _number(request: Request, name: str) -> int:
     return int(request.args.get(name, "0"))
 
 
-def _static(content: bytes, kind: str) -> Callable[..., Any]:
-    @Request.application
-    def serve(_: Request) -> Response:
-        return _respond(content, kind)
-
-    return serve
+def _static(content: bytes, kind: str) -> App:
+    return _app(lambda _: _respond(content, kind))
 
 
-def _json(answer: Callable[[Request], Any]) -> Callable[..., Any]:
-    @Request.application
-    def serve(request: Request) -> Response:
+def _json(answer: Callable[[Request], Any]) -> App:
+    def respond(request: Request) -> Response:
         try:
             return _respond(json.dumps(answer(request)).encode(), "application/json")
         except (KeyError, ValueError, OSError) as error:
             text = "no such log folder" if isinstance(error, KeyError) else f"cannot be read: {error}"
             return _respond(json.dumps({"error": text}).encode(), "application/json", 404)
+
+    return _app(respond)
+
+
+def _app(respond: Callable[[Request], Response]) -> App:
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        body: Iterable[bytes] = respond(Request(environ))(environ, start_response)
+        return body
 
     return serve
 

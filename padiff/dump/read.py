@@ -45,6 +45,7 @@ from padiff.records import (
     Step,
     TensorSource,
     Trace,
+    run_card,
     run_line,
     run_text,
     settings_from_json,
@@ -75,6 +76,10 @@ class _OnDisk(ABC):
 
     def __str__(self) -> str:
         return run_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return run_card(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}: {run_line(self)}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from padiff.records import RunInfo, Sketched, Step, make_sketches, run_line, run_text
+from padiff.records import RunInfo, Sketched, Step, make_sketches, run_card, run_line, run_text
 from padiff.records.pack import Pack
 
 #: Bytes that a run in memory holds, unless ``max_bytes`` says otherwise.
@@ -51,6 +51,10 @@ class MemoryRun:
 
     def __str__(self) -> str:
         return run_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return run_card(self)
 
     def __repr__(self) -> str:
         return f"<MemoryRun: {run_line(self)}>"

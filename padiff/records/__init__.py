@@ -5,6 +5,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 
 from padiff.records.aftermath import Aftermath, Standing, mark_of
 from padiff.records.both import SIDES, Both, unzipped
+from padiff.records.cards import report_card, run_card
 from padiff.records.cause import Cause
 from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
 from padiff.records.declared import Difference
@@ -133,6 +134,8 @@ __all__ = [
     "mark_of",
     "model_text",
     "owned_text",
+    "report_card",
+    "run_card",
     "run_line",
     "run_text",
     "setting_text",

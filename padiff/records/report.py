@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from padiff.records.aftermath import Aftermath, Standing
+from padiff.records.cards import report_card
 from padiff.records.compared import Coverage, Diff, FirstDiff
 from padiff.records.declared import Difference
 from padiff.records.models import Models
@@ -104,6 +105,10 @@ class Report:
 
     def __str__(self) -> str:
         return report_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return report_card(self)
 
     def __repr__(self) -> str:
         return f"<Report: {self.outcome}, {count_text(self)}, {self.reference} against {self.candidate}>"

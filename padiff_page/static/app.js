@@ -143,7 +143,7 @@ export class Page {
 
   paintStages() {
     refill(this.parts.stages, stageTiles(this.store, this.stage, (stage) => this.pickStage(stage), this.scheme.matches));
-    refill(this.parts.legend, legend(this.scheme.matches));
+    refill(this.parts.legend, legend(this.store, this.scheme.matches));
   }
 
   setStage(stage) {

@@ -2,7 +2,7 @@
 
 import { errorPicture, histogram, series } from "./charts.js";
 import { copyButton, el, layerName, refill } from "./dom.js";
-import { figure, times } from "./format.js";
+import { figure, standing, times } from "./format.js";
 import { timesAllowed } from "./store.js";
 import { name, stat } from "./verdict.js";
 
@@ -40,7 +40,7 @@ export class TensorCard {
         "header",
         {},
         el("span", { class: "where" }, el("b", {}, site.stage), " · step ", String(store.steps[column])),
-        isFirst ? el("span", { class: "chip differ" }, "first here") : diff?.standing ? el("span", { class: "chip" }, diff.standing) : null,
+        isFirst || diff?.standing ? el("span", { class: `chip${isFirst || diff.standing === "new" ? " differ" : ""}` }, standing(isFirst ? "first" : diff.standing)) : null,
         el("span", { class: "grow" }),
         el("button", { type: "button", class: "quiet", title: "step before", disabled: column === 0, click: () => this.#move(-1) }, "←"),
         el("button", { type: "button", class: "quiet", title: "next step", disabled: column >= store.steps.length - 1, click: () => this.#move(1) }, "→"),

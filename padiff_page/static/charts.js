@@ -41,7 +41,7 @@ export function series(values, steps, column, pick) {
   if (steps.length <= 60) {
     for (let k = 0; k < steps.length; k++) {
       if (!(values[k] >= 0)) continue;
-      const dot = svg("circle", { cx: x(k), cy: y(values[k]), r: k === column ? 4.5 : 2.5, class: values[k] > 1 ? "dot beyond" : "dot" });
+      const dot = svg("circle", { cx: x(k), cy: y(values[k]), r: k === column ? 4.5 : 2.5, class: values[k] > 1 ? "dot beyond" : values[k] === 0 ? "dot equal" : "dot" });
       dot.append(svg("title", {}, `step ${steps[k]}: ${times(values[k])} allowed`));
       drawing.append(dot);
     }

@@ -62,6 +62,12 @@ function mixed(stops, share) {
 
 /** The colours of all codes: as CSS has them, and as a picture's pixels. */
 export function palette(dark) {
+  return (PALETTES[dark ? 1 : 0] ??= made(dark));
+}
+
+const PALETTES = [];
+
+function made(dark) {
   const table = dark ? DARK : LIGHT;
   const css = [];
   const pixels = new Uint32Array(256);

@@ -18,12 +18,23 @@ export function figure(value, digits = 3) {
   return text.replace("-", "−").replace("e+", "e").replace("e-", "e−");
 }
 
+/** A power of ten. */
+export function tenTo(power) {
+  const raised = [...String(power)].map((sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[sign])).join("");
+  return `10${raised} ×`;
+}
+
 /** How many times the allowed a figure is. */
 export function times(x) {
   if (Number.isNaN(x)) return "–";
   if (!Number.isFinite(x)) return "∞ ×";
   if (x >= 1e5) return `${figure(x, 2)} ×`;
   return `${figure(x)} ×`;
+}
+
+/** How a diff stands to the first one. */
+export function standing(name) {
+  return { first: "first here", again: "again here", new: "new here" }[name] ?? name;
 }
 
 export function count(n, noun) {

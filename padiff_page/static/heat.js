@@ -1,12 +1,14 @@
 // The heat map: layers by steps on a canvas. Rows and columns that are smaller than a pixel are folded by their maximum,
 // so that nothing that differs is lost, and a frame costs about as much as it has pixels.
 
-import { BLANK, SKIPPED, palette } from "./codes.js";
+import { palette } from "./codes.js";
 import { el } from "./dom.js";
+import { FoldedPicture } from "./folded.js";
+import { AXIS, hatch, paintAxis, paintCells, paintLabels } from "./paint.js";
 
-const AXIS = 26;
 const ROW = 22;
-const COLUMN = 30;
+// A column of few steps is at most so wide.
+const COLUMN = 64;
 // Cells from this size on are drawn one by one, with a gap between them.
 const SINGLE = 4;
 
@@ -35,15 +37,19 @@ export class HeatMap {
 
   theme() {
     const style = getComputedStyle(document.documentElement);
-    this.ink = (name) => style.getPropertyValue(`--${name}`).trim() || "gray";
+    // Looked up once: asking the style in every frame would make the browser work it out in every frame.
+    const names = ["ink", "muted", "faint", "differ", "warn", "lit", "hatch"];
+    const known = new Map(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim() || "gray"]));
+    this.ink = (name) => known.get(name);
     this.colours = palette(this.scheme.matches);
-    this.hatch = this.#hatch();
+    this.hatch = hatch(this.ink("hatch"));
     this.draw();
   }
 
   /** Rows, columns or the stage are others. */
   update() {
     this.rows = this.store.tree.visible();
+    this.version = (this.version ?? 0) + 1;
     this.placeOf = new Map(this.rows.map((node, k) => [node, k]));
     this.layout();
   }
@@ -94,7 +100,7 @@ export class HeatMap {
     const { view } = this;
     const column = (view.x + x - this.gutter) / view.column;
     const row = (view.y + y - AXIS) / view.row;
-    view.column = Math.min(Math.max(view.column * factor, Math.min(this.#fitting(), COLUMN)), 60);
+    view.column = Math.min(Math.max(view.column * factor, Math.min(this.#fitting(), COLUMN)), COLUMN);
     if (rows) view.row = Math.min(Math.max(view.row * factor, Math.min(ROW, this.plot.tall / this.rows.length)), ROW);
     this.fits = view.column <= this.#fitting();
     view.x = column * view.column - (x - this.gutter);
@@ -137,134 +143,31 @@ export class HeatMap {
       column: Math.floor(view.x / view.column),
       columnEnd: Math.min(Math.ceil((view.x + plot.wide) / view.column), this.store.steps.length),
     };
-    if (view.column >= SINGLE && view.row >= SINGLE) this.#single(context, range);
+    if (view.column >= SINGLE && view.row >= SINGLE) paintCells(context, this, range);
     else this.#folded(context, range);
-    this.#labels(context, range);
-    this.#axis(context, range);
+    paintLabels(context, this, range);
+    paintAxis(context, this, range);
     this.#overlay();
     this.frames.push(performance.now() - began);
     if (this.frames.length > 500) this.frames.shift();
   }
 
-  #single(context, range) {
-    const { view, gutter } = this;
-    const gap = Math.min(view.column, view.row) >= 7 ? 1 : 0.5;
-    context.save();
-    context.beginPath();
-    context.rect(gutter, AXIS, this.plot.wide, this.plot.tall);
-    context.clip();
-    for (let row = range.row; row < range.rowEnd; row++) {
-      const cells = this.store.cells(this.rows[row], this.stage);
-      if (!cells) continue;
-      const y = AXIS + row * view.row - view.y;
-      for (let column = range.column; column < range.columnEnd; column++) {
-        const code = cells.at(column);
-        if (code === BLANK) continue;
-        context.fillStyle = code === SKIPPED ? this.hatch : this.colours.css[code];
-        context.fillRect(gutter + column * view.column - view.x, y, view.column - gap, view.row - gap);
-      }
-    }
-    context.restore();
-  }
-
   #folded(context, range) {
-    const { view, scale, gutter } = this;
-    const wide = Math.min(Math.round(this.plot.wide * scale), Math.ceil((range.columnEnd * view.column - view.x) * scale));
-    const tall = Math.min(Math.round(this.plot.tall * scale), Math.ceil((range.rowEnd * view.row - view.y) * scale));
+    const { view, plot, store, stage } = this;
+    const wide = Math.ceil(Math.min(plot.wide, range.columnEnd * view.column - view.x));
+    const tall = Math.ceil(Math.min(plot.tall, range.rowEnd * view.row - view.y));
     if (wide <= 0 || tall <= 0) return;
-    const pixels = new Uint32Array(wide * tall);
-    const perPixel = 1 / (view.column * scale);
-    const level = perPixel >= 64 ? 2 : perPixel >= 8 ? 1 : 0;
-    const starts = new Int32Array(wide);
-    const ends = new Int32Array(wide);
-    for (let x = 0; x < wide; x++) {
-      const start = Math.floor(view.x / view.column + x * perPixel);
-      const end = Math.max(Math.min(Math.ceil(view.x / view.column + (x + 1) * perPixel), range.columnEnd), start + 1);
-      starts[x] = start >> (3 * level);
-      ends[x] = ((end - 1) >> (3 * level)) + 1;
+    const key = [view.x, view.y, view.column, view.row, wide, tall, stage, store.steps.length, this.version, this.scheme.matches].join();
+    if (this.foldedKey !== key) {
+      const rows = this.rows.map((node) => store.cells(node, stage));
+      this.foldedKey = key;
+      this.foldedPicture = new FoldedPicture(rows, { ...view }, wide, tall, range.columnEnd, this.colours.pixels);
+      this.whole = false;
     }
-    const line = new Uint8Array(wide);
-    let drawn = [-1, -1];
-    for (let y = 0; y < tall; y++) {
-      const top = Math.floor((view.y + y / scale) / view.row);
-      const end = Math.max(Math.min(Math.ceil((view.y + (y + 1) / scale) / view.row), this.rows.length), top + 1);
-      if (top === drawn[0] && end === drawn[1]) {
-        pixels.copyWithin(y * wide, (y - 1) * wide, y * wide);
-        continue;
-      }
-      drawn = [top, end];
-      line.fill(0);
-      for (let row = top; row < end; row++) {
-        const cells = this.rows[row] && this.store.cells(this.rows[row], this.stage);
-        if (!cells) continue;
-        const codes = cells.levels[level];
-        for (let x = 0; x < wide; x++) {
-          let most = line[x];
-          for (let k = starts[x]; k < ends[x]; k++) if (codes[k] > most) most = codes[k];
-          line[x] = most;
-        }
-      }
-      const place = y * wide;
-      for (let x = 0; x < wide; x++) pixels[place + x] = this.colours.pixels[line[x]];
-    }
-    const picture = new ImageData(new Uint8ClampedArray(pixels.buffer), wide, tall);
-    context.putImageData(picture, Math.round(gutter * scale), Math.round(AXIS * scale));
-  }
-
-  #labels(context, range) {
-    const { view, gutter } = this;
-    context.save();
-    context.beginPath();
-    context.rect(0, AXIS, gutter - 8, this.plot.tall);
-    context.clip();
-    context.textBaseline = "middle";
-    let free = -Infinity; // rows may be lower than a line of text
-    for (let row = range.row; row < range.rowEnd; row++) {
-      const node = this.rows[row];
-      const y = AXIS + (row + 0.5) * view.row - view.y;
-      if (y - free < 13) continue;
-      free = y;
-      const x = 18 + Math.min(node.depth, 8) * 13;
-      if (node.children.length) {
-        context.fillStyle = this.ink("muted");
-        context.font = "9px system-ui, sans-serif";
-        context.fillText(node.open ? "▼" : "▶", x - 13, y + 0.5);
-      }
-      const marked = node === this.first?.node || (this.first && !node.open && this.#holds(node, this.first.node));
-      context.font = `${marked ? "600 " : ""}12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace`;
-      context.fillStyle = this.ink(marked ? "differ" : node.side === "candidate" ? "warn" : "ink");
-      const name = node.path === "(loop)" ? "loss and rate" : node.name;
-      context.fillText(name, x, y);
-      const end = x + context.measureText(name).width + 8;
-      if (node.type && view.row >= 14) {
-        context.fillStyle = this.ink("faint");
-        context.font = "11px system-ui, sans-serif";
-        context.fillText(node.type, end, y);
-      }
-    }
-    context.restore();
-  }
-
-  #holds(node, inner) {
-    for (let one = inner; one; one = one.parent) if (one === node) return true;
-    return false;
-  }
-
-  #axis(context, range) {
-    const { view, gutter } = this;
-    context.font = "11px system-ui, sans-serif";
-    context.textBaseline = "alphabetic";
-    context.textAlign = "left";
-    context.fillStyle = this.ink("muted");
-    context.fillText("step", gutter - 34, AXIS - 9);
-    context.textAlign = "center";
-    const widest = context.measureText(String(this.store.steps.at(-1) ?? 0)).width + 12;
-    const every = nice(widest / view.column);
-    for (let column = Math.ceil(range.column / every) * every; column < range.columnEnd; column += every) {
-      const x = gutter + (column + 0.5) * view.column - view.x;
-      if (x >= gutter && x < this.size.wide) context.fillText(String(this.store.steps[column]), x, AXIS - 9);
-    }
-    context.textAlign = "left";
+    if (!this.whole) this.whole = this.foldedPicture.work();
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.foldedPicture.canvas, this.gutter, AXIS);
+    if (!this.whole) this.draw();
   }
 
   /** What lies over the cells: the row and cell under the pointer, the one that is open, the first that is beyond. */
@@ -273,6 +176,9 @@ export class HeatMap {
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     context.clearRect(0, 0, this.size.wide, this.size.tall);
     if (this.lit) this.#band(context, this.lit);
+    for (const one of this.store.further) {
+      if (this.stage === "all" || this.stage === one.stage) this.#ring(context, one, this.ink("differ"), 1.5);
+    }
     if (this.first) this.#ring(context, this.first, this.ink("differ"), 2);
     if (this.selected) this.#ring(context, this.selected, this.ink("ink"), 2);
     if (this.hovered?.column !== null && this.hovered) this.#ring(context, this.hovered, this.ink("muted"), 1);
@@ -398,27 +304,5 @@ export class HeatMap {
       },
       { passive: false },
     );
-  }
-
-  #hatch() {
-    const small = el("canvas", { width: 6, height: 6 });
-    const context = small.getContext("2d");
-    context.strokeStyle = this.ink("hatch");
-    context.lineWidth = 1;
-    for (const start of [-6, 0, 6]) {
-      context.moveTo(start, 6);
-      context.lineTo(start + 6, 0);
-    }
-    context.stroke();
-    return context.createPattern(small, "repeat");
-  }
-}
-
-/** A round number that is at least this. */
-function nice(least) {
-  let power = 1;
-  while (true) {
-    for (const one of [1, 2, 5]) if (one * power >= least) return one * power;
-    power *= 10;
   }
 }

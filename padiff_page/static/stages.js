@@ -2,7 +2,7 @@
 
 import { palette, codeOf } from "./codes.js";
 import { el } from "./dom.js";
-import { figure, times } from "./format.js";
+import { tenTo, times } from "./format.js";
 import { ALL, STAGES } from "./store.js";
 
 export function stageTiles(store, chosen, choose, dark) {
@@ -18,7 +18,9 @@ export function stageTiles(store, chosen, choose, dark) {
     tiles.push(tile(stage, known));
   }
   tiles.push(tile(ALL, total));
-  return el("div", { class: "stages", role: "tablist", "aria-label": "Stage" }, tiles);
+  const list = el("div", { class: "stages", role: "tablist", "aria-label": "Stage" }, tiles);
+  list.style.setProperty("--tiles", tiles.length);
+  return list;
 
   function tile(stage, known) {
     const mark = el("i", { class: "mark" });
@@ -32,17 +34,17 @@ export function stageTiles(store, chosen, choose, dark) {
         "data-stage": stage,
         "aria-selected": String(stage === chosen),
         class: known.differ ? "differs" : "",
-        title: known.worst >= 0 ? `worst: ${times(known.worst)} allowed` : "nothing was compared",
+        title: known.differ ? `${known.differ} differ; worst: ${times(known.worst)} allowed` : known.worst >= 0 ? `worst: ${times(known.worst)} allowed` : "nothing was compared",
         click: () => choose(stage),
       },
       el("span", { class: "name" }, mark, stage),
-      el("span", { class: "count" }, known.differ ? [el("b", {}, known.differ.toLocaleString("en")), ` of ${known.compared.toLocaleString("en")} differ`] : `${known.compared.toLocaleString("en")} agree`),
+      el("span", { class: "count" }, known.differ ? [el("b", {}, known.differ.toLocaleString("en")), ` of ${known.compared.toLocaleString("en")}`] : `${known.compared.toLocaleString("en")} agree`),
     );
   }
 }
 
 /** What the colours mean. */
-export function legend(dark) {
+export function legend(store, dark) {
   const { css } = palette(dark);
   const bar = el("span", { class: "scale" });
   const stops = [];
@@ -67,10 +69,10 @@ export function legend(dark) {
       "span",
       { class: "ramp" },
       bar,
-      el("span", { class: "ticks" }, [-4, -2, 0, 2, 4, 6].map((power) => el("span", {}, power === 0 ? "limit" : `${figure(10 ** power, 1)}×`))),
+      el("span", { class: "ticks" }, [-4, -2, 0, 2, 4, 6].map((power) => el("span", {}, power === 0 ? "limit" : tenTo(power)))),
     ),
     key("equal", "bit-equal"),
     key("skipped", "not compared"),
-    key("ring", "first diff"),
+    key("ring", store.further.length ? "first diff, and faults that do not follow" : "first diff"),
   );
 }

@@ -10,6 +10,9 @@ export const STAGES = ["input", "weight", "forward", "loss", "backward", "grad",
 /** The worst of all stages, beside them. */
 export const ALL = "all";
 
+// Of further faults so many are marked.
+const FURTHER = 200;
+
 /** How many times the allowed a diff is; NaN where nothing was judged. */
 export function timesAllowed(diff) {
   const judged = diff.judged;
@@ -19,6 +22,11 @@ export function timesAllowed(diff) {
   const limit = numberOf(judged.limit);
   if (limit === 0) return value === 0 ? 0 : Infinity;
   return value / limit;
+}
+
+/** Whether a first diff is a setting, which no tensor shows (yet). */
+export function isDeclared(first) {
+  return first.site === null;
 }
 
 class Site {
@@ -64,13 +72,12 @@ export class Store {
     this.firstDiff = null;
     this.columns = new Map();
     this.bySite = new Map();
-    this.standings = new Map(); // `column site` -> how it stands to the first diff, where that is more than following
-    this.nodesByLayer = new Map();
+    this.further = []; // cells of faults that do not follow from the first diff, where the report tells them
   }
 
   setHead(report) {
     this.head = report;
-    this.firstDiff = this.firstDiff ?? report.first_diff ?? null;
+    this.#first(report.first_diff);
     const types = new Map();
     for (const [path, type] of report.models?.reference?.layers ?? []) types.set(path, type);
     for (const [path, type] of report.models?.candidate?.layers ?? []) types.set(`\n${path}`, type);
@@ -86,7 +93,7 @@ export class Store {
   addLine(line, place) {
     if (this.columns.has(line.step)) return null;
     const column = this.steps.length;
-    if (line.first_diff && !this.firstDiff) this.firstDiff = line.first_diff;
+    this.#first(line.first_diff);
     if (column === 0) this.#executionOrder(line.diffs);
     const before = this.tree.byKey.size;
     for (const diff of line.diffs) {
@@ -95,11 +102,16 @@ export class Store {
       const compared = Boolean(diff.reference && diff.candidate && (diff.judged || !diff.passed));
       const equal = compared && diff.max_abs === 0 && !diff.basis;
       this.put(site, column, times, diff.passed, compared, equal);
-      if (diff.standing && diff.standing !== "follows") this.standings.set(`${column} ${site.index}`, diff.standing);
+      if (diff.standing === "new" && this.further.length < FURTHER) this.further.push({ node: site.node, column, stage: site.stage });
     }
     this.addStep(line.step, line.passed ?? line.diffs.every((diff) => diff.passed), place);
     if (this.tree.byKey.size !== before) this.tree.sort();
     return column;
+  }
+
+  /** What a tensor shows stands before what the runs only declare differently. */
+  #first(found) {
+    if (found && (!this.firstDiff || (isDeclared(this.firstDiff) && !isDeclared(found)))) this.firstDiff = found;
   }
 
   /** End the column that `put` wrote to. */
@@ -144,12 +156,7 @@ export class Store {
     known.compared += compared || !passed;
     known.differ += !passed;
     if (times > known.worst) Object.assign(known, { worst: times, worstAt: [site, column] });
-    cellsOf(site.node.own, stage).put(column, code);
-    cellsOf(site.node.own, ALL).put(column, code);
-    for (let node = site.node; node.parent; node = node.parent) {
-      cellsOf(node.folded, stage).put(column, code);
-      cellsOf(node.folded, ALL).put(column, code);
-    }
+    for (const cells of (site.cells ??= cellsFor(site))) cells.put(column, code);
   }
 
   /** The cells of a row as it is shown: of all that is inside where it is folded. */
@@ -238,6 +245,13 @@ export class Store {
 
 function stageIndex(stage) {
   return stage === ALL ? STAGES.length : STAGES.indexOf(stage);
+}
+
+/** All cells that a site's codes go to: of its layer, and of the layers that this one is inside of. */
+function cellsFor(site) {
+  const lists = [site.node.own];
+  for (let node = site.node; node.parent; node = node.parent) lists.push(node.folded);
+  return lists.flatMap((list) => [cellsOf(list, site.stage), cellsOf(list, ALL)]);
 }
 
 function cellsOf(list, stage) {

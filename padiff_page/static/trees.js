@@ -2,7 +2,7 @@
 
 import { BEYOND, palette } from "./codes.js";
 import { el, refill } from "./dom.js";
-import { Tree } from "./tree.js";
+import { ROOT, Tree } from "./tree.js";
 
 const ROW = 24;
 
@@ -115,19 +115,18 @@ class Side {
     const row = el(
       "div",
       {
-        class: ["row", this.lit.has(node) ? "lit" : "", node === this.first ? "first" : "", some ? "" : "alone"].join(" "),
+        class: ["row", this.lit.has(node) ? "lit" : "", node === this.first ? "first" : "", this.#alone(node, some) ? "alone" : ""].join(" "),
         "data-path": node.path,
         pointerenter: () => this.#hover(node.path),
         click: () => this.trees.on.select(this.trees.rowOf(this.which, node.path)),
       },
-      el("span", { class: "state", title: "worst of all stages and steps" }),
+      el("span", { class: "state", title: store.firstCell() ? `in step ${store.firstDiff.step}` : "worst of all steps" }),
       el(
         "button",
         {
           type: "button",
-          class: "fold",
+          class: inside ? "fold" : "fold leaf",
           tabindex: -1,
-          hidden: !inside,
           "aria-label": node.open ? "fold" : "unfold",
           click: (event) => {
             event.stopPropagation();
@@ -145,26 +144,39 @@ class Side {
     );
     row.style.top = `${k * ROW}px`;
     row.style.paddingLeft = `${6 + Math.min(node.depth, 9) * 14}px`;
-    const worst = this.#worst(node, store);
+    const worst = this.#code(node, store);
     if (worst) row.firstChild.style.background = colours[worst];
     if (worst >= BEYOND) row.classList.add("beyond");
     return row;
   }
 
-  /** The worst code of a layer, of its partner's row where it is the candidate's. */
-  #worst(node, store) {
+  /** What a layer hands on in the step of the first diff, or its worst where there is none; a candidate's layer has the
+   * row of its partner. */
+  #code(node, store) {
     const path = this.trees.rowOf(this.which, node.path);
     const row = store.tree.byKey.get(path) ?? store.tree.byKey.get(`\n${node.path}`);
     const cells = row && (node.open && node.children.length ? row.own : row.folded).at(-1);
-    return cells ? cells.most(0, store.steps.length) : 0;
+    const column = store.firstCell()?.column;
+    if (!cells) return 0;
+    return column === undefined ? cells.most(0, store.steps.length) : cells.at(column);
   }
 
   #found(node, some) {
-    if (!some) return el("span", { class: "confidence none" }, node.children.length ? "holds others" : "no partner");
+    if (!some) {
+      const alone = this.#alone(node, some);
+      return el("span", { class: `confidence${alone ? " none" : ""}` }, alone ? "no partner" : "another nesting");
+    }
     const { confidence, reason } = some[0];
     const bar = el("i", {});
     bar.style.width = `${Math.round(100 * confidence)}%`;
     return el("span", { class: "confidence", title: `${reason}, ${confidence.toFixed(2)}` }, el("em", {}, reason), el("span", { class: "bar" }, bar), el("b", {}, confidence.toFixed(2)));
+  }
+
+  /** Whether a layer lacks a partner that it should have: one that only holds others may have none. */
+  #alone(node, some) {
+    if (some) return false;
+    const known = this.trees.store.head.coverage?.unmatched_layers?.[this.which];
+    return known ? known.includes(node.path) : !node.children.length && node.path !== ROOT;
   }
 
   #hover(path) {

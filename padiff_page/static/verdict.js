@@ -1,8 +1,8 @@
 // The verdict: where the runs part, how far, why, and the line that mends it.
 
 import { copyButton, el, layerName } from "./dom.js";
-import { count, figure, percent, times } from "./format.js";
-import { timesAllowed } from "./store.js";
+import { count, figure, percent, standing, times } from "./format.js";
+import { isDeclared, timesAllowed } from "./store.js";
 
 const OUTCOMES = { match: "The runs match", differ: "The runs part", "cannot tell": "It can’t be told" };
 
@@ -17,6 +17,7 @@ export function verdictCard(store, diff, open) {
   const head = store.head;
   const outcome = first ? "differ" : (head.outcome ?? "match");
   if (!first) return agreeing(store, outcome);
+  const declared = isDeclared(first);
   const excess = diff ? timesAllowed(diff) : NaN;
   const layers = el(
     "div",
@@ -25,26 +26,29 @@ export function verdictCard(store, diff, open) {
     el("div", { class: "versus", "aria-label": "against" }, "↔"),
     side("candidate", first.candidate, store.typeOf("candidate", first.candidate), head.candidate),
   );
-  const card = el("section", { class: "card verdict differ", id: "verdict" });
-  card.append(
+  return el(
+    "section",
+    { class: "card verdict differ", id: "verdict" },
     el(
       "div",
       { class: "headline" },
-      el("span", { class: "chip differ" }, diff?.standing ?? "first here"),
-      el("h1", {}, "The runs part at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
+      el("span", { class: "chip differ" }, declared ? "set differently" : standing(diff?.standing ?? "first")),
+      declared
+        ? el("h1", {}, "The runs are ", el("strong", {}, "set differently"), ", though no tensor parts yet")
+        : el("h1", {}, "The runs part at ", el("strong", {}, `step ${first.step}`), ", stage ", el("strong", {}, first.stage)),
     ),
     layers,
     el(
       "dl",
       { class: "stats" },
-      first.slot ? stat("tensor", el("code", {}, first.slot), diff?.shape ? `${diff.shape.join(" × ") || "scalar"}` : null) : null,
+      first.slot ? stat(declared ? "setting" : "tensor", el("code", {}, first.slot), diff?.shape ? `${diff.shape.join(" × ") || "scalar"}` : null) : null,
       diff ? stat("times the allowed", el("b", { class: "loud" }, times(excess))) : null,
       diff?.judged ? stat(name(diff.judged.figure), figure(diff.judged.value), `allowed ${figure(diff.judged.limit)}`) : null,
-      first.max_abs !== null ? stat("largest |difference|", figure(first.max_abs)) : null,
+      first.max_abs !== null && first.max_abs !== undefined ? stat("largest |difference|", figure(first.max_abs)) : null,
       diff?.worst ? stat("worst element", worst(diff.worst), diff.worst.index.length ? `at [${diff.worst.index.join(", ")}]` : null) : null,
     ),
     diff?.problem ? el("p", { class: "note" }, diff.problem) : null,
-    prose(first),
+    declared ? el("p", { class: "prose" }, first.message) : prose(first),
     cause(first),
     others(store),
     el(
@@ -54,7 +58,6 @@ export function verdictCard(store, diff, open) {
       copyButton(first.message, "Copy as text"),
     ),
   );
-  return card;
 }
 
 /** What the JSON calls a figure, as the page does. */

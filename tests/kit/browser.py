@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, driven through its DevTools: over two pipes, with nothing but the standard library."""
+"""A real Chromium without a screen, driven through its DevTools over two pipes: the standard library is enough."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.do(f"{domain}.enable")
 
+    def close(self) -> None:
+        self._browser.close_tab(self._session)
+
     def do(self, method: str, **values: Any) -> dict[str, Any]:
         return self._browser.do(method, self._session, **values)
 
@@ -74,14 +77,13 @@ class Tab:
             raise AssertionError(told.get("exception", {}).get("description") or told["text"])
         return answer["result"].get("value")
 
-    def wait(self, code: str, seconds: float = 20) -> Any:
-        """The first true value of an expression."""
+    def wait(self, code: str, seconds: float = 20) -> None:
+        """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while True:
             with contextlib.suppress(AssertionError):  # what it looks at may not be there yet
-                found = self.run(code)
-                if found:
-                    return found
+                if self.run(f"Boolean({code})"):
+                    return
             assert time.monotonic() < end, f"still not true after {seconds} s: {code}; {self.troubles}"
             time.sleep(0.03)
 
@@ -127,6 +129,7 @@ class Browser:
         self._write, self._read = write, read
         self._number, self._buffer = 0, b""
         self._tabs: dict[str, Tab] = {}
+        self._contexts: dict[str, str] = {}
 
     def tab(self) -> Tab:
         """A new page of its own, with nothing kept of others."""
@@ -135,7 +138,13 @@ class Browser:
         session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)
         self._tabs[session] = tab
+        self._contexts[session] = context
         return tab
+
+    def close_tab(self, session: str) -> None:
+        """Close a page and forget what belongs to it."""
+        del self._tabs[session]
+        self.do("Target.disposeBrowserContext", browserContextId=self._contexts.pop(session))
 
     def do(self, method: str, session: str | None = None, **values: Any) -> dict[str, Any]:
         self._number += 1
@@ -154,7 +163,7 @@ class Browser:
             if tab is not None and "method" in told:
                 tab.heard(told["method"], told["params"])
 
-    def _next(self, seconds: float = 60) -> dict[str, Any]:
+    def _next(self, seconds: float = 120) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], seconds)
             assert ready, f"the browser does not answer for {seconds} s"

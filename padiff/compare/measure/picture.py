@@ -10,9 +10,9 @@ from padiff.compare.measure.operands import Arrays, operands
 from padiff.errors import SketchOnlyError
 from padiff.records import PARAMETER_STAGES, Both, Element, Pair, Picture, Problem
 
-# Bins of a histogram, elements that are named, and fields of the grid: some ten kilobytes as JSON, and as many as a
-# card has room for.
-_BINS, _WORST, _GRID = 32, 6, (24, 48)
+# Bins of a histogram (few for few values), elements that are named, and fields of the grid: some ten kilobytes as
+# JSON, and as many as a card has room for.
+_BINS, _WORST, _GRID = (8, 32), 6, (24, 48)
 # Elements beyond which no picture is made: in float64 they would take hundreds of megabytes.
 _MOST = 1 << 24
 
@@ -60,7 +60,8 @@ def _histograms(values: Both[np.ndarray]) -> tuple[tuple[float, ...], Both[tuple
     least = max(abs(low), abs(high)) * 1e-9 or 1.0
     if high - low < least:
         low, high = low - least / 2, high + least / 2
-    edges = np.linspace(low, high, _BINS + 1)
+    bins = min(max(round(2 * math.sqrt(values.reference.size)), _BINS[0]), _BINS[1])
+    edges = np.linspace(low, high, bins + 1)
     counts = finite.map(lambda side: tuple(np.histogram(side, bins=edges)[0].tolist()))
     return tuple(edges.tolist()), counts
 

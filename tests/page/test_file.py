@@ -1,0 +1,232 @@
+"""The page in one file, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kit.browser import Tab
+
+from page.conftest import written
+from page.reports import CANDIDATE, EVIL, REFERENCE, STEP, STEPS, content_of, large
+
+READY = "window.padiff && padiff.heat.frames.length > 0 && document.querySelector('#verdict .stats') !== null"
+# A minus as it is printed.
+MINUS = "\u2212"
+HEAT = "document.querySelector('.heat').getBoundingClientRect()"
+
+
+def opened(tab: Tab, address: str, **options) -> Tab:
+    tab.open(address, **options)
+    tab.wait(READY)
+    return tab
+
+
+def text(tab: Tab, selector: str) -> str:
+    return tab.run(f"document.querySelector({json.dumps(selector)}).innerText")
+
+
+def cell(tab: Tab, layer: str, step: int) -> tuple[float, float]:
+    """Where in the window a cell is; brought into view."""
+    tab.run("document.querySelector('.heat').scrollIntoView({block: 'center'})")
+    where = tab.run(
+        f"(() => {{ const box = {HEAT}; const at = padiff.heat.spot(padiff.rowAt({json.dumps(layer)}), "
+        f"padiff.store.columns.get({step})); return [box.left + at.x, box.top + at.y]; }})()"
+    )
+    return where[0], where[1]
+
+
+def colour(tab: Tab, layer: str, step: int) -> list[int]:
+    """The pixel in the middle of a cell."""
+    return tab.run(
+        f"(() => {{ const at = padiff.heat.spot(padiff.rowAt({json.dumps(layer)}), padiff.store.columns.get({step}));"
+        "return [...padiff.heat.base.getContext('2d').getImageData(at.x, at.y, 1, 1).data].slice(0, 3); })()"
+    )
+
+
+def test_the_verdict_is_there_and_nothing_is_wrong(tab, file, content):
+    opened(tab, file)
+    first = content["first_diff"]
+    verdict = text(tab, "#verdict")
+    for told in (f"step {STEP}", "forward", "fc2", "head", first["slot"], first["why"]["sentence"][1:]):
+        assert told in verdict
+    shown = next(d for d in content["steps"][STEP]["diffs"] if d["reference"] == REFERENCE)
+    assert f"{shown['judged']['value']:.3g}" in verdict and f"{shown['max_abs']:.3g}" in verdict
+    assert tab.troubles == []
+
+
+def test_the_first_cell_that_is_beyond_is_where_the_json_says(tab, file):
+    opened(tab, file)
+    where = tab.run(
+        "(({site, column}) => [site.reference, site.candidate, padiff.store.steps[column]])(padiff.store.firstCell())"
+    )
+    assert where == [REFERENCE, CANDIDATE, STEP]
+    assert tab.run("padiff.heat.first.node.path") == "fc2" and tab.run("padiff.stage") == "forward"
+    # Orange to red there, blue or green in the step before: it was drawn there, too.
+    red, _, blue = colour(tab, "fc2", STEP)
+    assert red > blue + 40
+    red, _, blue = colour(tab, "fc2", STEP - 1)
+    assert red <= blue
+    red, _, blue = colour(tab, "fc1", STEP)
+    assert red <= blue
+
+
+def test_a_click_on_a_cell_opens_its_card(tab, file, content):
+    opened(tab, file)
+    tab.click(*cell(tab, "fc2", STEP))
+    tab.wait("document.querySelector('#card .stats')")
+    card = text(tab, "#card")
+    shown = next(d for d in content["steps"][STEP]["diffs"] if d["reference"] == REFERENCE)
+    excess = shown["judged"]["value"] / shown["judged"]["limit"]
+    assert "fc2" in card and "head" in card and f"step {STEP}" in card and "first here" in card
+    said = text(tab, "#card .excess b").split()[0].replace(MINUS, "-")
+    assert float(said) == pytest.approx(excess, rel=1e-2)
+    assert shown["judged"]["allowed_because"][1:] in card
+    assert f"first in step {STEP}" in card
+    # Its picture: both distributions, and the elements that are furthest apart.
+    assert tab.run("document.querySelectorAll('#card .area').length") == 2
+    worst = content["first_diff"]["picture"]["worst"][0]
+    assert f"[{', '.join(map(str, worst['index']))}]" in card
+    tab.press("Escape")
+    tab.wait("document.querySelector('#card').hidden")
+    assert tab.troubles == []
+
+
+def test_the_layer_under_the_pointer_lights_its_partner(tab, file):
+    opened(tab, file)
+    rows = {
+        side: f"document.querySelector('.model.{side} .row[data-path=\"{path}\"]')"
+        for side, path in (("reference", "fc1"), ("candidate", "body.0"))
+    }
+    for here, there in (("reference", "candidate"), ("candidate", "reference")):
+        tab.run(f"{rows[here]}.scrollIntoView({{block: 'center'}})")
+        x, y = tab.run(f"(b => [b.left + 60, b.top + b.height / 2])({rows[here]}.getBoundingClientRect())")
+        tab.move(x, y)
+        tab.wait(f"{rows[there]}.classList.contains('lit')")
+        assert tab.run("document.querySelectorAll('.row.lit').length") == 2
+        tab.move(2, 2)
+        tab.wait("document.querySelectorAll('.row.lit').length === 0")
+    # A row of the heat map lights both.
+    tab.move(*cell(tab, "fc1", 1))
+    tab.wait(f"{rows['candidate']}.classList.contains('lit') && {rows['reference']}.classList.contains('lit')")
+    assert "fc1" in text(tab, ".tip")
+
+
+def test_a_name_that_is_markup_is_shown_as_text(tab, tmp_path):
+    opened(tab, written(content_of(evil=True), tmp_path))
+    tab.run("padiff.foldAll(true); padiff.select(padiff.store.firstCell()); null")
+    tab.wait("document.querySelector('#card .stats')")
+    names = tab.run("[...document.querySelectorAll('.row code, .names b, .row .type')].map(one => one.textContent)")
+    assert EVIL in names and f"torch {EVIL}" in names
+    # The page's own two scripts, and none of the report.
+    assert tab.run("document.querySelectorAll('script').length") == 2
+    assert tab.run("[...document.querySelectorAll('script')].some(one => one.textContent.startsWith('alert'))") is False
+    tab.run(f"padiff.search.input.value = {json.dumps(EVIL)}; padiff.search.input.dispatchEvent(new Event('input'))")
+    assert EVIL in text(tab, ".results")
+    assert tab.run("document.title").count(EVIL) == 2
+    assert tab.troubles == []
+
+
+def test_an_address_leads_to_a_cell_and_back_leads_away(tab, file):
+    opened(tab, file)
+    tab.click(*cell(tab, "fc2", STEP))
+    tab.wait("location.hash.includes('step=3')")
+    first = tab.run("location.href")
+    tab.press("ArrowRight")
+    tab.wait("location.hash.includes('step=4') && document.querySelector('#card .where').innerText.includes('step 4')")
+    tab.run("history.back()")
+    tab.wait("document.querySelector('#card .where').innerText.includes('step 3')")
+    tab.run("history.back()")
+    tab.wait("document.querySelector('#card').hidden")
+    tab.open("about:blank")
+    opened(tab, first)
+    tab.wait("document.querySelector('#card .where')?.innerText.includes('step 3')")
+    assert "fc2" in text(tab, "#card") and tab.troubles == []
+
+
+def test_keys_move_open_and_close(tab, file):
+    opened(tab, file)
+    tab.press("/")
+    assert tab.run("document.activeElement === padiff.search.input") is True
+    tab.do("Input.insertText", text="fc1")
+    tab.wait("!padiff.search.results.hidden")
+    tab.press("Enter")
+    tab.wait("document.querySelector('#card .layer')?.innerText.includes('fc1')")
+    assert tab.run("padiff.cursor.node.path") == "fc1"
+    tab.press("Escape")
+    tab.wait("document.querySelector('#card').hidden")
+    tab.press("ArrowDown")
+    tab.press("ArrowRight")
+    tab.press("Enter")
+    tab.wait("!document.querySelector('#card').hidden && document.querySelector('#card .stats')")
+    assert tab.run("padiff.cursor.node.path") == "act"
+    assert tab.troubles == []
+
+
+def test_a_stage_is_chosen_by_its_tile(tab, file, content):
+    opened(tab, file)
+    tiles = tab.run("[...document.querySelectorAll('.stages button')].map(one => one.dataset.stage)")
+    assert tiles == ["input", "weight", "forward", "loss", "backward", "grad", "update", "all"]
+    tab.run("document.querySelector('[data-stage=weight]').click()")
+    assert tab.run("padiff.heat.stage") == "weight" and "stage=weight" in tab.run("location.hash")
+    differ = sum(not diff["passed"] for step in content["steps"] for diff in step["diffs"])
+    assert f"{differ} of" in text(tab, "[data-stage=all]")
+
+
+def test_it_follows_the_light_and_asks_nobody_for_anything(tab, file):
+    opened(tab, file)
+    light = tab.run("getComputedStyle(document.body).backgroundColor")
+    tab.dark(True)
+    tab.wait(f"getComputedStyle(document.body).backgroundColor !== {json.dumps(light)}")
+    assert tab.run("performance.getEntriesByType('resource').length") == 0
+    assert tab.troubles == []
+
+
+def test_clean_runs_say_so(tab, tmp_path):
+    from kit.records import toy_run
+
+    from padiff.compare import compare_runs
+    from padiff.report_formats import to_json
+
+    report = compare_runs(toy_run(range(STEPS)), toy_run(range(STEPS), paddle=True))
+    opened(tab, written(json.loads(json.dumps(to_json(report))), tmp_path))
+    assert "The runs match in 6 steps" in text(tab, "#verdict")
+    assert f"{report.coverage.compared}" in text(tab, "#verdict") and tab.troubles == []
+
+
+def test_json_of_before_the_page_is_read_as_well(tab, tmp_path):
+    content = content_of()
+    del content["models"]
+    for name in ("site", "picture"):
+        del content["first_diff"][name]
+    for step in content["steps"]:
+        for diff in step["diffs"]:
+            for name in ("worst", "shape"):
+                diff.pop(name, None)
+    opened(tab, written(content, tmp_path))
+    assert tab.run("padiff.heat.first.node.path") == "fc2"
+    assert "fc2" in text(tab, "#verdict") and tab.troubles == []
+
+
+@pytest.mark.slow
+def test_a_report_as_large_as_a_resnet_s_is_small_and_opens_soon(tab, tmp_path):
+    address = written(large(1000, 20), tmp_path)
+    assert (tmp_path / "report.html").stat().st_size < 5e6
+    opened(tab, address)
+    assert tab.run("padiff.store.sites.length") >= 1000 and tab.run("padiff.store.steps.length") == 20
+    # Some tenths of a second on an idle machine; tests share theirs.
+    assert tab.run("performance.now()") < 10_000
+
+
+FRAMES = (Path(__file__).parent / "frames.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_three_thousand_layers_by_ten_thousand_steps_stay_fluid(tab, file):
+    opened(tab, file)
+    found = tab.run(FRAMES)
+    assert found["cells"] == 30_000_000 and found["frames"] > 60
+    assert found["median"] < 50, found
+    # One frame in twenty may wait for the machine's other tests.
+    assert found["most"] < 100, found
