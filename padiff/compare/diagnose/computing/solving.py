@@ -56,7 +56,9 @@ def numbers(sheet: Sheet) -> Iterator[Number]:
             yield Number("norm_eps", "epsilon", what, eps, _given(sheet, k, "eps"), k, _EPSILONS, True, 0)
         elif node.operation == "act" and node.how.get("number") is not None:
             what = f"the {_NAMES.get(node.how['function'], 'number')} of {node.how['function']} ({sheet.where(k)})"
-            yield Number("activation", "another activation", what, float(node.how["number"]), _given(sheet, k, "number"), k)
+            yield Number(
+                "activation", "another activation", what, float(node.how["number"]), _given(sheet, k, "number"), k
+            )
         elif node.operation == "softmax":
             what = f"what the softmax of {sheet.where(k)} is taken of is scaled by a number, which"
             yield Number("temperature", "a temperature", what, 1.0, _scaled(node.given[0]), k, rank=2)
@@ -70,11 +72,14 @@ def numbers(sheet: Sheet) -> Iterator[Number]:
                     name = "a scale"
                     yield Number("scale", name, what, 1.0, _operand(sheet, k, given), k, rank=2)
         elif not node.operation and not node.name and sheet.is_float(k):
-            yield Number("scale", "a scale", f"{sheet.named(k)} is multiplied by a number, which", 1.0, _scaled(k), k, rank=3)
+            yield Number(
+                "scale", "a scale", f"{sheet.named(k)} is multiplied by a number, which", 1.0, _scaled(k), k, rank=3
+            )
     yield Number("scale", "a scale", "what comes out is multiplied by a number, which", 1.0, _scaled(sheet.formula.end),
                  sheet.formula.end, rank=3)  # fmt: skip
 
 
+_OF_SCORES = ("softmax", "masked", "causal", "where")
 _NAMES = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
 
 
@@ -86,13 +91,17 @@ def _constant(sheet: Sheet, k: int) -> Iterator[Number]:
     user, where = sheet.nodes[users[0]], sheet.where(users[0])
     make = _put(k)
     if user.operation == "add" and 0 <= value <= _SMALL:
-        yield Number("norm_eps", "epsilon", f"epsilon, the number that {where} adds,", value, make, users[0], _EPSILONS, True, 0)
+        yield Number(
+            "norm_eps", "epsilon", f"epsilon, the number that {where} adds,", value, make, users[0], _EPSILONS, True, 0
+        )
     elif user.operation == "pow" and user.given[0] == k:
         turning = sheet.feeds(k, frozenset({"sin", "cos"}))
         kind, what = ("rotary_base", "the base of the rotary embeddings") if turning else ("base", "the base")
         yield Number(kind, what, f"{what} ({where})", value, make, users[0], (1e3, 1e4, 1e5, 5e5, 1e6), True, 0)
     elif user.operation in ("mul", "div", "pow", "add", "sub"):
-        scores = any(sheet.nodes[u].operation in ("softmax", "masked", "causal", "where") for u in sheet.below(users[0], 3))
+        scores = any(
+            sheet.nodes[u].operation in ("softmax", "masked", "causal", "where") for u in sheet.below(users[0], 3)
+        )
         kind = "attention_scale" if scores and user.operation in ("mul", "div") else "scale"
         what = "the scale of attention" if kind == "attention_scale" else "the number"
         size = (1 / value if user.operation == "div" and value else value) if scores else value
@@ -128,7 +137,9 @@ def _operand(sheet: Sheet, k: int, given: int) -> Any:
 
     def make(value: float) -> dict[int, Change]:
         def change(get: Any, own: Any) -> np.ndarray:
-            return np.asarray(OPERATIONS[node.operation](*(get(g) * (value if g == given else 1.0) for g in node.given)))
+            return np.asarray(
+                OPERATIONS[node.operation](*(get(g) * (value if g == given else 1.0) for g in node.given))
+            )
 
         return {k: change}
 
@@ -160,9 +171,7 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
     return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, at=number.at)
 
 
-def _from(
-    sheet: Sheet, number: Number, target: Target, start: float, without: float
-) -> tuple[float, float] | None:
+def _from(sheet: Sheet, number: Number, target: Target, start: float, without: float) -> tuple[float, float] | None:
     """Gauss and Newton's way, from a value on."""
     logarithm = number.logarithm and start > 0
     where = math.log(start) if logarithm else start

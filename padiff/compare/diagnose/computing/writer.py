@@ -53,9 +53,7 @@ class Writer:
         self._graph, self._info = graph, info
         self._settings, self._instead = settings or {}, instead or {}
         self._layers = {layer.path: layer for layer in info.layers}
-        self._weights = {
-            (record.layer, record.slot): record for record in step.records if record.stage == "weight"
-        }
+        self._weights = {(record.layer, record.slot): record for record in step.records if record.stage == "weight"}
         self._parameters: dict[str, int] = {}
 
     def write(self, tensor: int, open_: Collection[int]) -> Formula:
