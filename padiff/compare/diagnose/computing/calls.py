@@ -50,7 +50,7 @@ def written(formula: Formula, given: Given, about: int, framework: str) -> Made:
         if "dropout" in name and rate and given.argument(("training",), 2, True):
             raise UnknownError("dropout")
         return given.first
-    if name in ACTIVATIONS and ACTIVATIONS[name]:
+    if ACTIVATIONS.get(name):
         return add("act", given.first, function=ACTIVATIONS[name])
     if name == "gelu":
         form = "tanh-form GELU" if given.argument(("approximate",), 1, False) in ("tanh", True) else "exact GELU"

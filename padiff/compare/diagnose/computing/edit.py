@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.computing.calls import CONSTANT
 from padiff.compare.diagnose.computing.formula import Change, Node
+from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.traced import Graph
 
@@ -159,3 +161,13 @@ def put(value: np.ndarray) -> Change:
 def instead(node: int) -> Change:
     """A node's value is another node's."""
     return lambda get, own: get(node)
+
+
+def given(sheet: Sheet, k: int, **how: Any) -> Change:
+    """An operation given something else."""
+    node = sheet.nodes[k]
+
+    def change(get: Callable[[int], np.ndarray], own: Any) -> np.ndarray:
+        return np.asarray(OPERATIONS[node.operation](*(get(g) for g in node.given), **{**node.how, **how}))
+
+    return change

@@ -1,4 +1,4 @@
-"""A formula: what a tensor of a trace was computed by, step by step, so that a step can be changed and computed anew."""
+"""A formula: what a tensor of a trace was computed by, step by step, so that a step can be computed otherwise."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Given:
             return found
         if found is None and not any(name in self.arguments for name in names):
             raise UnknownError(f"{self.function} without {names[0]}")
-        numbers = []
+        numbers: list[int] = []
         while str(place + len(numbers)) in self.arguments:
             numbers.append(self.arguments[str(place + len(numbers))])
         return numbers or [found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +73,7 @@ def writings(called: Called) -> Iterator[Writing]:
         yield _numbered
     elif kind in ("linear", "embedding", "layernorm", "rmsnorm", "groupnorm", "flatten", "softmax"):
         yield _SIMPLE[kind]
-    elif kind.startswith("batchnorm") or kind.startswith("instancenorm"):
+    elif kind.startswith(("batchnorm", "instancenorm")):
         if kind.startswith("instancenorm"):
             yield _instance_norm
         else:
@@ -260,7 +259,8 @@ def _heads(add: Add, formula: Formula, one: Called) -> int:
         shape = formula.values[part].shape
         part = add("reshape", part, shape=[*shape[:-1], count, width // count])
         parts.append(add("transpose", part, order=[0, 2, 1, 3]))
-    found = attention(add, formula, *parts, mask=None, causal=False)
+    q, k_, v = parts
+    found = attention(add, formula, q, k_, v, None, False)
     found = add("transpose", found, order=[0, 2, 1, 3])
     found = add("reshape", found, shape=formula.values[inputs[0]].shape)
     return linear(add, formula, found, one.parameter("out_proj.weight"), one.parameters.get("out_proj.bias"), True)
@@ -282,8 +282,3 @@ def _prelu(add: Add, formula: Formula, one: Called) -> int:
     if slope.size != 1:
         raise UnknownError("prelu")
     return add("act", one.inputs[0], function="leaky ReLU", number=float(np.ravel(slope)[0]))
-
-
-def size_of(shape: tuple[int, ...]) -> int:
-    """Elements of a tensor."""
-    return math.prod(shape)

@@ -70,7 +70,7 @@ def getitem(x: np.ndarray, key: Any) -> np.ndarray:
 
 def index_of(key: Any) -> Any:
     """An index as a trace writes it: numbers, ``"1:3"``, ``"..."``, `None`, lists of them."""
-    parts = []
+    parts: list[Any] = []
     for one in key if isinstance(key, list) else [key]:
         if one == "...":
             parts.append(Ellipsis)

@@ -79,6 +79,7 @@ def numbers(sheet: Sheet) -> Iterator[Number]:
                  sheet.formula.end, rank=3)  # fmt: skip
 
 
+_OF_SCORES = ("softmax", "masked", "causal", "where")
 _NAMES = {"leaky ReLU": "slope", "ELU": "alpha", "softplus": "beta"}
 
 

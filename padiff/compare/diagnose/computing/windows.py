@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -19,7 +20,7 @@ def each(value: int | Sequence[int], count: int) -> list[int]:
     """A number for each of so many axes."""
     if isinstance(value, (list, tuple)):
         return [int(n) for n in value] if len(value) == count else [int(value[0])] * count
-    return [int(value)] * count
+    return [int(value)] * count  # type: ignore[arg-type]
 
 
 def pad(x: np.ndarray, pads: Sequence[Sequence[int]], mode: str = "zeros", value: float = 0.0) -> np.ndarray:
@@ -48,10 +49,12 @@ def conv(
     per_in, per_out = weight.shape[1], weight.shape[0] // groups
     for place in itertools.product(*(range(k) for k in weight.shape[2:])):
         cut = tuple(slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in zip(place, dilation, out, stride))
-        seen = x[(slice(None), slice(None), *cut)]
+        everything: Any = (slice(None), slice(None), *cut)
+        seen = x[everything]
         for g in range(groups):
             part = seen[:, g * per_in : (g + 1) * per_in]
-            w = weight[(slice(g * per_out, (g + 1) * per_out), slice(None), *place)]
+            own: Any = (slice(g * per_out, (g + 1) * per_out), slice(None), *place)
+            w = weight[own]
             found[:, g * per_out : (g + 1) * per_out] += np.moveaxis(np.tensordot(part, w, axes=(1, 1)), -1, 1)
     assert found.ndim == axes + 2
     return found
@@ -73,10 +76,10 @@ def conv_transpose(
         )
         for g in range(groups):
             part = x[:, g * per_in : (g + 1) * per_in]
-            w = weight[(slice(g * per_in, (g + 1) * per_in), slice(None), *place)]
-            found[(slice(None), slice(g * per_out, (g + 1) * per_out), *cut)] += np.moveaxis(
-                np.tensordot(part, w, axes=(1, 0)), -1, 1
-            )
+            own: Any = (slice(g * per_in, (g + 1) * per_in), slice(None), *place)
+            there: Any = (slice(None), slice(g * per_out, (g + 1) * per_out), *cut)
+            w = weight[own]
+            found[there] += np.moveaxis(np.tensordot(part, w, axes=(1, 0)), -1, 1)
     inner = tuple(slice(p, n - p) for p, n in zip(padding, grown))
     return np.asarray(found[(slice(None), slice(None), *inner)])
 
@@ -108,9 +111,7 @@ def pool(
     return np.asarray(windows.sum(last) / counts)
 
 
-def resized(
-    x: np.ndarray, size: Sequence[int], mode: str, corners: bool = False, scales: Sequence[float] = ()
-) -> np.ndarray:
+def resized(x: np.ndarray, size: Sequence[int], mode: str, corners: bool = False) -> np.ndarray:
     """Interpolated over the axes after the second."""
     for axis, wanted in enumerate(size, 2):
         n = x.shape[axis]

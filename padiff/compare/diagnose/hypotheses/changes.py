@@ -127,7 +127,7 @@ def declared_change(declared: Sequence[Difference], fitted: Fit) -> Change | Non
         if one.kind != "optimizer_setting" or not one.changes:
             continue
         values = [value for value in one.values if isinstance(value, (bool, int, float))]
-        if one.name not in known or len(values) < 2:  # noqa: PLR2004
+        if one.name not in known or len(values) < 2:
             return None  # what it is declared to be can't be computed: it is looked for
         changed[one.name] = float(values[1])
     return Change(changed) if changed else None

@@ -61,15 +61,16 @@ def _of_fewer(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
         names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in lone]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         frozen = all(is_frozen(scene, d.pair, side) for d in lone)
-        why = "frozen there" if frozen else "frozen, or not in the optimizer"
+        why = "frozen there" if frozen else "detached, unused, or not in the optimizer"
         yield Hypothesis(
-            "frozen" if frozen else "not_in_optimizer",
+            "frozen" if frozen else "no_gradient",
             "gradients that are missing in the norm",
             f"{', '.join(names[:3])}{more} ha{'ve' if len(names) > 1 else 's'} no gradient on the {side} ({why}), so "
             f"that the others are clipped to {ratio:.5g} times the reference's",
             partial(scaled, gradients.tensors, ratio),
             "gradients",
             tried=2,
+            telling=frozen,
         )
 
 

@@ -175,7 +175,7 @@ def _declared(case: _Case, sheet: Sheet) -> Hypothesis | None:
         return None
     made = formula.values[formula.end]
     target = Target(case.sides.candidate, made.shape, case.looks.reference)
-    if case.looks.reference is _same and made.shape != case.sides.reference.shape or not np.isfinite(made).all():
+    if (case.looks.reference is _same and made.shape != case.sides.reference.shape) or not np.isfinite(made).all():
         return None
     edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
     return replace(case.hypothesis(_Found(edit, made, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
@@ -268,17 +268,13 @@ def _as_order(case: _Case, one: _Found) -> _Found:
     pair = case.scene.diff.pair
     layers = [next((x.kind for x in run.info.layers if x.path == record.layer), "")
               for run, record in zip(case.scene.runs, pair.sides) if record is not None]  # fmt: skip
-    is_norm = any("norm" in kind for kind in layers)
-    if (
-        not is_norm
-        or not pair.anchor.slot.startswith("input")
-        or one.edit.kind not in ("branch_missing", "residual_missing")
-    ):
+    is_norm = any("norm" in kind for kind in layers) and pair.anchor.slot.startswith("input")
+    if not is_norm or one.edit.kind not in ("branch_missing", "residual_missing"):
         return one
     side, other = ("candidate", "reference") if one.surplus else ("reference", "candidate")
     text = (
-        f"the order of the norm and the residual: the {side}'s `{getattr(pair, side).layer}` normalises the sum with what "
-        f"the branch gives (post-norm), the {other}'s what goes into the branch (pre-norm). So "
+        f"the order of the norm and the residual: the {side}'s `{getattr(pair, side).layer}` normalises the sum with "
+        f"what the branch gives (post-norm), the {other}'s what goes into the branch (pre-norm). So "
     )
     head = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
     return replace(one, edit=replace(one.edit, kind="norm_order", text=f"{text}{head}{one.edit.text}"), head="")

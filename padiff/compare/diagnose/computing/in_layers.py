@@ -1,0 +1,135 @@
+"""Edits of what layers with windows, tables and states do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.edit import Edit, Sheet, given
+from padiff.compare.diagnose.computing.formula import Change
+from padiff.compare.diagnose.computing.operations import OPERATIONS
+from padiff.compare.diagnose.hypotheses.activations import FUNCTIONS
+
+_NONE = "no activation"
+_GATES = {"lstm": "input, forget, cell, output", "gru": "reset, update, new"}
+
+
+def _conv(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    padded = any(n for one in node.how["padding"] for n in one)
+    for mode in ("zeros", "reflect", "replicate", "circular"):
+        if padded and mode != node.how.get("mode", "zeros"):
+            text = f"padding_mode {mode} for the reference's {node.how.get('mode', 'zeros')} ({where})"
+            yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+    for shift in (1, -1) if padded else ():
+        moved = [
+            (max(a - shift, 0), b + min(shift, a)) if shift > 0 else (a - shift, b + shift)
+            for a, b in node.how["padding"]
+        ]
+        text = f"the padding is shifted by one: {moved[0]} for {tuple(node.how['padding'][0])} ({where})"
+        yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, padding=moved)}, 1, at=k)
+    x, weight = node.given[:2]
+    axes = tuple(range(2, len(sheet.shape(weight))))
+    text = f"the kernel is flipped ({where}): a convolution for the frameworks' correlation"
+    how = node.how
+    change: Change = lambda get, own: np.asarray(OPERATIONS["conv"](get(x), np.flip(get(weight), axes), **how))  # noqa: E731
+    yield Edit("kernel_flipped", "a flipped kernel", text, {k: change}, 1, at=k)
+
+
+def _pad(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    for mode in ("constant", "reflect", "replicate", "circular"):
+        if mode != node.how["mode"]:
+            text = f"padding mode {mode} for the reference's {node.how['mode']} ({where})"
+            yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+    turned = [(b, a) for a, b in node.how["pads"]]
+    if turned != [tuple(one) for one in node.how["pads"]]:
+        text = f"the padding is on the other side ({where})"
+        yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, pads=turned)}, 1, at=k)
+
+
+def _pool(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    other = "mean" if node.how["by"] == "max" else "max"
+    names = {"max": "maximum (max pooling)", "mean": "mean (average pooling)"}
+    text = f"the {names[other]} of each window for the reference's {names[node.how['by']]} ({where})"
+    for exclusive in (False, True) if other == "mean" else (False,):
+        yield Edit("pooling", "another pooling", text, {k: given(sheet, k, by=other, exclusive=exclusive)}, 0, at=k)
+    if node.how["by"] == "mean":
+        exclusive = not node.how["exclusive"]
+        counted = "not counted" if exclusive else "counted"
+        text = f"what is padded is {counted} in the mean ({where}): exclusive, count_include_pad"
+        yield Edit("pooling_exclusive", "padding in the mean", text, {k: given(sheet, k, exclusive=exclusive)}, 0, at=k)
+
+
+def _resized(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    if node.how["mode"] != "nearest":
+        corners = not node.how["corners"]
+        text = f"align_corners={corners} for the reference's {not corners} ({where})"
+        yield Edit("align_corners", "align_corners", text, {k: given(sheet, k, corners=corners)}, 0, at=k)
+    mode = "linear" if node.how["mode"] == "nearest" else "nearest"
+    text = f"{mode} interpolation for the reference's {node.how['mode']} ({where})"
+    yield Edit("interpolation", "another interpolation", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
+
+
+def _looked_up(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node = sheet.nodes[k]
+    if node.how.get("zero") is None:
+        rows = sheet.shape(node.given[1])[0]
+        for index in dict.fromkeys((0, 1, rows - 1)):
+            text = f"row {index} of {sheet.named(node.given[1])} gives zeros ({sheet.where(k)}): padding_idx={index}"
+            yield Edit("padding_idx", "padding_idx", text, {k: given(sheet, k, zero=index)}, 1, at=k)
+
+
+def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    text = f"the sequence is gone through in reverse, from its last step to its first ({where})"
+    yield Edit("direction", "another direction", text, {k: given(sheet, k, backward=True)}, 0, at=k)
+
+    def back(get: Any, own: Any) -> np.ndarray:
+        axis = 0 if node.how.get("time_first") else 1
+        found = OPERATIONS[node.operation](*(get(g) for g in node.given), **{**node.how, "backward": True})
+        return np.flip(found, axis)
+
+    text = f"the sequence is gone through in reverse ({where}), and the states are left in that order"
+    yield Edit("direction", "another direction", text, {k: back}, 0, at=k)
+    gates = _GATES.get(node.operation)
+    if gates:
+        count = 4 if node.operation == "lstm" else 3
+        names = gates.split(", ")
+        for order in permutations(range(count)):
+            if order != tuple(range(count)):
+                own = ", ".join(names[order.index(n)] for n in range(count))
+                text = f"the gates are in the order {own} for the reference's {gates} ({where})"
+                yield Edit("gate_order", "gates in another order", text, {k: given(sheet, k, order=order)}, 1, at=k)
+    for which in ("inner", "outer") if node.operation == "lstm" else ("inner",):
+        what = "the cell gate" if which == "inner" else "the state that comes out"
+        for function in (_NONE, *FUNCTIONS):
+            if function != "tanh":
+                text = f"{function} for the reference's tanh of {what} ({where})"
+                name = "another activation"
+                yield Edit("activation", name, text, {k: given(sheet, k, **{which: function})}, 1, at=k)
+    for bias in node.given[3:]:
+        text = f"bias {sheet.named(bias)} is not added ({where})"
+        zeros: Change = lambda get, own, bias=bias: np.zeros_like(own(bias))  # type: ignore[misc]  # noqa: E731
+        yield Edit("bias_missing", "a bias", text, {bias: zeros}, 1, at=k)
+    if node.operation == "gru":
+        yield Edit("gate_order", "update gate turned", f"the update gate keeps what the reference's replaces ({where})",
+                   {k: given(sheet, k, turned=True)}, 1, at=k)  # fmt: skip
+
+
+#: The edits of an operation, by its name.
+BY_OPERATION: dict[str, Callable[[Sheet, int], Iterator[Edit]]] = {
+    "conv": _conv,
+    "pad": _pad,
+    "pool": _pool,
+    "resized": _resized,
+    "looked_up": _looked_up,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "rnn": _recurrent,
+}
