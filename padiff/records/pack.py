@@ -156,3 +156,12 @@ def with_leaves(value: Any, new: Callable[[TensorSource], Any]) -> Any:
     if isinstance(value, tuple):
         return tuple(with_leaves(inner, new) for inner in value)
     return [with_leaves(inner, new) for inner in value] if isinstance(value, list) else value
+
+
+def unkept(value: Any) -> Iterator[Unkept]:
+    """What of a nested value a pack does not hold, in order."""
+    if isinstance(value, Unkept):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from unkept(inner)

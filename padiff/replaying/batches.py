@@ -11,7 +11,7 @@ from padiff.errors import UsageError
 from padiff.frameworks import framework_called, framework_like
 from padiff.frameworks.base import Framework
 from padiff.records import Step, TensorSource
-from padiff.records.pack import Pack, Unkept, with_leaves
+from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
 
@@ -216,18 +216,13 @@ def _of_pack(pack: Pack, make: Callable[[TensorSource], Any]) -> tuple[list[RunB
             made,
             "what the model was called with was not seen: say it in the loop with rec.log_batch(inputs, labels)",
         )
-    unkept = next((u for batch in pack.batches for u in _unkept((batch.args, batch.kwargs, batch.labels))), None)
-    if unkept is not None:
-        return made, f"it holds a {unkept.kind}, which a pack can't hold: say in the loop with rec.log_batch what it is"
+    lacking = next((u for batch in pack.batches for u in unkept((batch.args, batch.kwargs, batch.labels))), None)
+    if lacking is not None:
+        return (
+            made,
+            f"it holds a {lacking.kind}, which a pack can't hold: say in the loop with rec.log_batch what it is",
+        )
     return made, ""
-
-
-def _unkept(value: Any) -> Iterator[Unkept]:
-    if isinstance(value, Unkept):
-        yield value
-    elif isinstance(value, (Mapping, tuple, list)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _unkept(inner)
 
 
 def _some(numbers: Sequence[int]) -> str:

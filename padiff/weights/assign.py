@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from padiff.align import NOTHING_SEEN, Alignment, ParameterPair, Seen, align
+from padiff.align import NOTHING_SEEN, Alignment, LayerPair, ParameterPair, Seen, align
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
@@ -308,9 +308,14 @@ class _Search:
         return transfer
 
 
+def weak_pairs(alignment: Alignment) -> list[LayerPair]:
+    """The layers with parameters that were paired on little evidence."""
+    return [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
+
+
 def _little(alignment: Alignment) -> list[str]:
     """What was paired on little evidence, in words."""
-    pairs = [p for p in alignment.pairs if p.reference.parameters and p.confidence < _SURE and p.reason != "given"]
+    pairs = weak_pairs(alignment)
     if not pairs:
         return []
     shown = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
-from padiff.records import OptimizerState, Step
+from padiff.recorder.claims import claimed
+from padiff.records import OptimizerState, ParameterState, Step
 from padiff.records.optimizer_state import STEPS
-from padiff.records.pack import with_leaves
+from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
-from padiff.weights.assign import Carried, Recorded, carry_over
+from padiff.weights.assign import Carried, Recorded, carry_over, weak_pairs
 from padiff.weights.carried_state import StateCarrier
 from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
@@ -34,7 +36,7 @@ class Started:
         parameters, buffers: how many of the live model's were set.
         by_rule: layers that rules of the user's carried over.
         left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
-        optimizers: what each optimizer was given, under the live model's names.
+        optimizers: what each optimizer was given, under the live model's names; without the tensors.
         assumed: what neither names nor shapes tell, and what was taken for it.
         outputs: how the model's outputs compare with those that were recorded, where that could be seen.
     """
@@ -125,6 +127,10 @@ def start(
     if optimizers and stored.optimizers is None:
         raise UsageError(stored.why_not)
     raw = LiveModel.of(model)
+    if any(raw.framework.layers.sharded(node.layer) for node in raw.nodes):
+        raise UsageError("the model's parameters are spread over processes (FSDP): start it before it is wrapped")
+    if claimed(raw.model):
+        prove = False  # the run would be taken for one of the training
     inner = _inner(raw.framework, optimizers)
     given: list[OptimizerState] = []
     carried = carry_over(
@@ -147,18 +153,42 @@ def recorded_of(stored: Stored, model: LiveModel, always: bool) -> Recorded | No
     """
     if stored.recorded is None or any(model.framework.layers.compiled(node.layer) for node in model.nodes):
         return None  # what is compiled would be compiled again, for the hooks
-    batch = recorded_batches(stored.recorded)[0]
-    if batch.problem:
+    inputs = _inputs(stored.pack, stored.recorded)
+    if inputs is None:
         return None
 
     def run(raw: LiveModel) -> Step:
         near = next((tensor for _, tensor in raw.tensors()), None)
-        make = raw.framework.data.tensor
-        args = tuple(with_leaves(value, lambda source: make(source.read(), near)) for value in batch.inputs.values())
-        return run_once(raw, Inputs(args, {}), stored.training)
+        args, kwargs = with_leaves(inputs, lambda source: raw.framework.data.tensor(source.read(), near))
+        if not set(kwargs) <= _parameters(raw.model.forward):
+            args, kwargs = (*args, *kwargs.values()), {}  # it calls them otherwise
+        return run_once(raw, Inputs(args, kwargs), stored.training)
 
-    kept = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0 and not r.source.sketched)
-    return Recorded(replace(stored.recorded, records=kept), run, not stored.draws(model.info.layers), always)
+    ran = tuple(r for r in stored.recorded.records if r.stage == "forward" and r.call == 0)
+    telling = not stored.draws(model.info.layers) and any(not record.source.sketched for record in ran)
+    return Recorded(replace(stored.recorded, records=ran), run, telling, always)
+
+
+def _inputs(pack: Pack | None, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the model was called with at first; `None` where that is not known."""
+    if pack is not None and pack.batches and pack.batches[0].seen:
+        batch = pack.batches[0]
+        if not any(unkept((batch.args, batch.kwargs))):
+            return batch.args, dict(batch.kwargs)
+    recorded = recorded_batches(step)[0]
+    return None if recorded.problem else ((), dict(recorded.inputs))
+
+
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names that arguments of a forward may be given by."""
+    try:
+        return frozenset(
+            p.name
+            for p in inspect.signature(forward).parameters.values()
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        )
+    except (TypeError, ValueError):  # a builtin without a signature
+        return frozenset()
 
 
 def _listed(optimizer: Any) -> list[Any]:
@@ -214,16 +244,25 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
         buffers=transfer.buffers,
         by_rule=len(transfer.calls),
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
-        optimizers=tuple(given),
+        optimizers=tuple(map(_without_tensors, given)),
         assumed=() if carried.proved else tuple(_assumed(carried)),
         outputs=_outputs_text(stored, carried),
     )
+
+
+def _without_tensors(state: OptimizerState) -> OptimizerState:
+    """Who keeps the result does not keep the moments."""
+    return replace(state, parameters={site: ParameterState({}, one.numbers) for site, one in state.parameters.items()})
 
 
 def _assumed(carried: Carried) -> Iterator[str]:
     for ambiguity in carried.alignment.ambiguities:
         if not ambiguity.answer and ambiguity.about not in carried.choices:
             yield f"{ambiguity.about}: {ambiguity.options[0]}"
+    weak = weak_pairs(carried.alignment) if carried.proof is None else []
+    if weak:
+        first = f"{weak[0].reference.path} to {weak[0].candidate.path}"
+        yield f"which layers answer to {_count(len(weak), 'layer')} ({first}{', ...' if len(weak) > 1 else ''})"
 
 
 def _outputs_text(stored: Stored, carried: Carried) -> str:

@@ -35,6 +35,7 @@ class Stored:
         why_not: why it is not known, and what to do about it.
         recorded: the step's records; `None` of files, and of packs without them.
         training: whether the step was run in training mode.
+        pack: the step's pack, where there is one.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Stored:
         why_not: str = "",
         recorded: Step | None = None,
         training: bool = True,
+        pack: Pack | None = None,
     ) -> None:
         self.model, self.label, self.step = model, label, model.step
         self.optimizers, self.why_not = optimizers, why_not
-        self.recorded, self.training = recorded, training
+        self.recorded, self.training, self.pack = recorded, training, pack
 
     def draws(self, layers: Iterable[Layer]) -> bool:
         """Whether this step, or one of the live model, draws random numbers, as far as the layers say."""
@@ -128,7 +130,7 @@ def stored_step(run: Any, step: int | None, label: str) -> Stored:
     optimizers, why_not = _optimizers(run, pack, number, label)
     settings = settings_at(run.info.settings, recorded.settings) if recorded is not None else {}
     training = bool(settings.get("training", True))
-    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, recorded, training)
+    return Stored(StoredModel(info, weights, label, number), label, optimizers, why_not, recorded, training, pack)
 
 
 def _weights(pack: Pack | None, step: Step | None) -> _Weights:

@@ -59,7 +59,7 @@ def _ties(tensors: Mapping[str, TensorSource]) -> dict[str, str]:
             continue
         array = tensors[name].read()
         first = np.ascontiguousarray(array[:1])
-        if not array.size or (array == array[0, 0]).all():
+        if not array.size or ((first == first[0, 0]).all() and (array == array[0, 0]).all()):
             continue  # constant: as it was initialised
         alike = known.setdefault((array.shape, first.tobytes()), [])
         home = next((other for other, values in alike if np.array_equal(values, array)), None)

@@ -208,3 +208,12 @@ def test_paddles_own_file_is_read(tmp_path):
     np.testing.assert_array_equal(TORCH.weight(raw.first), PADDLE.weight(base.first))
     assert isinstance(base.first.weight, paddle.Tensor)
     assert isinstance(raw.first.weight, torch.Tensor)
+
+
+def test_layers_that_little_tells_apart_are_said_to_be_assumed(tmp_path):
+    (pair,) = (pair for pair in PAIRS if pair.name == "inception_branches")
+    reference, candidate = pair.build()
+    started = padiff.start_from(saved(reference, tmp_path / "files"), candidate)
+    assert "assumed: which layers answer to" in str(started)
+    raw = two(PADDLE)
+    assert not padiff.start_from(saved(two(TORCH), tmp_path / "plain"), raw).assumed

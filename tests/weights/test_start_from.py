@@ -278,6 +278,23 @@ def test_the_nearest_step_with_weights_is_named(tmp_path):
     np.testing.assert_array_equal(PADDLE.weight(net[0]), before[3])
 
 
+def test_a_pack_serves_where_records_are_sketches(tmp_path):
+    before = trained(tmp_path / "run", detail="sketch", replay_every_n_steps=2)
+    net = paddle_net()
+    refused(net, "The nearest step that has them is 2: give step=2", tmp_path / "run", net, step=3)
+    padiff.start_from(tmp_path / "run", net, step=2)
+    np.testing.assert_array_equal(PADDLE.weight(net[0]), before[2])
+
+
+@pytest.mark.parametrize("name", ["unet_of_one_width", "attention_scrambled", "conformer_macaron"])
+def test_the_order_of_execution_is_known_of_sketches_too(name, tmp_path):
+    (pair,) = (p for p in PAIRS if p.name == name)
+    reference, candidate = (model.eval() or model for model in pair.build())
+    run = once(reference, pair.inputs()[0], tmp_path / "run", detail="sketch", replay_every_n_steps=1)
+    padiff.start_from(run, candidate)
+    assert distance(*outputs(pair, (reference, candidate))) < 1e-5
+
+
 def test_layers_that_were_left_out_are_named(tmp_path):
     trained(tmp_path / "run", black_list=["2"])
     net = paddle_net()
@@ -410,3 +427,35 @@ def test_a_model_with_other_inputs_starts_all_the_same(tmp_path):
     started = padiff.start_from(tmp_path / "run", net)
     assert started.parameters == 4
     assert not started.outputs
+
+
+def test_inputs_of_the_same_names_are_given_by_name(tmp_path):
+    """The recorded loop gives them in another order than the port's forward has them."""
+
+    def forward(self, x, scale):
+        return self.last(torch.tanh(self.first(x)) * scale)
+
+    base = TORCH.net(forward, first=torch.nn.Linear(5, 5), last=torch.nn.Linear(5, 5))
+    with padiff.record(base, dir_path=tmp_path / "run") as rec:
+        base(scale=torch.tensor(Y[0][:, :1]), x=torch.tensor(X[0]))
+        rec.try_dump()
+    port = PADDLE.net(lambda self, x, scale: self.last(paddle.tanh(self.first(x)) * scale),
+                      first=paddle.nn.Linear(5, 5), last=paddle.nn.Linear(5, 5))  # fmt: skip
+    assert "it gives what was recorded" in str(padiff.start_from(tmp_path / "run", port))
+
+
+def test_a_model_that_is_being_recorded_is_not_run(tmp_path):
+    """The run would be recorded as a call of the training."""
+    trained(tmp_path / "run")
+    net = paddle_net()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    with padiff.record(net, dir_path=tmp_path / "paddle", optimizer=optimizer) as rec:
+        padiff.start_from(tmp_path / "run", net, optimizer=optimizer)
+        for step in range(4):
+            ((net(paddle.to_tensor(X[step])) - paddle.to_tensor(Y[step])) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            rec.try_dump()
+    report = padiff.compare_runs(tmp_path / "run", tmp_path / "paddle")
+    assert report.passed, report
+    assert padiff.open_run(tmp_path / "paddle").steps(0)[0].micro_batches == 1
