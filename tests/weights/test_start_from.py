@@ -154,6 +154,7 @@ def test_a_layer_map_decides_between_layers_that_are_alike(tmp_path):
     np.testing.assert_array_equal(PADDLE.weight(other.b), TORCH.weight(net.a))
 
 
+@isolated
 def test_a_rule_of_ones_own_gets_the_recorded_layer(tmp_path):
     class Scaled(torch.nn.Module):
         def __init__(self):
@@ -187,6 +188,7 @@ def test_a_rule_of_ones_own_gets_the_recorded_layer(tmp_path):
     np.testing.assert_allclose(raw(paddle.to_tensor(X[0])).numpy(), base(torch.tensor(X[0])).detach(), 1e-5, 1e-6)
 
 
+@isolated
 def test_a_rule_that_fails_leaves_the_model_as_it_was(tmp_path):
     class Own(torch.nn.Linear):
         pass
@@ -347,6 +349,8 @@ with padiff.record(net, dir_path=OUT, optimizer=optimizer, start_step=STEP) as r
 """
 _PADDLE = """
 import paddle, padiff
+
+from .test_special_init import isolated
 net = paddle.nn.Sequential(paddle.nn.Linear(5, 7), paddle.nn.Tanh(), paddle.nn.Linear(7, 3))
 optimizer = paddle.optimizer.Adam(0.9, parameters=net.parameters())
 padiff.start_from(RUN, net, step=STEP, optimizer=optimizer)

@@ -23,6 +23,8 @@ from padiff.records.optimizer_state import MASTER_WEIGHT
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 
+from .test_special_init import isolated
+
 BEFORE, AFTER = 3, 2
 # The fused against the parted, moments in other orders, tied and summed parameters, statistics.
 NAMES = (
@@ -225,6 +227,7 @@ def test_one_recorded_optimizer_is_parted_among_several(tmp_path):
     assert [len(state.parameters) for state in started.optimizers] == [2, 2]
 
 
+@isolated
 def test_a_rule_of_ones_own_carries_moments_as_it_carries_weights(tmp_path):
     class Turned(torch.nn.Module):
         def __init__(self):
@@ -261,6 +264,7 @@ def test_a_rule_of_ones_own_carries_moments_as_it_carries_weights(tmp_path):
     np.testing.assert_allclose(matrix, base.x.matrix.detach().numpy(), 1e-4, 1e-5)
 
 
+@isolated
 def test_a_rule_that_computes_carries_no_moments(tmp_path):
     class Plain(torch.nn.Linear):
         pass
