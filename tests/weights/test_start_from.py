@@ -19,6 +19,8 @@ from pairs.test_truth import distance, outputs
 import padiff
 from padiff.errors import RunFolderError, UsageError
 
+from .test_special_init import isolated
+
 #: One side owns what the other has no place for.
 UNEVEN = {"vit_layer_scale", "vit_layer_scale_to_layers", "heads_in_wrappers"}
 NETS = {"torch": torch_net, "paddle": paddle_net}
@@ -349,8 +351,6 @@ with padiff.record(net, dir_path=OUT, optimizer=optimizer, start_step=STEP) as r
 """
 _PADDLE = """
 import paddle, padiff
-
-from .test_special_init import isolated
 net = paddle.nn.Sequential(paddle.nn.Linear(5, 7), paddle.nn.Tanh(), paddle.nn.Linear(7, 3))
 optimizer = paddle.optimizer.Adam(0.9, parameters=net.parameters())
 padiff.start_from(RUN, net, step=STEP, optimizer=optimizer)
