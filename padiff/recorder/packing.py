@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import PadiffError
-from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.base import Framework, Handle, UncopiedError
 from padiff.frameworks.dropouts import DropoutCall
 from padiff.frameworks.losses import LossCall
 from padiff.model.selection import Node
@@ -86,26 +86,24 @@ class Packing:
     def begin(self, nodes: Sequence[Node]) -> None:
         """The step's first call: all is as it was before the step."""
         self._nodes = nodes
-        with self.aside():
+        with self._noted("random states are"), self.aside():
             self._seeds = self._all_seeds()
-            self.look_again()
-            for optimizer in self._optimizers:
-                try:
-                    self._states.append(self._framework.optimizers.state(optimizer, self._names))
-                    self._rates.append(self._framework.optimizers.learning_rates(optimizer))
-                except PadiffError as error:
-                    self._notes[f"the state of {type(optimizer).__name__} is not kept: {error}"] = None
-        if self._notes:
+        self.look_again()
+        for optimizer in self._optimizers:
+            with self._noted(f"the state of {type(optimizer).__name__} is"), self.aside():
+                self._states.append(self._framework.optimizers.state(optimizer, self._names))
+                self._rates.append(self._framework.optimizers.learning_rates(optimizer))
+        if len(self._states) < len(self._optimizers):
             self._states.clear()  # all of them, or none
 
     def give(self, inputs: Any, labels: Any) -> None:
         """The loop says what a batch is."""
-        with self.aside():
+        with self._noted("what the loop says of a batch is"), self.aside():
             self.batches.give(inputs, labels)
 
     def give_whole(self, batch: Any) -> None:
         """A host hands over a batch."""
-        with self.aside():
+        with self._noted("a batch of the host's is"), self.aside():
             self.batches.give_whole(batch)
 
     def look_again(self) -> None:
@@ -120,7 +118,8 @@ class Packing:
                 if layers.sharded(node.layer):
                     self._notes["parameters that are spread over processes are not kept"] = None
                 elif (node.path, slot) not in self._weights:
-                    self._weights[node.path, slot] = InMemory(self._framework.tensors.copy(tensor))
+                    with self._noted(f"{node.path}/{slot} is"), self.aside():
+                        self._weights[node.path, slot] = InMemory(self._framework.tensors.copy(tensor))
 
     @property
     def _alive(self) -> Iterator[Any]:
@@ -137,7 +136,7 @@ class Packing:
             return
         self._stamp = self._framework.randomness.stamp()
         if node is self._nodes[0]:
-            with self.aside():
+            with self._noted("what the model is called with is"), self.aside():
                 self.batches.called(args, kwargs, training)
         else:
             self._parts = True
@@ -150,7 +149,7 @@ class Packing:
         """A loss function was called."""
         if not self._nodes:
             return
-        with self.aside():
+        with self._noted("a label is"), self.aside():
             self.batches.loss(call, inside=bool(self._running), training=bool(self._nodes[0].layer.training))
 
     def consumed(self, optimizer: Any) -> None:
@@ -160,9 +159,9 @@ class Packing:
             return
         rates = self._framework.optimizers.learning_rates(optimizer)
         if rates != self._rates[number]:
-            with self.aside():
+            with self._noted("a learning rate is"), self.aside():
                 now = self._framework.optimizers.state(optimizer, self._names).rates
-            self._rates[number], self._states[number] = rates, replace(self._states[number], rates=now)
+                self._rates[number], self._states[number] = rates, replace(self._states[number], rates=now)
 
     def finish(self, rank: int, loss_scale: float) -> Pack | None:
         """The pack; `None` where nothing of the model was called."""
@@ -196,6 +195,17 @@ class Packing:
     def begins(self) -> None:
         """A call of dropout begins."""
         self._look()
+
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        """Whatever goes wrong inside, the training goes on: the pack lacks something, and says so."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            text = str(error) if isinstance(error, (PadiffError, UncopiedError)) else f"{type(error).__name__}: {error}"
+            self._notes[f"{what} not kept: {text}"] = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:

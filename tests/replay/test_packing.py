@@ -288,3 +288,42 @@ def test_a_wrong_schedule_is_refused():
     for wrong in (0, -1, 1.5, "500", True):
         with pytest.raises(padiff.PadiffError):
             padiff.record(torch.nn.Linear(2, 2), replay_every_n_steps=wrong)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:padiff.*nested tensors:RuntimeWarning")
+def test_what_can_not_be_copied_is_a_note_and_the_training_goes_on(tmp_path):
+    class Nested(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, parts):
+            return self.linear(torch.cat(list(parts.unbind())))
+
+    net = Nested()
+    optimizer = Torch.momentum(net)
+    parts = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    with padiff.record(net, tmp_path / "run", optimizer=optimizer, replay_every_n_steps=1) as rec:
+        torch.nn.functional.mse_loss(net(parts), torch.ones(5, 4)).backward()
+        Torch.update(net, optimizer, clip=0)
+        rec.try_dump()
+    pack = padiff.open_run(tmp_path / "run").packs[0]
+    assert any("what the model is called with is not kept" in note for note in pack.notes), pack.notes
+    assert len(pack.weights) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.compile.*:RuntimeWarning")
+def test_what_is_compiled_is_left_alone(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
+    plain = torch.nn.Sequential(*net)
+    original = torch.nn.functional.dropout.__code__
+    compiled = torch.compile(plain, backend="eager")
+    optimizer = Torch.momentum(compiled)
+    with padiff.record(compiled, tmp_path / "run", optimizer=optimizer, replay_every_n_steps=1) as rec:
+        for _ in range(2):
+            torch.nn.functional.mse_loss(compiled(torch.ones(5, 4)), torch.ones(5, 2)).backward()
+            assert torch.nn.functional.dropout.__code__ is original
+            Torch.update(compiled, optimizer, clip=0)
+            rec.try_dump()
+    pack = padiff.open_run(tmp_path / "run").packs[1]
+    assert not pack.masks and pack.unseen  # named, as it can't be seen

@@ -82,7 +82,9 @@ def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before:
         again = [t.detach().requires_grad_(t.requires_grad) for t in (query, key, some)]
         again[2].requires_grad_(value.requires_grad)
         randomness.restore(before)
-        parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)
+        # What is saved for its backward is nobody's: activation checkpointing counts what is saved.
+        with torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+            parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)
     mask = torch.cat(parts, -1)
     with torch.no_grad():
         expected = _attention(given, mask).float()
@@ -90,6 +92,10 @@ def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before:
         if not apart <= _ALIKE * expected.norm():
             return None
     return tensors.copy(mask)
+
+
+def _as_it_is(tensor: Any) -> Any:
+    return tensor
 
 
 def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
