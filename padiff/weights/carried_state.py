@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from padiff.align.matching.parameter_units import tie_targets
 from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
 from padiff.records import Both, InMemory, Layer, OptimizerState, ParameterState, RunInfo, TensorSource
-from padiff.records.optimizer_state import rates_of
+from padiff.records.optimizer_state import MASTER_WEIGHT, rates_of
 from padiff.weights.special_init import special_init
 from padiff.weights.stored_model import StoredModel
 
 # Two biases that are added up have the same gradients, so their moments are the same but for rounding.
 _SAME = 1e-4
+
+#: Dtypes of which an optimizer may keep parameters in more digits.
+SHORT = frozenset({"bfloat16", "float16"})
 
 _Site = tuple[str, str]
 
@@ -133,6 +136,8 @@ class StateCarrier:
             self._homes.reference.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference
         ]
         held = [self._held(source) for source in sources]
+        if len(pair.reference) == len(pair.candidate) == 1 and self._is_short(pair.candidate[0]):
+            held = [self._with_all_digits(source, one) for source, one in zip(sources, held)]
         names = {name: None for one in held if one is not None for name in one.tensors}
         for part in pair.candidate:
             target = self._target(part.layer, part.slot)
@@ -140,6 +145,16 @@ class StateCarrier:
             for name in names:
                 if any(one is not None and name in one.tensors for one in held):
                     self._put(target, part, name, self._value(pair.reference, held, name))
+
+    def _is_short(self, part: Slice) -> bool:
+        return self._raw.framework.tensors.dtype(self._raw.tensor(part.layer, part.slot)) in SHORT
+
+    def _with_all_digits(self, source: _Site, held: ParameterState | None) -> ParameterState | None:
+        """A state with the parameter itself, for an optimizer that may keep it in more digits than the model."""
+        if held is None or MASTER_WEIGHT in held.tensors:
+            return held
+        value = self._stored.value(*source)
+        return replace(held, tensors={**held.tensors, MASTER_WEIGHT: value}) if value.itemsize >= 4 else held
 
     def _value(self, parts: Sequence[Slice], held: Sequence[ParameterState | None], name: str) -> np.ndarray:
         values = [

@@ -12,12 +12,12 @@ from padiff.frameworks.base import Framework
 from padiff.model.live_model import LiveModel
 from padiff.recorder.claims import claimed
 from padiff.records import OptimizerState, ParameterState, Step
-from padiff.records.optimizer_state import STEPS
+from padiff.records.optimizer_state import MASTER_WEIGHT, STEPS
 from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
 from padiff.system.switches import say
 from padiff.weights.assign import Carried, Recorded, carry_over, weak_pairs
-from padiff.weights.carried_state import StateCarrier
+from padiff.weights.carried_state import SHORT, StateCarrier
 from padiff.weights.output_proof import Inputs, run_once
 from padiff.weights.stored import Stored, open_stored
 
@@ -215,6 +215,8 @@ def _set(stored: Stored, raw: LiveModel, optimizers: Sequence[Any], carried: Car
     carrier = StateCarrier(stored.model, raw, carried.alignment, stored.optimizers or ())
     names = {id(tensor): site for site, tensor in raw.tensors()}
     states = [carrier.of(_sites(api.optimized(one), names)) for one in optimizers]
+    for state in states:
+        _write_in_full(state, raw)
     undo: list[Callable[[], None]] = []
     try:
         for one, state in zip(optimizers, states):
@@ -224,6 +226,17 @@ def _set(stored: Stored, raw: LiveModel, optimizers: Sequence[Any], carried: Car
             back()
         raise
     return states
+
+
+def _write_in_full(state: OptimizerState, raw: LiveModel) -> None:
+    """Where the recorded optimizer kept parameters in more digits than its model, and this model has the digits, these
+    are its parameters.
+    """
+    tensors = raw.framework.tensors
+    for site, held in state.parameters.items():
+        tensor = raw.tensor(*site.rsplit("/", 1))
+        if MASTER_WEIGHT in held.tensors and tensors.dtype(tensor) not in SHORT:
+            tensors.write(tensor, held.tensors[MASTER_WEIGHT])
 
 
 def _sites(parameters: Sequence[Any], names: Mapping[int, str]) -> list[str]:

@@ -19,6 +19,8 @@ from pairs.test_truth import distance, outputs
 import padiff
 from padiff.errors import RunFolderError, UsageError
 
+from .test_special_init import isolated
+
 #: One side owns what the other has no place for.
 UNEVEN = {"vit_layer_scale", "vit_layer_scale_to_layers", "heads_in_wrappers"}
 NETS = {"torch": torch_net, "paddle": paddle_net}
@@ -154,6 +156,7 @@ def test_a_layer_map_decides_between_layers_that_are_alike(tmp_path):
     np.testing.assert_array_equal(PADDLE.weight(other.b), TORCH.weight(net.a))
 
 
+@isolated
 def test_a_rule_of_ones_own_gets_the_recorded_layer(tmp_path):
     class Scaled(torch.nn.Module):
         def __init__(self):
@@ -187,6 +190,7 @@ def test_a_rule_of_ones_own_gets_the_recorded_layer(tmp_path):
     np.testing.assert_allclose(raw(paddle.to_tensor(X[0])).numpy(), base(torch.tensor(X[0])).detach(), 1e-5, 1e-6)
 
 
+@isolated
 def test_a_rule_that_fails_leaves_the_model_as_it_was(tmp_path):
     class Own(torch.nn.Linear):
         pass

@@ -6,6 +6,7 @@ Expected is the recorded training itself, which goes on in its own framework.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -18,6 +19,11 @@ from pairs.test_runs import evaluated
 
 import padiff
 from padiff.errors import UsageError
+from padiff.records.optimizer_state import MASTER_WEIGHT
+from padiff.weights.start import start
+from padiff.weights.stored import open_stored
+
+from .test_special_init import isolated
 
 BEFORE, AFTER = 3, 2
 # The fused against the parted, moments in other orders, tied and summed parameters, statistics.
@@ -221,6 +227,7 @@ def test_one_recorded_optimizer_is_parted_among_several(tmp_path):
     assert [len(state.parameters) for state in started.optimizers] == [2, 2]
 
 
+@isolated
 def test_a_rule_of_ones_own_carries_moments_as_it_carries_weights(tmp_path):
     class Turned(torch.nn.Module):
         def __init__(self):
@@ -257,6 +264,7 @@ def test_a_rule_of_ones_own_carries_moments_as_it_carries_weights(tmp_path):
     np.testing.assert_allclose(matrix, base.x.matrix.detach().numpy(), 1e-4, 1e-5)
 
 
+@isolated
 def test_a_rule_that_computes_carries_no_moments(tmp_path):
     class Plain(torch.nn.Linear):
         pass
@@ -287,3 +295,31 @@ def test_a_run_can_be_moved(tmp_path):
     moved, net = shutil.move(run, tmp_path / "elsewhere"), paddle_net()
     started = padiff.start_from(moved, net, step=3, optimizer=adam(PADDLE, net.parameters()))
     assert started.parameters == 4
+
+
+# -- parameters that the optimizer keeps in more digits than the model
+
+
+def test_an_optimizer_that_keeps_parameters_in_full_gets_them_as_they_were_recorded(tmp_path):
+    run, net = trained(tmp_path / "run", replay_every_n_steps=3), paddle_net()
+    net.bfloat16()
+    optimizer = paddle.optimizer.Adam(0.1, 0.8, 0.9, EPS, parameters=net.parameters(), multi_precision=True)
+    padiff.start_from(run, net, step=3, optimizer=optimizer, prove=False)
+    weights = padiff.open_run(run).packs[3].weights
+    matrix = weights["0", "weight"].read().T
+    np.testing.assert_array_equal(optimizer._master_weights[net[0].weight.name].numpy(), matrix)
+    np.testing.assert_array_equal(
+        PADDLE.float64(net[0].weight), torch.tensor(matrix.copy()).bfloat16().double().numpy()
+    )
+
+
+def test_parameters_that_were_kept_in_full_go_into_a_model_that_has_the_digits(tmp_path):
+    stored = open_stored(trained(tmp_path / "run", replay_every_n_steps=3), 3)
+    (state,) = stored.optimizers
+    held, master = state.parameters["0/weight"], np.random.rand(7, 5).astype("float32")
+    parameters = {**state.parameters, "0/weight": replace(held, tensors={**held.tensors, MASTER_WEIGHT: master})}
+    stored.optimizers = (replace(state, parameters=parameters),)
+    for framework in NETS:
+        net = NETS[framework]()
+        start(stored, net, [adam(KITS[framework], net.parameters())])
+        np.testing.assert_array_equal(KITS[framework].weight(net[0]), master.astype(np.float64))
