@@ -43,6 +43,7 @@ def add_replay(commands: Any) -> None:
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. port.train:replayed, or port/train.py:replayed")
     parser.add_argument("--dir", default="padiff-replay", help="where the candidate is recorded (default: %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that --dir holds")
+    parser.add_argument("--partial", action="store_true", help="leave what only one side has as it is")
     parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,500,1000-2000")
     parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
     parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
@@ -71,6 +72,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
         steps=None if args.steps is None else Steps(args.steps),
         policy=policy,
         existing="overwrite" if args.overwrite else "error",
+        partial=args.partial,
     )
     with replay:
         for step in replay:

@@ -105,6 +105,9 @@ def print_run(run: Run, path: Path, console: Console) -> None:
         console.print(line, markup=False, emoji=False)
     if numbers:
         console.print(steps_text(numbers))
+        packs = list(getattr(run, "packs", ()))
+        if packs:
+            console.print(f"replay packs of {steps_text(packs)}")
         for step in run.steps(numbers[0]):
             console.print(step_text(step), markup=False, emoji=False)
     table = Table(box=None)

@@ -23,16 +23,22 @@ class Carrying:
 
     Args:
         optimizers: the candidate's.
+        partial: whether what has no partner is left as it is.
 
     Attributes:
+        left: what was left as it is, or has no place, as ``layer/slot [shape]``.
         partners: the reference's layer for each of the candidate's, by path.
     """
 
-    def __init__(self, reference: Reference, model: LiveModel, optimizers: Sequence[Any], layer_map: Any) -> None:
+    def __init__(
+        self, reference: Reference, model: LiveModel, optimizers: Sequence[Any], layer_map: Any, partial: bool = False
+    ) -> None:
+        self._partial = partial
         self._reference, self._model, self._optimizers = reference, model, optimizers
         self._layer_map = layer_map
         self._alignment: Alignment | None = None
         self.partners: dict[str, str] = {}
+        self.left: tuple[str, ...] = ()
 
     def carry(self, number: int, undo: list[Callable[[], None]]) -> None:
         """Set all of it, or nothing.
@@ -51,16 +57,19 @@ class Carrying:
                 stored.model,
                 self._model.model,
                 self._layer_map,
-                recorded=recorded_of(stored, self._model, always=False),
+                partial=self._partial,
+                # Names may mislead where what runs when does not.
+                recorded=recorded_of(stored, self._model, always=True),
                 then=lambda done: self._set(stored, done.alignment, undo),
             )
             self._alignment = carried.alignment
+            self.left = (*carried.transfer.not_carried, *carried.transfer.left_as_is)
             self.partners = {pair.candidate.path: pair.reference.path for pair in carried.alignment.pairs}
             return
         models: Both[Model] = Both(stored.model, self._model)
         pairs = GivenMap.resolve(self._layer_map, models.map(lambda model: model.nodes))
         try:
-            transfer = plan_transfer(models, self._alignment, pairs)
+            transfer = plan_transfer(models, self._alignment, pairs, self._partial)
         except TransferError as error:
             raise UsageError(f"step {number} can't be carried to this model: {error}") from None
         tensors = self._model.framework.tensors

@@ -49,6 +49,7 @@ class Replay:
         layer_map: Any,
         policy: Policy | None,
         existing: str,
+        partial: bool = False,
     ) -> None:
         self._reference, self._model = reference, LiveModel.of(model)
         self._dir_path, self._layer_map, self._policy = Path(dir_path), layer_map, policy
@@ -64,7 +65,7 @@ class Replay:
             optimizer=self._optimizers or None,
             existing=existing,
         )
-        self._carrying = Carrying(reference, self._model, self._optimizers, layer_map)
+        self._carrying = Carrying(reference, self._model, self._optimizers, layer_map, partial)
         self._kept: Kept | None = None
         self._feeding: Handle | None = None
         self._feeder: MaskFeeder | None = None
@@ -184,6 +185,8 @@ class Replay:
         try:
             # All that may refuse the model does so before anything is written.
             self._carrying.carry(self.numbers[0], self._kept.undo)
+            if self._carrying.left:
+                say(f"replay: left as it is, having no partner: {', '.join(self._carrying.left[:6])}")
             for note in notes_of(self._reference, self._model, self._optimizers):
                 say(f"replay: {note}")
             self._recorder.open()
@@ -325,6 +328,7 @@ def replay(
     steps: Container[int] | None = None,
     policy: Policy | None = None,
     existing: str = "error",
+    partial: bool = False,
 ) -> Replay:
     """Do the packed steps of a run again with another model, and compare each by itself.
 
@@ -343,6 +347,8 @@ def replay(
         steps: which of the packed steps. Default: all.
         policy: when a diff passes. Default: `NoisePolicy`.
         existing: what to do with a run that ``dir_path`` holds: ``"error"`` (default) or ``"overwrite"``.
+        partial: carry all that fits, and leave and name the rest (a head that only one side has), instead of refusing
+            where not everything fits.
 
     Raises:
         RunFolderError: a folder can't be read, or written to.
@@ -353,4 +359,4 @@ def replay(
     if existing not in ("error", "overwrite"):
         raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")
     listed = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    return Replay(found, model, place, listed, layer_map, policy, existing)
+    return Replay(found, model, place, listed, layer_map, policy, existing, partial)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from padiff.dump.format import STEPS
+from padiff.dump import FolderRun
+from padiff.dump.format import PACKS, STEPS
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
 from padiff.records.environment import cautions
+from padiff.records.pack import Pack
 
 # Ranks that are named where they are missing; of more only the first.
 _NAMED = 8
@@ -70,6 +72,12 @@ def check_run(run: Run, path: Path) -> Health:
                 found.append(f"step {number}: {error}")
         whole += not found
         damaged += found
+    packs = run.packs if isinstance(run, FolderRun) else None
+    for number in packs or ():
+        try:
+            tensors += sum([_read_pack(pack) for pack in packs.ranks(number)] if packs is not None else [])
+        except (PadiffError, OSError, ValueError) as error:
+            damaged.append(f"the replay pack of step {number}: {error}")
     remarks = [*_leftovers(path, numbers, run.info.world_size), *nonfinite]
     if not numbers:
         remarks.append("no step was recorded")
@@ -91,6 +99,18 @@ def _finite(record: Record) -> bool:
     # A part at a time: a tensor may be larger than the memory. Reading all of it also shows a file that was cut.
     flat = values.reshape(-1)
     return all(bool(np.isfinite(part).all()) for part in _parts(flat))
+
+
+def _read_pack(pack: Pack) -> int:
+    """Read all of a pack; returns how many tensors it has."""
+    sources = [*pack.weights.values(), *pack.seeds.values(), *(mask.bits for mask in pack.masks)]
+    sources += [source for batch in pack.batches for source in batch.sources]
+    arrays = [source.read() for source in sources]
+    arrays += [array for optimizer in pack.optimizers for array in optimizer.arrays().values()]
+    for array in arrays:
+        for part in _parts(np.asarray(array).reshape(-1)):
+            part.sum()  # reading all of it shows a file that was cut
+    return len(arrays)
 
 
 def _read_trace(step: Step) -> None:
@@ -119,7 +139,7 @@ def _missing_ranks(number: int, steps: list[Step], world_size: int) -> list[str]
 
 def _leftovers(path: Path, numbers: list[int], world_size: int) -> list[str]:
     found = []
-    for left in sorted((path / STEPS).glob(".*")):
+    for left in sorted([*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")]):
         digits = left.name[1:].partition(".")[0]
         if not digits.isdecimal():
             continue

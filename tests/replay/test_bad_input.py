@@ -93,6 +93,15 @@ def test_a_layer_more_or_less(run, tmp_path):
     refused(Torch, "norm", run, tmp_path / "c", net, Torch.adamw(net, 0.5))
 
 
+def test_what_only_one_side_has_is_left_where_that_is_asked_for(run, tmp_path, capfd):
+    net = PaddleViT()
+    net.extra = paddle.nn.Linear(2, 2)
+    before = net.extra.weight.numpy()
+    report = replayed(Paddle, run, tmp_path / "c", net=net, partial=True)
+    assert "left as it is, having no partner: extra/weight [2, 2], extra/bias [2]" in capfd.readouterr().err
+    assert report.first_diff is None and (net.extra.weight.numpy() == before).all()
+
+
 @pytest.mark.filterwarnings("ignore:padiff:RuntimeWarning")
 def test_a_model_that_is_changed_between_two_steps(run, tmp_path):
     net = TorchViT()

@@ -7,6 +7,7 @@ import paddle
 import pytest
 import torch
 from paddle.distributed.fleet.utils import recompute
+from pairs import PAIRS
 
 import padiff
 from replay.trainings import Paddle, Torch, images, replayed, train
@@ -157,3 +158,78 @@ def test_a_golden_run_of_what_is_compiled_now(tmp_path, capfd):
             Torch.update(fast, own, clip=0)
     assert replay.report.passed, str(replay.report)
     assert "dropout in what is compiled can't be fed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("side", [Torch, Paddle], ids=lambda side: side.name)
+def test_a_schedule_of_the_candidates_own(run, tmp_path, side):
+    """The rate is the reference's in each step, and the candidate's own again afterwards."""
+    net = side.ViT().train() if side is Torch else side.ViT()
+    if side is Torch:
+        optimizer = Torch.adamw(net, 0.3)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    else:
+        schedule = paddle.optimizer.lr.StepDecay(0.3, 1, 0.5)
+        optimizer = Paddle.adamw(net, schedule)
+    source = run / ("paddle" if side is Torch else "torch")
+    with padiff.replay(source, net, tmp_path / "c", optimizer=optimizer) as replay:
+        for step in replay:
+            for batch in step.batches:
+                (side.cross_entropy(net(*batch.inputs), *batch.labels) / 2).backward()
+            side.update(net, optimizer)
+    assert replay.report.passed, str(replay.report)
+    rate = optimizer.param_groups[0]["lr"] if side is Torch else optimizer.get_lr()
+    assert rate == 0.3 and schedule is not None
+
+
+def test_groups_with_rates_of_their_own(tmp_path):
+    def groups(net, first, second):
+        names = dict(net.named_parameters())
+        chosen = [p for name, p in names.items() if name.startswith(("head", "classifier"))]
+        others = [p for name, p in names.items() if not name.startswith(("head", "classifier"))]
+        if isinstance(net, TorchViT):
+            return torch.optim.AdamW([{"params": others, "lr": first}, {"params": chosen, "lr": second}])
+        rates = [{"params": others, "learning_rate": first}, {"params": chosen, "learning_rate": second}]
+        return paddle.optimizer.AdamW(1.0, parameters=rates)
+
+    torch.manual_seed(1)
+    net = TorchViT().train()
+    optimizer = groups(net, 0.01, 0.001)
+    with padiff.record(net, tmp_path / "run", optimizer=optimizer, replay_every_n_steps=2) as rec:
+        for number in range(3):
+            x, y = map(torch.from_numpy, images(number))
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            Torch.update(net, optimizer, clip=0)
+            rec.try_dump()
+    assert sorted(rate for (rate,) in [padiff.open_run(tmp_path / "run").packs[2].learning_rates[0][:1]]) == [0.01]
+    other = PaddleViT()
+    own = groups(other, 0.5, 0.5)
+    with padiff.replay(tmp_path / "run", other, tmp_path / "c", optimizer=own) as replay:
+        for step in replay:
+            Paddle.cross_entropy(other(*step.inputs), *step.labels).backward()
+            Paddle.update(other, own)
+    worst = [
+        d
+        for d in replay.report.diffs
+        if d.pair.stage == "update" and not d.passed and d.pair.anchor.slot != "learning_rate"
+    ]
+    assert not worst, str(replay.report)
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("name", ["letters_mislead", "attention_scrambled"])
+def test_what_runs_when_is_trusted_more_than_names(tmp_path, name, back):
+    pair = next(pair for pair in PAIRS if pair.name == name)
+    models, inputs = list(pair.build()), list(pair.inputs())
+    if back:
+        models.reverse(), inputs.reverse()
+    sides = [Torch if isinstance(model, torch.nn.Module) else Paddle for model in models]
+    optimizers = [side.momentum(model, 1e-3) for side, model in zip(sides, models)]
+    with padiff.record(models[0], tmp_path / "r", optimizer=optimizers[0], replay_every_n_steps=1) as rec:
+        (models[0](*inputs[0]) ** 2).mean().backward()
+        sides[0].update(models[0], optimizers[0], clip=0)
+        rec.try_dump()
+    with padiff.replay(tmp_path / "r", models[1], tmp_path / "c", optimizer=optimizers[1]) as replay:
+        for _ in replay:
+            (models[1](*inputs[1]) ** 2).mean().backward()
+            sides[1].update(models[1], optimizers[1], clip=0)
+    assert replay.report.passed, str(replay.report)

@@ -16,6 +16,7 @@ from padiff.errors import PadiffError, RunFolderError, WriterError
 from padiff.records import InMemory, Layer, Record, RunInfo, Step
 from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
+from padiff_hooks.cli import main
 
 INFO = RunInfo("torch", "2", (Layer("(root)", "Net", "net"),))
 
@@ -196,3 +197,15 @@ def test_damaged_files(tmp_path: Path) -> None:
     (rank / "pack.json").symlink_to(outside)
     with pytest.raises(RunFolderError, match="leaves"):
         open_run(tmp_path / "run").packs[3]
+
+
+def test_show_and_doctor_know_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "run", a_pack(3))
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert "replay packs of steps: 3" in capsys.readouterr().out
+    assert main(["doctor", str(tmp_path / "run")]) == 0
+    tensors = tmp_path / "run" / "packs" / "00000003" / "rank_0" / "pack.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-4])
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path / "run")]) == 1
+    assert "the replay pack of step 3" in capsys.readouterr().out
