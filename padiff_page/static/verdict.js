@@ -1,6 +1,6 @@
 // The verdict: where the runs part, how far, why, and the line that mends it.
 
-import { copyButton, el, layerName } from "./dom.js";
+import { copyButton, el, layerName, sentence } from "./dom.js";
 import { count, figure, percent, standing, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
 
@@ -48,7 +48,7 @@ export function verdictCard(store, diff, open) {
       diff?.worst ? stat("worst element", worst(diff.worst), diff.worst.index.length ? `at [${diff.worst.index.join(", ")}]` : null) : null,
     ),
     diff?.problem ? el("p", { class: "note" }, diff.problem) : null,
-    declared ? el("p", { class: "prose" }, first.message) : prose(first),
+    declared ? el("p", { class: "prose" }, sentence(first.message)) : prose(first),
     cause(first),
     others(store),
     el(
@@ -82,11 +82,11 @@ function side(which, path, type, run) {
 function prose(first) {
   const told = [];
   if (first.inside === true) told.push("It is inside of this layer: what goes in agrees.");
-  if (first.last_agreeing && first.inside !== true) told.push(`The last layer that agrees is ${first.last_agreeing}.`);
+  if (first.last_agreeing && first.inside !== true) told.push(`The last layer that agrees is \`${first.last_agreeing}\`.`);
   if (first.call) told.push(`Call: ${first.call}.`);
   if (first.extent) told.push(first.extent);
   if (first.recomputed?.text) told.push(first.recomputed.text);
-  return told.length ? el("p", { class: "prose" }, told.join(" ")) : null;
+  return told.length ? el("p", { class: "prose" }, sentence(told.join(" "))) : null;
 }
 
 function cause(first) {
@@ -98,8 +98,8 @@ function cause(first) {
     "div",
     { class: `cause${why.proven ? " proven" : ""}` },
     el("h2", {}, sure),
-    el("p", { class: "sentence" }, capital(why.sentence), "."),
-    why.evidence ? el("p", { class: "evidence" }, capital(why.evidence), ".") : null,
+    el("p", { class: "sentence" }, sentence(why.sentence)),
+    why.evidence ? el("p", { class: "evidence" }, sentence(why.evidence)) : null,
     why.fix
       ? el("div", { class: "fix" }, el("span", {}, "To mend it"), el("pre", {}, el("code", {}, why.fix)), copyButton(why.fix))
       : null,
@@ -139,10 +139,6 @@ function agreeing(store, outcome) {
       head.coverage ? stat("of what was recorded", percent(head.coverage.share)) : null,
       worstOf.worst >= 0 ? stat("nearest to its limit", times(worstOf.worst), worstOf.worstAt ? worstOf.worstAt[0].layer : null) : null,
     ),
-    head.verdict ? el("p", { class: "prose" }, head.verdict) : null,
+    head.verdict ? el("p", { class: "prose" }, sentence(head.verdict)) : null,
   );
-}
-
-function capital(text) {
-  return text ? text[0].toUpperCase() + text.slice(1) : "";
 }
