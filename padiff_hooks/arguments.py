@@ -15,7 +15,7 @@ from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES, Both
 #: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)
 CODES = {MATCH: 0, DIFFER: 1, CANNOT_TELL: 3}
 EXIT_CODES = (
-    "0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 it can't be told, because "
+    "0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell, because "
     "parameters that train have no record"
 )
 

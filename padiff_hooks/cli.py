@@ -1,6 +1,6 @@
 """The command line: ``padiff demo | show | compare | watch | map | doctor | atlas``.
 
-Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 it can't be told
+Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
 """
 

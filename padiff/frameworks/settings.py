@@ -8,6 +8,14 @@ from typing import Any
 # What each framework calls it, without leading underscores -> the common name.
 _COMMON = {
     "epsilon": "eps",
+    "variance_epsilon": "eps",
+    "layer_norm_eps": "eps",
+    "layer_norm_epsilon": "eps",
+    "rms_norm_eps": "eps",
+    "norm_eps": "eps",
+    "attention_dropout": "dropout",
+    "attn_dropout": "dropout",
+    "rope_base": "rope_theta",
     "negative_slope": "slope",
     "rate": "p",
     "in_features": "inputs",
@@ -26,7 +34,7 @@ _COMMON = {
 _KEPT = frozenset((
     "eps", "momentum", "p", "stride", "dilation", "groups", "padding", "padding_mode", "approximate", "slope",
     "ceil_mode", "num_heads", "num_kv_heads", "num_groups", "inputs", "outputs", "kernel_size", "alpha", "beta", "act",
-    "count_include_pad", "padding_idx", "dropout", "use_global_stats",
+    "count_include_pad", "padding_idx", "dropout", "use_global_stats", "rope_theta",
 ))  # fmt: skip
 
 

@@ -19,6 +19,8 @@ class Figure(Enum):
     BULK = "rel_l2 of the bulk"
     #: Without elements whose gradients are rounding noise.
     WITHOUT_NOISE = "rel_l2 where gradients are no noise"
+    #: Without elements that are off by a unit in the last place of their weight.
+    BEYOND_LAST_PLACE = "rel_l2 beyond the last place of the weights"
     #: By how much of itself a tensor is larger, or smaller, than the reference's.
     RATIO = "share by which it is larger or smaller"
     #: Of a gradient whose true value is zero, which a fixed tolerance lets pass.
@@ -50,6 +52,7 @@ class Rule(Enum):
     GROUPS = "each parameter is stepped with the same rate: the groups stand in another order"
     STATISTICS = "running statistics go with outputs, and one framework takes the unbiased variance, one the biased"
     ELEMENTS = "all of it is in elements whose gradients are rounding noise"
+    LAST_PLACE = "the update is a few units in the last place of the weight, which rounding moves it by"
     WRITTEN = "a weight is what it was in the step before, and its update: nothing else writes to it"
     SYSTEMATIC = "many tensors of the stage are off alike, which rounding never is"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"

@@ -72,7 +72,7 @@ def verdict(report: Report) -> str:
     if coverage.amplified is not None:
         text += (
             f" From step {coverage.amplified} on outputs are more than a tenth of themselves apart, as this training "
-            "amplifies rounding: what parts there by less can't be told, and the steps before give the answer."
+            "amplifies rounding: smaller differences there say nothing, and the steps before give the answer."
         )
     elif worst is not None and worst.figures is not None and worst.figures.rel_l2 > AMPLIFIED:
         text += " This training amplifies rounding: its earlier steps give the sharper answer."
@@ -112,8 +112,8 @@ def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:
         lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
     if coverage.amplified is not None:
         lines.append(
-            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: little "
-            "else can be told there"
+            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: other "
+            "differences there say little"
         )
     if coverage.zeros:
         lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros, at_most)}")

@@ -28,7 +28,8 @@ def add_doctor(commands: Any) -> None:
     """Add the command to the parser's."""
     doctor = commands.add_parser(
         "doctor",
-        help="does recording change a training script, is a run folder whole; exit code 0 well, 1 ill, 2 misuse",
+        help="does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "
+        "wrong, 2 misuse",
         description="SCRIPT: run a training script with and without recording; are losses, gradients and parameters "
         "the same to the bit, and what does recording cost? RUN: read everything that a run folder holds.",
     )

@@ -132,6 +132,12 @@ def test_what_a_trainer_is_set_to_is_recorded_and_compared(tmp_path):
     assert by_value["clip.kind"] == "value" and "clip.norm_type" not in by_value
 
 
+def test_how_many_batches_make_a_step_is_compared(tmp_path):
+    runs = [lightning(tmp_path / str(batches), accumulate_grad_batches=batches) for batches in (1, 2)]
+    said = [one for one in padiff.compare_runs(*runs).settings_differ if one.name == "accumulation"]
+    assert [(tuple(one.values), one.changes) for one in said] == [((1, 2), False)]
+
+
 def test_the_class_of_a_trainers_schedule_is_recorded(tmp_path):
     class Scheduled(Lit):
         def configure_optimizers(self):

@@ -1,4 +1,4 @@
-"""Pairing what owns nothing: layers without parameters, by what they follow, and layers above, by their contents."""
+"""Pairing what owns nothing that trains: leaves by what they follow, and layers above, by their contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tree:
 
 
 def pair_leaves(trees: Both[Tree], matched: Matched) -> None:
-    """Pair leaves without parameters that follow the same layer, in order, by kind.
+    """Pair leaves that own no parameter, or tables only, and follow the same layer, in order, by kind.
 
     What a leaf follows is told by the order of execution where both models were run, else by that of definition.
     """
@@ -45,7 +45,10 @@ def pair_leaves(trees: Both[Tree], matched: Matched) -> None:
 
 
 def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[int, str], list[Layer]]:
-    """Leaves without parameters by the paired layer that they come after (empty: before all)."""
+    """Unpaired leaves that own no parameter by the paired layer that they come after (empty: before all).
+
+    Buffers by themselves pair no layer, as tables and masks lie anywhere: rotary embeddings, say, go by their place.
+    """
     containers = {layer.path for layer in tree.layers if layer.children}
     line = [layer for layer in tree.layers if layer.path not in containers]
     if ran:
@@ -57,7 +60,7 @@ def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[in
             before = "(not called)"
         if layer.path in anchors:
             before = layer.path if before != "(not called)" else before
-        elif not layer.parameters and layer.path not in tree.skipped:
+        elif all(p.role == "buffer" for p in layer.parameters) and layer.path not in tree.skipped:
             found.setdefault((tree.region.get(layer.path, -1), before), []).append(layer)
     return found
 

@@ -18,7 +18,13 @@ from padiff.compare.declared.optimizers import (
     rates_agree,
     site_pairs,
 )
-from padiff.compare.declared.run import clip_differences, loss_differences, tied_differences, trained_differences
+from padiff.compare.declared.run import (
+    clip_differences,
+    loop_differences,
+    loss_differences,
+    tied_differences,
+    trained_differences,
+)
 from padiff.records import Both, Diff, Difference, RunInfo, Step, settings_at
 
 
@@ -108,6 +114,7 @@ class Declared:
         self._lasting = (
             *layer_differences(alignment, settings, called, frameworks.candidate),
             *mode_differences(alignment, settings, called),
+            *loop_differences(settings),
             *loss_differences(settings, frameworks.candidate),
             *clip_differences(settings, self._optimizers, frameworks.candidate),
             *tied_differences(alignment, infos),

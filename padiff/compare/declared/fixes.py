@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,11 +90,18 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
     return f"{spelling.layers}.functional.{name}({', '.join(['...', *([more] if more else []), *arguments])})"
 
 
+# Kinds of layers that frameworks have; a class of the user's goes by its own name.
+_OF_FRAMEWORKS = re.compile(
+    "linear|conv|norm|embedding|lstm|gru|rnn|multiheadattention|dropout|pool|pad|upsamp|shuffle|fold"
+    "|relu|elu|glu|gelu|shrink|softplus|softmax|tanh|threshold|flatten|similarity|distance"
+)
+
+
 def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
     """A layer with a setting as the reference has it."""
     spelling = SPELLINGS.get(framework)
-    if spelling is None or layer.type.lower() != layer.kind:  # a class of the user's, with arguments of its own
-        return ""
+    if spelling is None or layer.type.lower() != layer.kind or not _OF_FRAMEWORKS.search(layer.kind):
+        return ""  # a class of the user's, with arguments of its own
     convert = spelling.converted.get(name)
     if convert is not None and (name != "momentum" or "norm" in layer.kind):
         value = convert(value)

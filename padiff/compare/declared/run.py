@@ -124,6 +124,14 @@ def loss_differences(settings: Both[Mapping[str, Any]], framework: str) -> Itera
         )
 
 
+def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
+    """How many batches make a step, as hosts say. Batches that are larger by as much come to the same: tensors show."""
+    batches = settings.map(lambda side: side.get("accumulation"))
+    if None not in (batches.reference, batches.candidate) and not same(*batches):
+        note = "gradients of so many batches make a step"
+        yield Difference("accumulation", batches, "input", "accumulation", changes=False, note=note)
+
+
 def trained_differences(
     sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers], steps: Both[Step]
 ) -> Iterator[Difference]:

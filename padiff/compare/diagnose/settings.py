@@ -11,6 +11,8 @@ from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pai
 # Differences that a sentence says.
 _SAID = 3
 _OF_LAYERS = ("layer_setting", "mode")
+# Settings that a layer makes its tables of.
+_OF_TABLES = frozenset({"rope_theta"})
 # Where else than at its own stage a kind of difference shows.
 _SHOWS = {
     "layer_setting": ("forward", "backward"),
@@ -133,9 +135,9 @@ def cause_in_settings(pair: Pair, differences: Sequence[Difference]) -> Cause | 
 def _acts(difference: Difference, pair: Pair) -> bool:
     stage, kind = pair.stage, difference.kind
     if kind in _OF_LAYERS and stage == "weight":
-        if not equivalents.slot(pair.anchor.slot).startswith("running_"):
-            return False
-        return (kind == "mode" or difference.name == "momentum") and _at(difference.layers, pair)
+        running = equivalents.slot(pair.anchor.slot).startswith("running_")
+        shows = kind == "mode" or difference.name == "momentum" if running else difference.name in _OF_TABLES
+        return shows and _at(difference.layers, pair)
     if stage not in _SHOWS.get(kind, ()) or (kind == "layer_setting" and difference.name == "momentum"):
         return False
     if kind in _OF_LAYERS:

@@ -10,7 +10,7 @@ from padiff.align import LayerPair
 from padiff.compare.diagnose.values import CONSTANT, masked_apart, ratio_of, round_ratio, same_values, times, values_of
 from padiff.compare.judge.siblings import key_of
 from padiff.model import equivalents
-from padiff.records import LOOP, Both, Cause, Diff, is_functional
+from padiff.records import LOOP, Both, Cause, Diff, Layer, is_functional
 
 
 def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -> Cause:
@@ -24,7 +24,7 @@ def cause_by_stage(diff: Diff, step: Sequence[Diff], layers: LayerPair | None) -
     if stage == "input":
         return _input(reference, candidate)
     if stage == "weight":
-        return _weight(diff, reference, candidate)
+        return _weight(diff, reference, candidate, layers)
     if stage == "forward":
         slot = diff.pair.anchor.slot
         kind = slot.partition("()")[0] if is_functional(slot) else layers.reference.kind if layers else ""
@@ -48,9 +48,12 @@ def _input(reference: np.ndarray, candidate: np.ndarray) -> Cause:
     return Cause("other_batch", "other batches: other samples, or the same prepared otherwise")
 
 
-def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> Cause:
+def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray, layers: LayerPair | None) -> Cause:
     slot = equivalents.slot(diff.pair.anchor.slot)
     if diff.pair.step == 0:
+        if layers is not None and _is_table(layers.reference, diff.pair.anchor.slot):
+            text = "a table that the model makes itself, where a checkpoint does not hold it, is made otherwise"
+            return Cause("other_table", text)
         if reference.ndim == 2 and reference.shape[0] == reference.shape[1] and np.allclose(reference, candidate.T):
             text = "the matrix is transposed: carried over without regard to (in, out) against (out, in)"
             return Cause("weight_transposed", text)
@@ -60,6 +63,12 @@ def _weight(diff: Diff, reference: np.ndarray, candidate: np.ndarray) -> Cause:
         text = "the layers' running statistics are fed differently (momentum, other batches, train or eval mode)"
         return Cause("running_statistics", text)
     return _unknown("the weights come apart by more than the updates of the steps before explain")
+
+
+def _is_table(layer: Layer, slot: str) -> bool:
+    """Whether a slot is a buffer that no training changes: frequencies, positions, a mask."""
+    roles = {p.slot: p.role for p in layer.parameters}
+    return roles.get(slot) == "buffer" and not equivalents.slot(slot).startswith("running_")
 
 
 def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: LayerPair | None) -> Cause:

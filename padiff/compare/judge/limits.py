@@ -86,6 +86,9 @@ UNSEEN_KINKS = 0.2
 MADE_OF = 4.0
 #: Layers of which that is true; an attention or a recurrent layer computes more in between.
 SIMPLE = frozenset({"linear", "conv", "norm", "embedding"})
+#: Units in the last place of its weight that an element's update may be off by: decay and step, rounded together or one
+#: after the other. Measured: 1, in a warm-up that begins at a learning rate of 1e-6; a little for what float32 rounds.
+LAST_PLACES = 1.01
 #: An update may be off by so many times what its own gradient is off: an adaptive optimizer divides by the gradient.
 #: Chosen.
 OF_GRADIENT = 5.0

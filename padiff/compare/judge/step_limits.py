@@ -1,0 +1,373 @@
+"""What each tensor of a step may be off by, given the whole step and the one before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.compare.judge import limits
+from padiff.compare.judge.drift import Drift, inherited
+from padiff.compare.judge.kinks import may_have_kinks
+from padiff.compare.judge.siblings import Key, key_of
+from padiff.compare.judge.step_figures import (
+    bulk_of,
+    coarsest_dtypes,
+    deviations_of,
+    hides_noise,
+    is_activation,
+    is_exact,
+    largest_errors,
+    outputs_of,
+    samples_of,
+)
+from padiff.compare.judge.systematic import Start
+from padiff.compare.judge.verdict import Limit, value_of, verdict
+from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
+from padiff.compare.measure.arrays import few
+from padiff.compare.measure.operands import elements
+from padiff.model import equivalents
+from padiff.records import LOOP, Diff, Figure, Figures, Rule, is_loss, is_of_loss, loss_role
+
+
+def _goes_into_loss(diff: Diff) -> bool:
+    """Whether a diff is of what goes into a loss function: of an output, mostly."""
+    anchor = diff.pair.anchor
+    return is_of_loss(anchor) and anchor.stage == "loss" and loss_role(anchor.slot) != "0"
+
+
+class StepLimits:
+    """What has to be known of a whole step before one of its diffs can be judged."""
+
+    def __init__(self, diffs: Sequence[Diff], factor: float, before: Drift) -> None:
+        self._factor = factor
+        self._before = before
+        self._dtypes = coarsest_dtypes(diffs)
+        self._scales = Scales.of(diffs)
+        self._grad_scale = self._scales.layers
+        self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
+        #: The weights that passed, as they are judged.
+        self._explained: dict[Key, Diff] = {}
+        self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
+        self._samples = samples_of(diffs)
+        self._deviations = deviations_of(diffs)
+        grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
+        level = level_of(diffs)
+        self._noise_driven = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or hides_noise(d)}
+        self._grads = {key_of(d): d for d in grads}
+        #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
+        self._stepped = 0.0
+        self._weights = math.fsum(
+            d.figures.reference_l2**2 for d in diffs if d.pair.stage == "weight" and d.figures and d.compared
+        )
+        self._gain = limits.MORE_GAIN * before.gain
+        unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
+        unseen *= min(1.0, self._gain / limits.GAIN["forward"])
+        # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
+        self._inherited = {
+            "forward": inherited(diffs, unseen),
+            "later": inherited([d for d in diffs if key_of(d) not in self._noise_driven], unseen),
+        }
+        if before.step >= 0 and not before.known:
+            self._inherited = dict.fromkeys(self._inherited, limits.MOST)
+        self._forward_error = self._largest_forward(diffs)
+        #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
+        self._handed_on = 0.0
+        #: The same of activation gradients, from the first one on that is off in a few elements only.
+        self._handed_back = 0.0
+        #: Of the last output that passed: its shape, and its error (L2).
+        self._last: tuple[tuple[int, ...], float] = ((), 0.0)
+        self._kinked = may_have_kinks(diffs)
+        self._kinks = self._largest_kink(diffs)
+        self._outputs = outputs_of(diffs)
+        self._came_back = largest_errors(diffs, "backward")
+        self._went_in = max(largest_errors(diffs, "forward").values(), default=0.0)
+        self._grad_errors = {
+            key_of(d): d.figures.rel_l2
+            for d in grads
+            if d.figures is not None and d.figures.l2 <= self._grad_limit(d).value
+        }
+
+    def start(self) -> Start:
+        """What has to be known of the step to tell what is systematic."""
+        return Start(self._factor, self._dtypes, self._noise_driven, self._inherited["forward"], self._before)
+
+    def _largest_forward(self, diffs: Sequence[Diff]) -> float:
+        """Largest relative L2 error of an output, as far as it is allowed."""
+        errors = (d.figures.rel_l2 for d in diffs if d.pair.stage == "forward" and d.figures and d.compared)
+        limit = limits.DEEP * (
+            self._allowed("forward") + max(limits.GAIN["forward"], self._gain) * self._inherited["later"]
+        )
+        return max((error for error in errors if error <= limit), default=0.0)
+
+    def _largest_kink(self, diffs: Sequence[Diff]) -> float:
+        """Largest relative L2 error of an activation gradient that is off in a few elements only."""
+        limit, largest = self._relative("backward").value, 0.0
+        for diff in diffs:
+            figures, bulk = diff.figures, bulk_of(diff) if diff.pair.stage == "backward" else None
+            if figures is None or bulk is None or not diff.compared:
+                continue
+            own = figures.reference_l2
+            if bulk <= limit * own < figures.l2 <= limits.FEW_AT_MOST * own:
+                largest = max(largest, figures.rel_l2)
+        return largest
+
+    def _allowed(self, stage: str) -> float:
+        return limits.allowed(self._dtypes[stage], stage)
+
+    def _grad_limit(self, diff: Diff) -> Limit:
+        assert diff.figures is not None
+        reference = diff.figures.reference_l2
+        scale = self._grad_scale.get(diff.pair.anchor.layer, 0.0) * math.sqrt(diff.figures.size)
+        # The few elements of an activation gradient that are off are in every gradient that is made of it.
+        limit = self._relative("grad")
+        if self._kinks:
+            limit = Limit(limit.value + 2 * self._factor * self._kinks, Rule.HANDED_BACK)
+        if self._is_made_of(diff):
+            made_of = limits.MADE_OF * (self._came_back[diff.pair.anchor.layer] + self._went_in)
+            limit = Limit(self._factor * (self._allowed("grad") + made_of), Rule.MADE_OF)
+        return Limit(limit.value * max(reference, scale), Rule.LAYER if scale > reference else limit.rule)
+
+    def _is_made_of(self, diff: Diff) -> bool:
+        """Whether what a gradient is made of is known: what came back to its layer, and what went through the model."""
+        anchor = diff.pair.anchor
+        simple = equivalents.group_of_kinds(anchor.layer_type.lower()) in limits.SIMPLE
+        return simple and self._went_in > 0 and anchor.layer in self._came_back
+
+    def _noise_limit(self, figures: Figures) -> float:
+        # Of any direction, but not larger than the reference's updates are.
+        return limits.UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
+
+    def _relative(self, stage: str) -> Limit:
+        own = self._allowed(stage)
+        inherited = self._inherited["forward" if stage == "forward" else "later"]
+        if self._stepped and stage != "update":
+            inherited = min(inherited + math.sqrt(self._stepped / (self._weights or math.inf)), limits.MOST)
+        gain = max(limits.GAIN[stage], self._gain) if stage in limits.APART else 0.0
+        kinks = limits.KINKS.get(stage, 0.0) * math.sqrt(self._forward_error) if self._kinked else 0.0
+        more = gain * inherited + kinks
+        # Weights a hundredth apart are as far as drift goes. In half precision they come near it in a few steps.
+        seen = max(self._gain, limits.GAIN["forward"]) if limits.is_half(self._dtypes[stage]) else self._gain
+        further = max(1.0, limits.MOST * seen / limits.AT_MOST["forward"])
+        if stage not in ("forward", "loss"):
+            further = max(further, limits.FURTHER * self._forward_error / limits.AT_MOST["forward"])
+        at_most = min(limits.AT_MOST.get(stage, own) * further, limits.APART.get(stage, own))
+        # Of weights that are further apart than drift goes, nothing says how far.
+        larger = at_most if inherited >= limits.MOST else min(own + more, at_most)
+        return Limit(self._factor * max(own, larger), Rule.INHERITED if larger > own else Rule.ROUNDING)
+
+    def judge(self, diff: Diff) -> Diff:
+        figures, stage, anchor = diff.figures, diff.pair.stage, diff.pair.anchor
+        if diff.problem or figures is None:
+            return diff
+        if is_exact(diff):
+            return diff.judged(figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
+        limit, explained = self._limit(diff, figures)
+        if not explained and (anchor.layer != LOOP or stage == "loss"):
+            before = self._before.stages.get("forward" if _goes_into_loss(diff) else stage, 0.0)
+            grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST)
+            limit = max(limit, Limit(grown * figures.reference_l2, Rule.GROWN), key=value_of)
+        found = verdict(diff, limit)
+        if stage == "weight" and found.passed:
+            self._explained[key_of(diff)] = diff
+        if found.passed and diff.compared:
+            self._hand_on(found, figures)
+        if stage == "update" and anchor.layer != LOOP and diff.compared and math.isfinite(figures.l2):
+            self._stepped += figures.l2**2
+        if not found.passed and stage in ("update", "weight"):
+            found = self._without_noise(found, limit.value)
+        if not found.passed and stage == "update":
+            found = self._without_last_places(found, limit.value)
+        if not found.passed and stage == "weight" and explained and diff.pair.step - self._before.step == 1:
+            judged = found.judgement
+            assert judged is not None
+            return found.judged(False, judged.figure, judged.value, judged.limit, Rule.WRITTEN)
+        return found
+
+    def _limit(self, diff: Diff, figures: Figures) -> tuple[Limit, bool]:
+        """What the error's L2 norm may be, and whether all that can explain it is known: then growth is no excuse."""
+        stage, reference = diff.pair.stage, figures.reference_l2
+        if diff.pair.anchor.layer == LOOP:
+            if stage == "update":
+                return Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR), False
+            if _goes_into_loss(diff):
+                return self._output_limit().times(reference), False  # what goes in is an output
+            # A scalar that should go to zero (a loss) has no scale of its own there.
+            limit = self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0))
+            return (self._loss_limit(diff, limit) if is_loss(diff.pair.anchor) else limit), False
+        if stage == "weight":
+            return self._weight_limit(diff)
+        if stage == "grad":
+            return self._grad_limit(diff), self._is_made_of(diff)
+        if stage == "update":
+            return self._update_limit(diff, figures), key_of(diff) in self._grads
+        relative = self._output_limit() if stage == "forward" else self._relative(stage)
+        if stage == "backward":
+            # What a kink made of a few elements, the layers before spread over all of theirs.
+            spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
+            relative = max(relative, Limit(spread, Rule.HANDED_BACK), key=value_of)
+        limit = relative.times(reference)
+        if stage == "forward" and is_activation(diff.pair.anchor) and diff.pair.anchor.shape == self._last[0]:
+            # Where it lets little through, that little is off by as much as what went in.
+            limit = max(limit, Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=value_of)
+        return limit, False
+
+    def _output_limit(self) -> Limit:
+        """What an output may be off by, given those before it."""
+        relative = self._relative("forward")
+        deeper = min(
+            limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
+        )
+        return max(relative, Limit(deeper, Rule.HANDED_ON), key=value_of)
+
+    def _loss_limit(self, diff: Diff, limit: Limit) -> Limit:
+        """A loss differs by what the outputs differ: by their error times the gradient that comes back to them."""
+        outputs = self._outputs
+        if outputs is None or outputs.error > limits.AT_MOST["forward"]:
+            return limit
+        assert diff.figures is not None
+        size = max(diff.figures.reference_l2, limits.LOSS_SCALE)
+        own = limits.allowed(limits.coarse(diff.pair.anchor.dtype), "loss") * size
+        made_of = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
+        return min(limit, Limit(self._factor * (own + made_of), Rule.OUTPUTS), key=value_of)
+
+    def _update_limit(self, diff: Diff, figures: Figures) -> Limit:
+        key = key_of(diff)
+        # What a gradient was allowed to be off by, its update may be, too.
+        relative = self._relative("update")
+        if key in self._grads:
+            relative = Limit(self._factor * self._allowed("update"), Rule.ROUNDING)
+        of_gradient = limits.OF_GRADIENT * self._factor * self._grad_errors.get(key, 0.0)
+        limit = Limit((relative.value + of_gradient) * figures.reference_l2, relative.rule)
+        if key in self._noise_driven:
+            limit = Limit(self._noise_limit(figures), Rule.NOISE_DRIVEN)
+        weight = self._explained.get(key)
+        remembered = self._factor * self._before.remembered(key, diff.pair.step, weight.figures if weight else None)
+        if limit.rule is not Rule.NOISE_DRIVEN and of_gradient * figures.reference_l2 + remembered > limit.value / 2:
+            limit = Limit(limit.value, Rule.OF_GRADIENT)
+        value = limit.value + remembered
+        return Limit(value + self._rounded_weight(diff, value), limit.rule)
+
+    def _rounded_weight(self, diff: Diff, error: float) -> float:
+        """What rounding the weight to half precision makes of an update's error.
+
+        An update is told apart only by whole units of the weight's last place: where the sides differ by ``d``, one of
+        ``unit / d`` elements goes to the next unit on one side.
+        """
+        weight = self._explained.get(key_of(diff))
+        if weight is None or weight.figures is None or not limits.is_half(weight.pair.anchor.dtype):
+            return 0.0
+        unit = 2 * limits.ROUNDING[weight.pair.anchor.dtype] * weight.figures.reference_l2
+        single = math.sqrt(min(few(weight.figures.size) / max(weight.figures.size, 1), 1.0))
+        return self._factor * (math.sqrt(error * unit) + unit * single)
+
+    def _hand_on(self, diff: Diff, figures: Figures) -> None:
+        """Remember how far off a passed output, or a gradient of one, is: the next one is made of it."""
+        assert diff.judgement is not None
+        stage, what = diff.pair.stage, diff.judgement.figure
+        if stage == "forward" and what is Figure.REL_L2:
+            self._handed_on = max(self._handed_on, figures.rel_l2)
+            self._last = diff.pair.anchor.shape, figures.l2
+        elif stage == "backward" and (what is Figure.BULK or self._handed_back) and math.isfinite(figures.rel_l2):
+            self._handed_back = max(self._handed_back, figures.rel_l2)
+
+    def _without_noise(self, diff: Diff, limit: float) -> Diff:
+        """A diff that passes if it is all in elements whose gradients are rounding, or are themselves another.
+
+        A bias of query, key and value in one: the attention does not depend on the key's. And where rounding turns the
+        sign of an element's gradient over, an adaptive optimizer makes a full-size update of either.
+        """
+        gradient, figures = self._grads.get(key_of(diff)), diff.figures
+        steps = diff.pair.step if diff.pair.stage == "weight" else 1
+        if gradient is None or not steps or gradient.figures is None or figures is None:
+            return diff
+        if gradient.figures.size != figures.size:
+            return diff
+        gradients, sides = elements(gradient.pair), elements(diff.pair)
+        if gradients is None or sides is None:
+            return diff  # which elements are noise, a sketch does not show
+        largest = np.maximum(*gradients.map(np.abs))
+        scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
+        noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
+        if diff.pair.stage == "update" and key_of(diff) in self._grad_errors:
+            noise |= np.abs(gradients.candidate - gradients.reference) > limits.ANOTHER * largest
+        noise &= largest > 0  # a gradient of zero on both sides is no rounding
+        error = sides.candidate - sides.reference
+        count = int(noise.sum())
+        most = limits.UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
+        rest = float(np.linalg.norm(error[~noise]))
+        if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
+            return diff
+        size = figures.reference_l2 or 1.0
+        return diff.judged(True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
+
+    def _without_last_places(self, diff: Diff, limit: float) -> Diff:
+        """A diff of updates that passes if it is all in the last place of the weights: nothing smaller can be added.
+
+        Early in a warm-up an update is a few units of it, and whether decay and step are rounded together or one after
+        the other moves it by one.
+        """
+        weight, figures = self._explained.get(key_of(diff)), diff.figures
+        if weight is None or weight.figures is None or figures is None or weight.figures.size != figures.size:
+            return diff
+        dtype = limits.coarse(weight.pair.anchor.dtype)
+        if dtype not in limits.ROUNDING or limits.is_half(dtype):
+            return diff
+        unit, size = 2 * limits.ROUNDING[dtype], figures.reference_l2 or 1.0
+        weights, sides = elements(weight.pair), elements(diff.pair)
+        if weights is None or sides is None:  # which elements were stepped, a sketch does not show
+            most = limit + unit * weight.figures.reference_l2
+            passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
+            return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff
+        error = np.abs(sides.candidate - sides.reference)
+        beyond = error > limits.LAST_PLACES * unit * np.maximum(*weights.map(np.abs))
+        rest = float(np.linalg.norm(error[beyond]))
+        if rest > limit:
+            return diff
+        return diff.judged(True, Figure.BEYOND_LAST_PLACE, rest / size, limit / size, Rule.LAST_PLACE)
+
+    def _weight_limit(self, diff: Diff) -> tuple[Limit, bool]:
+        """The limit, and whether the step before explains all of it."""
+        figures = diff.figures
+        assert figures is not None
+        number = diff.pair.step
+        own = self._relative("weight").times(figures.reference_l2)
+        if not number:
+            return own, False
+        limit = own.value
+        update = self._updates.get(key_of(diff))
+        update_figures = update.figures if update is not None else None
+        size = update_figures.reference_l2 if update_figures is not None else 0.0
+        drifted, explained = self._before.weight_error(key_of(diff), number, size, figures.size)
+        gap = number - self._before.step
+        noise_driven = key_of(diff) in self._noise_driven and update_figures is not None
+        if explained and gap == 1:
+            # What both sides do to it besides (a norm that is kept, weights that are clamped) may double it.
+            return Limit(limit + 2 * self._factor * drifted, Rule.UPDATES if drifted else own.rule), True
+        if explained:
+            each = self._noise_limit(update_figures) if noise_driven and update_figures is not None else 0.0
+            return Limit(limit + self._factor * (drifted + (gap - 1) * each), Rule.UPDATES), True
+        ramp = (
+            min(number, limits.DRIFT_STEPS)
+            * limits.DRIFT_PER_STEP
+            * self._allowed("forward")
+            / limits.allowed("float32", "forward")
+        )
+        limit += self._factor * min(ramp, limits.DRIFT_AT_MOST) * figures.reference_l2
+        if update_figures is not None:
+            # Adam's updates from noise shrink with time; those of the steps before were as large as the others'.
+            each = self._noise_limit(update_figures) if noise_driven else 0.0
+            size = max(update_figures.reference_l2, update_figures.candidate_l2)
+            limit += self._factor * number * max(each, limits.OFF * size)
+        limit = max(limit, self._factor * drifted)
+        slot = equivalents.slot(diff.pair.anchor.slot)
+        if slot in limits.RUNNING:
+            # A mean near zero is made of values that are not: its error goes with theirs.
+            deviation = self._deviations.get(diff.pair.anchor.layer, 0.0) if slot == "running_mean" else 0.0
+            limit += self._relative("forward").value * max(figures.reference_l2, deviation)
+        if slot == "running_var":
+            samples = self._samples.get(diff.pair.anchor.layer, 0)
+            if samples > 1:
+                limit += limits.UNBIASED / (samples - 1) * figures.reference_l2
+        return Limit(limit, Rule.STATISTICS if slot in limits.RUNNING else Rule.DRIFT), False
