@@ -4,7 +4,8 @@ import { copyButton, el, layerName, sentence } from "./dom.js";
 import { count, figure, percent, standing, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
 
-const OUTCOMES = { match: "The runs match", differ: "The runs part", "cannot tell": "It can’t be told" };
+// Of further faults so many are told in full; the heat map marks the others.
+const OTHERS = 5;
 
 /** A figure with what it is called. */
 export function stat(label, value, more = null) {
@@ -78,6 +79,11 @@ function side(which, path, type, run) {
   );
 }
 
+function heading(outcome, steps) {
+  if (outcome === "cannot tell") return "It can’t be told whether the runs match";
+  return steps ? `The runs match in ${count(steps, "step")}` : "No step is compared yet";
+}
+
 /** What is known of how far it reaches and where in the code it is. */
 function prose(first) {
   const told = [];
@@ -109,13 +115,13 @@ function cause(first) {
 
 /** Faults that do not follow from the first one, where the report names them. */
 function others(store) {
-  const some = store.head.independent ?? [];
+  const some = store.others;
   if (!some.length) return null;
   return el(
     "div",
     { class: "cause" },
     el("h2", {}, some.length === 1 ? "A second fault, which does not follow" : "Further faults, which do not follow"),
-    some.map((one) => el("p", { class: "sentence" }, one.message ?? String(one))),
+    some.slice(0, OTHERS).map((one) => el("p", { class: "sentence" }, sentence(one.message))),
   );
 }
 
@@ -130,7 +136,7 @@ function agreeing(store, outcome) {
       "div",
       { class: "headline" },
       el("span", { class: `chip ${outcome === "match" ? "match" : "doubt"}` }, outcome),
-      el("h1", {}, OUTCOMES[outcome] ?? outcome, store.steps.length ? ` in ${count(store.steps.length, "step")}` : ""),
+      el("h1", {}, heading(outcome, store.steps.length)),
     ),
     el(
       "dl",
