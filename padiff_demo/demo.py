@@ -14,9 +14,12 @@ from padiff.errors import UsageError
 from padiff.records import Report, verdict
 from padiff.report_formats import to_json
 from padiff_hooks.show import print_report
+from padiff_page import page
 
 #: Passes over the 1,797 images, and every how many optimizer steps are recorded.
 EPOCHS, EVERY_N_STEPS = 2, 8
+#: The page that shows the planted fault.
+REPORT = "report.html"
 
 _MARK = "padiff-demo.txt"
 
@@ -58,6 +61,7 @@ def run(folder: Path, console: Console) -> int:
         )  # fmt: skip
     fault = compare_runs(folder / "torch", folder / "paddle-fault")
     print_report(fault, console)
+    (folder / REPORT).write_text(page(to_json(fault)), encoding="utf-8")
     return _close(folder, clean, fault, console)
 
 
@@ -66,7 +70,8 @@ def _close(folder: Path, clean: Report, fault: Report, console: Console) -> int:
     console.print("clean pair:   ", verdict(clean), style="green" if clean.passed else "red", markup=False)
     console.print("planted fault:", verdict(fault), style="green" if not fault.passed else "red", markup=False)
     console.print(
-        f"\nLook at the live diffs:   tensorboard --logdir {folder / 'tensorboard'}\n"
+        f"\nLook at the fault:        {folder / REPORT}  (open it in a browser)\n"
+        f"Look at the live diffs:   tensorboard --logdir {folder / 'tensorboard'}\n"
         f"Compare again yourself:   padiff compare {folder / 'torch'} {folder / 'paddle-fault'}\n"
         f"What a run holds:         padiff show {folder / 'torch'}",
         markup=False,

@@ -235,6 +235,7 @@ class DiffStream:
     def _put_aside(self, recordings: Both[str]) -> None:
         """Rename the lines; without them, `EventFile` drops all of our points."""
         before = self._recordings or recordings
+        (self.path / REPORT_FILE).unlink(missing_ok=True)
         os.replace(self.path / DIFFS_FILE, self.path / BEFORE_FILE)
         if self.done:
             others = [name for name, was, now in zip(self._names, before, recordings) if was != now]

@@ -134,7 +134,7 @@ export class Page {
   async showVerdict() {
     const { store } = this;
     const cell = store.firstCell();
-    const key = JSON.stringify([store.firstDiff?.message ?? null, Boolean(cell), store.firstDiff ? 0 : store.steps.length, store.head.outcome]);
+    const key = JSON.stringify([store.firstDiff?.message ?? null, Boolean(cell), store.firstDiff ? store.others.length : store.steps.length, store.head.outcome]);
     if (key === this.verdictOf) return;
     this.verdictOf = key;
     const diff = cell ? await store.diff(cell.site, cell.column).catch(() => null) : null;

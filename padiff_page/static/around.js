@@ -1,6 +1,6 @@
 // What differs around the tensors: settings, environment, and how much was compared.
 
-import { copyButton, el } from "./dom.js";
+import { copyButton, el, sentence } from "./dom.js";
 import { count, percent, setting } from "./format.js";
 
 const NAMED = {
@@ -48,7 +48,7 @@ function settings(head) {
             el("td", {}, el("code", {}, one.name), one.changes ? null : el("small", {}, "changes no result")),
             el("td", {}, el("code", {}, setting(one.reference))),
             el("td", {}, el("code", {}, setting(one.candidate))),
-            el("td", {}, one.about || one.stage, one.note ? el("small", {}, one.note) : null),
+            el("td", {}, one.about || one.stage, one.note ? el("small", {}, sentence(one.note)) : null),
             el("td", {}, one.fix ? el("span", { class: "mend" }, el("code", {}, one.fix), copyButton(one.fix)) : "–"),
           ),
         ),

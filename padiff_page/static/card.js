@@ -1,7 +1,7 @@
 // The tensor card: all that is known of one tensor in one step.
 
 import { errorPicture, histogram, series } from "./charts.js";
-import { copyButton, el, layerName, refill } from "./dom.js";
+import { copyButton, el, layerName, refill, sentence } from "./dom.js";
 import { figure, standing, times } from "./format.js";
 import { timesAllowed } from "./store.js";
 import { name, stat } from "./verdict.js";
@@ -171,9 +171,4 @@ function slotOf(site, stage) {
   if (!site) return "";
   const at = site.indexOf(`/${stage}/`);
   return at < 0 ? site : site.slice(at + stage.length + 2);
-}
-
-function sentence(text) {
-  const whole = text[0].toUpperCase() + text.slice(1);
-  return whole.endsWith(".") ? whole : `${whole}.`;
 }

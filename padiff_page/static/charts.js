@@ -119,5 +119,5 @@ export function errorPicture(picture, ramp) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `largest |difference| ${figure(most)}`);
   const what = [picture.rows ? `↓ ${picture.rows}` : null, `→ ${picture.columns}`].filter(Boolean).join("   ");
-  return el("div", {}, canvas, el("p", { class: "keys" }, what, el("small", {}, `darkest: ${figure(most)}`)));
+  return el("div", {}, canvas, el("p", { class: "keys" }, what, el("small", {}, `strongest: ${figure(most)}`)));
 }

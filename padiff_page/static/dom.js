@@ -36,6 +36,14 @@ export function layerName(path, type) {
   return el("span", { class: "layer" }, el("code", {}, path), type ? el("span", { class: "type" }, type) : null);
 }
 
+/** A sentence in which names stand between backquotes. */
+export function sentence(text) {
+  const whole = text ? text[0].toUpperCase() + text.slice(1) : "";
+  const parts = (/[.!?)]$/.test(whole) || !whole ? whole : `${whole}.`).split("`");
+  // An odd one has no partner: then none is taken for a mark.
+  return parts.length % 2 ? parts.map((part, k) => (k % 2 ? el("code", {}, part) : part)) : parts.join("`");
+}
+
 /** A button that copies a text, and says that it did. */
 export function copyButton(text, label = "Copy") {
   const button = el("button", { class: "quiet copy", type: "button" }, label);

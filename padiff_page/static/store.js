@@ -72,12 +72,14 @@ export class Store {
     this.firstDiff = null;
     this.columns = new Map();
     this.bySite = new Map();
+    this.others = []; // as the report has them
     this.further = []; // cells of faults that do not follow from the first diff, where the report tells them
   }
 
   setHead(report) {
     this.head = report;
     this.#first(report.first_diff);
+    this.#others(report.independent);
     const types = new Map();
     for (const [path, type] of report.models?.reference?.layers ?? []) types.set(path, type);
     for (const [path, type] of report.models?.candidate?.layers ?? []) types.set(`\n${path}`, type);
@@ -94,6 +96,7 @@ export class Store {
     if (this.columns.has(line.step)) return null;
     const column = this.steps.length;
     this.#first(line.first_diff);
+    this.#others(line.independent);
     if (column === 0) this.#executionOrder(line.diffs);
     const before = this.tree.byKey.size;
     for (const diff of line.diffs) {
@@ -112,6 +115,13 @@ export class Store {
   /** What a tensor shows stands before what the runs only declare differently. */
   #first(found) {
     if (found && (!this.firstDiff || (isDeclared(this.firstDiff) && !isDeclared(found)))) this.firstDiff = found;
+  }
+
+  /** Faults that do not follow from the first diff: of all steps in a report, of each in its line. */
+  #others(found = []) {
+    for (const one of found) {
+      if (this.others.length < FURTHER && !this.others.some((known) => known.message === one.message)) this.others.push(one);
+    }
   }
 
   /** End the column that `put` wrote to. */

@@ -1,10 +1,11 @@
 // The verdict: where the runs part, how far, why, and the line that mends it.
 
-import { copyButton, el, layerName } from "./dom.js";
+import { copyButton, el, layerName, sentence } from "./dom.js";
 import { count, figure, percent, standing, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
 
-const OUTCOMES = { match: "The runs match", differ: "The runs part", "cannot tell": "It can’t be told" };
+// Of further faults so many are told in full; the heat map marks the others.
+const OTHERS = 5;
 
 /** A figure with what it is called. */
 export function stat(label, value, more = null) {
@@ -48,7 +49,7 @@ export function verdictCard(store, diff, open) {
       diff?.worst ? stat("worst element", worst(diff.worst), diff.worst.index.length ? `at [${diff.worst.index.join(", ")}]` : null) : null,
     ),
     diff?.problem ? el("p", { class: "note" }, diff.problem) : null,
-    declared ? el("p", { class: "prose" }, first.message) : prose(first),
+    declared ? el("p", { class: "prose" }, sentence(first.message)) : prose(first),
     cause(first),
     others(store),
     el(
@@ -78,15 +79,20 @@ function side(which, path, type, run) {
   );
 }
 
+function heading(outcome, steps) {
+  if (outcome === "cannot tell") return "It can’t be told whether the runs match";
+  return steps ? `The runs match in ${count(steps, "step")}` : "No step is compared yet";
+}
+
 /** What is known of how far it reaches and where in the code it is. */
 function prose(first) {
   const told = [];
   if (first.inside === true) told.push("It is inside of this layer: what goes in agrees.");
-  if (first.last_agreeing && first.inside !== true) told.push(`The last layer that agrees is ${first.last_agreeing}.`);
+  if (first.last_agreeing && first.inside !== true) told.push(`The last layer that agrees is \`${first.last_agreeing}\`.`);
   if (first.call) told.push(`Call: ${first.call}.`);
   if (first.extent) told.push(first.extent);
   if (first.recomputed?.text) told.push(first.recomputed.text);
-  return told.length ? el("p", { class: "prose" }, told.join(" ")) : null;
+  return told.length ? el("p", { class: "prose" }, sentence(told.join(" "))) : null;
 }
 
 function cause(first) {
@@ -98,8 +104,8 @@ function cause(first) {
     "div",
     { class: `cause${why.proven ? " proven" : ""}` },
     el("h2", {}, sure),
-    el("p", { class: "sentence" }, capital(why.sentence), "."),
-    why.evidence ? el("p", { class: "evidence" }, capital(why.evidence), ".") : null,
+    el("p", { class: "sentence" }, sentence(why.sentence)),
+    why.evidence ? el("p", { class: "evidence" }, sentence(why.evidence)) : null,
     why.fix
       ? el("div", { class: "fix" }, el("span", {}, "To mend it"), el("pre", {}, el("code", {}, why.fix)), copyButton(why.fix))
       : null,
@@ -109,13 +115,13 @@ function cause(first) {
 
 /** Faults that do not follow from the first one, where the report names them. */
 function others(store) {
-  const some = store.head.independent ?? [];
+  const some = store.others;
   if (!some.length) return null;
   return el(
     "div",
     { class: "cause" },
     el("h2", {}, some.length === 1 ? "A second fault, which does not follow" : "Further faults, which do not follow"),
-    some.map((one) => el("p", { class: "sentence" }, one.message ?? String(one))),
+    some.slice(0, OTHERS).map((one) => el("p", { class: "sentence" }, sentence(one.message))),
   );
 }
 
@@ -130,7 +136,7 @@ function agreeing(store, outcome) {
       "div",
       { class: "headline" },
       el("span", { class: `chip ${outcome === "match" ? "match" : "doubt"}` }, outcome),
-      el("h1", {}, OUTCOMES[outcome] ?? outcome, store.steps.length ? ` in ${count(store.steps.length, "step")}` : ""),
+      el("h1", {}, heading(outcome, store.steps.length)),
     ),
     el(
       "dl",
@@ -139,10 +145,6 @@ function agreeing(store, outcome) {
       head.coverage ? stat("of what was recorded", percent(head.coverage.share)) : null,
       worstOf.worst >= 0 ? stat("nearest to its limit", times(worstOf.worst), worstOf.worstAt ? worstOf.worstAt[0].layer : null) : null,
     ),
-    head.verdict ? el("p", { class: "prose" }, head.verdict) : null,
+    head.verdict ? el("p", { class: "prose" }, sentence(head.verdict)) : null,
   );
-}
-
-function capital(text) {
-  return text ? text[0].toUpperCase() + text.slice(1) : "";
 }

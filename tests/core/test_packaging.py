@@ -98,6 +98,7 @@ with padiff.record(model, "recorded", optimizer=torch.optim.SGD(model.parameters
         (command("--help"), "rich"),
         (command("show", "a"), "rich"),
         (command("compare", "a", "b", "--json", "out.json", "--junit", "out.xml"), "rich"),
+        (command("compare", "a", "b", "--html", "out.html"), "rich"),
         (command("doctor", "a"), "rich"),
         (command("compare", "a", "b", "--logdir", "tb"), "tensorboard rich"),
     ],

@@ -209,6 +209,29 @@ def test_json_of_before_the_page_is_read_as_well(tab, tmp_path):
     assert "fc2" in text(tab, "#verdict") and tab.troubles == []
 
 
+def test_faults_that_do_not_follow_are_marked_where_the_report_tells_them(tab, tmp_path):
+    content = content_of()
+    for step in content["steps"]:
+        for diff in step["diffs"]:
+            if not diff["passed"]:
+                diff["standing"] = "follows"
+    first = next(d for d in content["steps"][STEP]["diffs"] if d["reference"] == REFERENCE)
+    other = next(d for d in content["steps"][STEP + 1]["diffs"] if d["reference"] == "fc1/grad/weight")
+    first["standing"] = "first"
+    other |= {"passed": False, "standing": "new"}
+    content["independent"] = [{"message": f"A second fault {EVIL}", "step": STEP + 1, "stage": "grad"}]
+    content["first_diff"]["recomputed"] = {"text": "The candidate is off."}
+    opened(tab, written(content, tmp_path))
+    verdict = text(tab, "#verdict")
+    assert "first here" in verdict and f"A second fault {EVIL}" in verdict and "The candidate is off." in verdict
+    assert tab.run("padiff.store.further.map(one => [one.node.path, one.stage, padiff.store.steps[one.column]])") == [
+        ["fc1", "grad", STEP + 1]
+    ]
+    tab.run("padiff.select({site: padiff.store.sites.find(s => s.reference === 'fc1/grad/weight'), column: 4})")
+    tab.wait("document.querySelector('#card .chip')?.innerText === 'new here'")
+    assert tab.troubles == []
+
+
 @pytest.mark.slow
 def test_a_report_as_large_as_a_resnet_s_is_small_and_opens_soon(tab, tmp_path):
     address = written(large(1000, 20), tmp_path)

@@ -85,6 +85,19 @@ def test_a_report_lies_beside_the_lines_and_says_what_it_came_to(tmp_path):
     assert logs.report(tmp_path) == found
 
 
+def test_the_report_of_another_recording_is_not_kept(tmp_path):
+    stream = DiffStream(tmp_path, NAMES)
+    stream.begin(Both("a", "b"))
+    for report in step_reports():
+        stream.write(report)
+    assert logs.outcome(tmp_path) == "differ"
+    stream.begin(Both("a", "c"))
+    assert logs.report(tmp_path) is None
+    stream.write(step_reports()[0])
+    stream.close()
+    assert logs.outcome(tmp_path) == "match"
+
+
 def test_a_report_that_is_damaged_is_none(tmp_path):
     for content in ("", "[]", '{"outcome"', "\x00"):
         (tmp_path / logs.REPORT).write_text(content)

@@ -106,4 +106,5 @@ def test_only_folders_that_were_found_are_read(address, name):
     query = urllib.request.quote(name, safe="")
     with pytest.raises(urllib.error.HTTPError) as refused:
         asked(address, f"follow?pair={query}&start=0")
-    assert refused.value.code == 404
+    with refused.value as answer:  # its connection is still open
+        assert answer.code == 404

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from padiff.compare.measure.operands import Arrays, operands
-from padiff.errors import SketchOnlyError
+from padiff.errors import PadiffError
 from padiff.records import PARAMETER_STAGES, Both, Element, Pair, Picture, Problem
 
 # Bins of a histogram (few for few values), elements that are named, and fields of the grid: some ten kilobytes as
@@ -23,7 +23,8 @@ def picture_of(pair: Pair) -> Picture | None:
         return None
     try:
         found = operands(pair)
-    except SketchOnlyError:
+    except PadiffError:
+        # Of a sketch, or of a step that a recorder took away meanwhile: the diff stands without a picture.
         return None
     if isinstance(found, Problem) or not isinstance(found, Arrays) or not found.reference.size:
         return None
