@@ -42,6 +42,10 @@ CAUSES = {
 
 # What the values prove, where they were recorded in full.
 COMPUTED = {
+    "residual": "the residual is missing: the first add() in `blocks.1` leaves out what `blocks.0` gives",
+    "last residual": "the residual is missing: the second add() in `blocks.1`",
+    "scale": "the scale of attention in div() in `blocks.1.attn`, which is 1 / sqrt(8), is",
+    "factor": "the number in mul() in `(root)` is 1 for the reference's 4",
     "gelu": "tanh-form GELU for the reference's exact GELU",
     "activation": "has no activation, the reference ReLU",
 }
@@ -135,7 +139,7 @@ def test_reports_hold_the_place():
     assert found["last_agreeing"] == f"{LAST}.attn.wo"
     assert found["inside"] is False
     assert found["call"] == f"the first add() in `{LAST}`"
-    assert found["why"]["kind"] == "missing_call"
+    assert found["why"]["kind"] == "residual_missing"
     json.dumps(found)
     assert to_json(report_of("port", "", "full"))["first_diff"] is None
 
@@ -199,7 +203,7 @@ def test_a_mask_of_the_models_own_that_is_the_wrong_way_round():
 
     first = first_of(run(mask), run(~mask))
     assert (first.reference, first.inside, first.call) == ("last", False, "masked_fill() in `(root)`")
-    assert "what goes into masked_fill(value=0, mask) as `mask` differs" in first.cause.sentence
+    assert (first.cause.kind, first.cause.proven) == ("mask_inverted", True), first.cause.text
 
 
 class Masked(torch.nn.Module):
@@ -244,8 +248,8 @@ def test_an_axis_of_a_reshape():
 
     first = first_of(torch_run(right), torch_run(wrong))
     assert (first.reference, first.inside) == ("last", False)
-    # The values tell which places went where.
-    assert "in the order 0, 4, 8, 12, 1, 5, 9, 13" in first.cause.sentence
+    assert first.cause.sentence.startswith("in the candidate, transpose() in `(root)` is left out")
+    assert (first.cause.kind, first.cause.proven) == ("axes_order", True)
 
 
 def test_a_call_too_many():
@@ -286,7 +290,7 @@ def test_a_diff_in_the_first_layer_has_no_layer_before_it():
     first = first_of(run(2.0), run(1.5))
     assert (first.reference, first.inside, first.last_agreeing) == ("first", False, "")
     assert "It is in the code before `first`, the first layer that is called: mul() in `(root)`." in first.message
-    assert first.cause.sentence == "mul(2) against mul(1.5), though the same goes in"
+    assert first.cause.sentence == "in the candidate, the number in mul() in `(root)` is 1.5 for the reference's 2"
 
 
 def test_functions_on_one_side_only_are_not_looked_at():

@@ -91,6 +91,13 @@ def given_otherwise(calls: Both[TracedCall], axes: Both[int]) -> bool:
     return any(name not in one or name not in other or not _equal(one[name], other[name]) for name in {*one, *other})
 
 
+def given_in_common(calls: Both[TracedCall]) -> bool:
+    """Whether two calls were given other values of an argument that both were given."""
+    names = calls.map(lambda call: {_NAMES.get(name, name): value for name, value in call.arguments.items()})
+    common = (names.reference.keys() & names.candidate.keys()) - _IDLE
+    return any(not _equal(names.reference[name], names.candidate[name]) for name in common)
+
+
 def _canonical(call: TracedCall, axes: int) -> dict[str, Any]:
     function = _common(call)
     found = dict(_DEFAULTS.get(function, {}))

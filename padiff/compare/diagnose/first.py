@@ -15,6 +15,7 @@ from padiff.compare.diagnose.extent import extent_of
 from padiff.compare.diagnose.hypotheses import held
 from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.known_causes import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.recompute.which_side import which_side
@@ -22,6 +23,9 @@ from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Run
+
+# What is declared, by the kind of what is computed of it.
+_DECLARED = {"norm_statistics": "mode"}
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
@@ -92,13 +96,19 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
+    # That the frameworks differ is told before what says no more than where, and after whatever is computed.
+    known = None if computed.cause is not None else known_cause(scene, place)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
-            return recorded
+            return known if known is not None and says_where(recorded, place) else recorded
+        if recorded.kind == _DECLARED.get(computed.cause.kind):
+            return replace(recorded, proven=True, evidence=computed.cause.evidence)
         # What is declared differently says how to mend what was computed.
         return replace(computed.cause, fix=computed.cause.fix or recorded.fix)
-    known = computed.cause or where_in_code(place, computed.excluded)
-    return known or guess(diff, step, alignment, computed.excluded)
+    if known is not None:
+        known = replace(known, excluded=computed.excluded)
+    found = computed.cause or known or where_in_code(place, computed.excluded)
+    return found or guess(diff, step, alignment, computed.excluded)
 
 
 def _place(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Place:

@@ -29,7 +29,7 @@ FAULTS = {
     "scale of the width": (r"attention_scale", "for the reference's 2"),
     "mask inverted": (r"mask_inverted", "inverted"),
     "no mask": (r"mask_missing", "mask is missing"),
-    "softmax axis": (r"softmax_axis", "axis -2 for the reference's -1"),
+    "softmax axis": (r"softmax_axis", "over axis 2 for the reference's 3"),
     "heads not turned back": (r"axes_order|flatten_order", "order"),
     "no residual": (r"residual_missing", "residual"),
     "branch twice": (r"scale(_added)?", "2"),

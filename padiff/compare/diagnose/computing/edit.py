@@ -47,9 +47,12 @@ class Sheet:
         formula: of the tensor that differs.
         graph: whose trace it is of.
         writer: that wrote it.
+        end_is_open: whether edits of what comes out as a whole are looked for; elsewhere they are, where its values are
+            known.
     """
 
-    def __init__(self, writer: Writer, graph: Graph) -> None:
+    def __init__(self, writer: Writer, graph: Graph, end_is_open: bool = True) -> None:
+        self.end_is_open = end_is_open
         self.writer, self.formula, self.graph = writer, writer.formula, graph
         self._tensors = {node: tensor for tensor, node in reversed(list(writer.nodes.items()))}
 
@@ -91,6 +94,10 @@ class Sheet:
         if one.about >= 0:
             return f"what {self.where(node)} gives"
         return "what comes in"
+
+    def may_be_edited(self, node: int) -> bool:
+        """Whether a node's tensor as a whole is looked at here."""
+        return node != self.formula.end or self.end_is_open
 
     def is_parameter(self, node: int) -> bool:
         return bool(self.nodes[node].name) and self.nodes[node].name != CONSTANT

@@ -10,6 +10,8 @@ _TURNING = frozenset({"sin", "cos"})
 _NORMS = frozenset({"normalised", "grouped", "by_statistics"})
 # Operations between a node and one that may stand in its place.
 _STEPS = 7
+#: What stands for the side whose calls these are not, and for the other.
+_SIDE, _OTHER = SIDES_OF_EDITS = "{side}", "{other}"
 
 
 def left_out(sheet: Sheet) -> Iterator[Edit]:
@@ -26,7 +28,7 @@ def left_out(sheet: Sheet) -> Iterator[Edit]:
                     yield Edit(kind, name, text, {k: instead(given)}, rank, at=k)
         if node.operation == "transpose" and len(node.given) == 1 and not sheet.is_parameter(node.given[0]):
             text = f"{sheet.where(k)} is left out: the axes are in another order"
-            yield Edit("axes_order", "another order of axes", text, {k: instead(node.given[0])}, 3, at=k)
+            yield Edit("axes_order", "another order of axes", text, {k: instead(node.given[0])}, 2, at=k)
         yield from _further(sheet, k)
 
 
@@ -38,8 +40,8 @@ def _layers(sheet: Sheet) -> Iterator[Edit]:
         one, other = (sheet.writer.nodes.get(some[0].tensor) for some in (call.inputs, call.outputs))
         if one is None or other is None or one == other or sheet.shape(one) != sheet.shape(other):
             continue
-        if one not in sheet.formula.above(other):
-            continue
+        if one not in sheet.formula.above(other) or sheet.nodes[other].operation == "act":
+            continue  # that a function of each element is left out is tried as one of its forms
         norm = "norm" in call.layer_type.lower() or sheet.nodes[other].operation in _NORMS
         norm = norm or any(sheet.nodes[k].operation in _NORMS for k in sheet.formula.above(other, 2))
         text = f"layer `{call.layer}` ({call.layer_type}) is left out there: what goes into it is handed on without it"
@@ -60,7 +62,7 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
         if sheet.is_parameter(other):
             name = sheet.nodes[other].name
             what = "bias" if "bias" in name or "bias" in sheet.writer.slots(name) else "term"
-            return f"{what}_missing", f"a {what}", f"{what} `{name}` is not added ({where})", 1
+            return f"{what}_missing", f"a {what}", f"{_SIDE} does not add {name}, {_OTHER} does ({where})", 1
         given = node.given[place]
         if given in sheet.formula.above(other) or other in sheet.formula.above(given):
             if other in sheet.formula.above(given):

@@ -27,7 +27,8 @@ def otherwise(sheet: Sheet) -> Iterator[Edit]:
     yield from exchanged(sheet)
     yield from rotary(sheet)
     for k in range(len(sheet.nodes)):
-        yield from as_a_whole(sheet, k)
+        if sheet.may_be_edited(k):
+            yield from as_a_whole(sheet, k)
 
 
 def _of(sheet: Sheet, k: int, operation: str, place: int = 0, **how: Any) -> Change:
@@ -39,11 +40,11 @@ def _of(sheet: Sheet, k: int, operation: str, place: int = 0, **how: Any) -> Cha
 def _act(sheet: Sheet, k: int) -> Iterator[Edit]:
     own = sheet.nodes[k].how["function"]
     where = sheet.where(k)
-    text = f"no activation for the reference's {own} ({where})"
+    text = f"the candidate has no activation, the reference {own} ({where})"
     yield Edit("activation_missing", "no activation", text, {k: _of(sheet, k, "act", function=_NONE)}, 0, at=k)
     for name in FUNCTIONS:
         if name != own:
-            text = f"{name} for the reference's {own} ({where})"
+            text = f"the candidate uses {name} for the reference's {own} ({where})"
             yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function=name)}, 0, at=k)
     total = sheet.nodes[sheet.nodes[k].given[0]]
     if total.operation == "add" and sheet.shape(total.given[0]) == sheet.shape(total.given[1]):
@@ -59,9 +60,9 @@ def _softmax(sheet: Sheet, k: int) -> Iterator[Edit]:
     own = node.how.get("axis", -1) % ndim
     for axis in range(ndim):
         if axis != own:
-            text = f"the softmax of {where} is over axis {axis - ndim} for the reference's {own - ndim}"
+            text = f"the candidate takes the softmax over axis {axis} for the reference's {own} ({where})"
             yield Edit("softmax_axis", "softmax over another axis", text, {k: given(sheet, k, axis=axis)}, 0, at=k)
-    text = f"a sigmoid for the reference's softmax ({where})"
+    text = f"the candidate uses a sigmoid for the reference's softmax ({where})"
     yield Edit("activation", "another activation", text, {k: _of(sheet, k, "act", function="sigmoid")}, 0, at=k)
 
 
@@ -221,8 +222,8 @@ def _reshape(sheet: Sheet, k: int) -> Iterator[Edit]:
     if len(after) > len(before) and len(after) >= 3:
         turned = (*after[:-2], after[-1], after[-2])
         swap = _interleaved(source, turned)
-        text = f"the parts that {where} makes are interleaved (heads: each takes every {after[-2]}th channel)"
-        yield Edit("heads_interleaved", "interleaved heads", text, {k: swap}, 1, at=k)
+        text = f"the parts that {where} makes are interleaved: each takes every {after[-2]}th channel, as of heads"
+        yield Edit("heads_interleaved", "interleaved heads", text, {k: swap}, 2, at=k)
         alike = [n for n, one in enumerate(sheet.nodes) if one.operation == "reshape" and sheet.shape(n) == after
                  and sheet.shape(one.given[0]) == before]  # fmt: skip
         if len(alike) > 1 and alike[0] == k:

@@ -71,12 +71,13 @@ def numbers(sheet: Sheet) -> Iterator[Number]:
                     what = f"{sheet.named(given)} is multiplied, before {sheet.where(k)} adds it, by a number, which"
                     name = "a scale"
                     yield Number("scale", name, what, 1.0, _operand(sheet, k, given), k, rank=2)
-        elif not node.operation and not node.name and sheet.is_float(k):
-            yield Number(
-                "scale", "a scale", f"{sheet.named(k)} is multiplied by a number, which", 1.0, _scaled(k), k, rank=3
-            )
-    yield Number("scale", "a scale", "what comes out is multiplied by a number, which", 1.0, _scaled(sheet.formula.end),
-                 sheet.formula.end, rank=3)  # fmt: skip
+        elif not node.operation and not node.name and sheet.is_float(k) and sheet.may_be_edited(k):
+            what = f"{sheet.named(k)} is multiplied by a number, which"
+            yield Number("scale", "a scale", what, 1.0, _scaled(k), k, rank=3)
+    end = sheet.formula.end
+    if sheet.end_is_open:
+        what = "what comes out is multiplied by a number, which"
+        yield Number("scale", "a scale", what, 1.0, _scaled(end), end, rank=3)
 
 
 _OF_SCORES = ("softmax", "masked", "causal", "where")

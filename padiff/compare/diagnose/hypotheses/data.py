@@ -65,23 +65,32 @@ def _orders(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float
 def _of_other_steps(scene: Scene, sides: Both[np.ndarray], rounding: float, limit: float) -> Iterator[Hypothesis]:
     """Samples that the reference has in steps around this one."""
     pair = scene.diff.pair
-    place = pair.anchor.layer, pair.anchor.slot, pair.anchor.call
+    anchor = pair.anchor
     near = sorted(scene.numbers, key=lambda n: abs(n - scene.number))[: 2 * _AROUND]
-    rows, steps = [], []
+    rows, origins = [], []
     for number in near:
-        other = scene.pairs(number, "input").get(place)
-        values = whole_of(other) if other is not None else None
-        if values is not None and values.reference.shape[1:] == sides.reference.shape[1:]:
-            rows.append(values.reference)
-            steps += [number] * len(values.reference)
+        for (layer, slot, call), other in scene.pairs(number, "input").items():
+            if (layer, slot) != (anchor.layer, anchor.slot) or other is pair:
+                continue
+            values = whole_of(other)
+            if values is not None and values.reference.shape[1:] == sides.reference.shape[1:]:
+                rows.append(values.reference)
+                origins += [(number, call)] * len(values.reference)
+    rows.append(sides.reference)
+    origins += [(scene.number, anchor.call)] * len(sides.reference)
     if len(rows) < 2 or sides.reference[0].size < 2:
         return
     pool = np.concatenate(rows)
     order = transforms.row_order(pool, sides.candidate) if len(pool) >= len(sides.candidate) else None
     if order is None:
         return
-    used = sorted({steps[k] for k in order})
-    text = f"made of samples that the reference has in steps {', '.join(map(str, used))}: another shuffling"
+    used = sorted({origins[k] for k in order})
+    if len(used) == 1:
+        (number, call), micro = used[0], any(call for _, call in origins)
+        text = f"the reference's of step {number}{f', micro-batch {call}' if micro else ''}: batches in another order"
+    else:
+        steps = sorted({number for number, _ in used})
+        text = f"made of samples that the reference has in steps {', '.join(map(str, steps))}: another shuffling"
 
     def predict() -> Iterator[Prediction]:
         predicted = pool[order]

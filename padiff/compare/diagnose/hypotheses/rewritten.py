@@ -15,7 +15,7 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
-from padiff.compare.diagnose.computing.leaving_out import left_out
+from padiff.compare.diagnose.computing.leaving_out import SIDES_OF_EDITS, left_out
 from padiff.compare.diagnose.computing.otherwise import otherwise
 from padiff.compare.diagnose.computing.solving import numbers, solved
 from padiff.compare.diagnose.computing.writer import Writer
@@ -99,7 +99,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             written.append(None)
             continue
         noise = max(noise, off)
-        written.append(Sheet(writer, graph))
+        written.append(Sheet(writer, graph, case.looks.reference is not _same))
     case = replace(case, noise=max(noise, 1e-300))
     reference, candidate = written
     found: list[_Found] = []
@@ -252,6 +252,12 @@ def _told(case: _Case, found: Sequence[_Found]) -> Iterator[Hypothesis]:
     told += [one for one in explaining[1:] if told and _apart(one, told[0])][:1]
     for one in (*(_as_order(case, one) for one in told), *(one for one in found if one.edit.name not in names)):
         usual = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
+        if one.edit.text.startswith(("the candidate ", SIDES_OF_EDITS[0])):
+            sides = ("the reference", "the candidate") if one.surplus else ("the candidate", "the reference")
+            text = one.edit.text
+            for mark, name in zip(SIDES_OF_EDITS, sides):
+                text = text.replace(mark, name)
+            one = replace(one, edit=replace(one.edit, text=text), head="")
         yield case.hypothesis(one, usual if one.head is None else one.head)
 
 
@@ -264,13 +270,10 @@ def _apart(one: _Found, other: _Found) -> bool:
 
 
 def _as_order(case: _Case, one: _Found) -> _Found:
-    """That a normalisation is given the sum of a branch, where the other side's is given what goes into the branch."""
-    pair = case.scene.diff.pair
-    layers = [next((x.kind for x in run.info.layers if x.path == record.layer), "")
-              for run, record in zip(case.scene.runs, pair.sides) if record is not None]  # fmt: skip
-    is_norm = any("norm" in kind for kind in layers) and pair.anchor.slot.startswith("input")
-    if not is_norm or one.edit.kind not in ("branch_missing", "residual_missing"):
+    """That a norm is given the sum with a branch, where the other side's is given what goes into the branch."""
+    if one.edit.kind != "branch_missing" or not _is_turned(case, one):
         return one
+    pair = case.scene.diff.pair
     side, other = ("candidate", "reference") if one.surplus else ("reference", "candidate")
     text = (
         f"the order of the norm and the residual: the {side}'s `{getattr(pair, side).layer}` normalises the sum with "
@@ -278,3 +281,28 @@ def _as_order(case: _Case, one: _Found) -> _Found:
     )
     head = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
     return replace(one, edit=replace(one.edit, kind="norm_order", text=f"{text}{head}{one.edit.text}"), head="")
+
+
+def _is_turned(case: _Case, one: _Found) -> bool:
+    """Whether the other side's norm goes into the very branch that is added before this side's."""
+    scene, pair = case.scene, case.scene.diff.pair
+    place, reference, candidate = scene.place, pair.reference, pair.candidate
+    if place is None or place.graphs is None or reference is None or candidate is None:
+        return False
+    own, there = Both(reference, candidate).swapped(one.surplus)
+    graph, others = place.graphs.swapped(one.surplus)
+    paths = {reference.layer, candidate.layer}
+    kinds = [layer.kind for run in scene.runs for layer in run.info.layers if layer.path in paths]
+    call = others.of_record(there)
+    if not pair.anchor.slot.startswith("input") or not any("norm" in kind for kind in kinds) or call is None:
+        return False
+    partner = {p.candidate.path: p.reference.path for p in scene.alignment.pairs}
+    given = {operand.tensor for operand in call.outputs}
+    fed = {c.layer for c in others.trace.calls if not c.function and any(o.tensor in given for o in c.inputs)}
+    start = next((o.tensor for o in (graph.of_record(own) or call).inputs), -1)
+    branch = {c.layer for c in graph.back(start, lambda _: False) if not c.function}
+    if one.surplus:
+        branch = {partner.get(path, "") for path in branch}
+    else:
+        fed = {partner.get(path, "") for path in fed}
+    return bool(branch & fed - {""})

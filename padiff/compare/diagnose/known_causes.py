@@ -1,0 +1,123 @@
+"""What the frameworks are known to do differently, as the likely cause of a diff between a run of each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from padiff.compare.diagnose.call_words import given_in_common
+from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.known import AtlasRow, known_difference
+from padiff.compare.diagnose.place import Place
+from padiff.model import equivalents
+from padiff.records import Both, Cause, Layer, RunInfo, is_of_loss
+
+# Groups of the table that show at a stage.
+_FORWARD = ("activations", "normalisation", "pooling", "dropout", "attention", "embeddings", "recurrent", "images",
+            "reductions")  # fmt: skip
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "forward": _FORWARD, "loss": ("losses",), "update": ("optimizers",), "weight": ("normalisation",),
+    "grad": ("clipping",),
+}  # fmt: skip
+# Rows that are told.
+_MOST = 2
+_KEYWORD = re.compile(r"(\w+)=([^,()\n]+)")
+
+
+def known_cause(scene: Scene, place: Place) -> Cause | None:
+    """What torch and paddle are known to do differently in what a first diff is of, as it is used; `None` if nothing
+    is known, or both runs are of one framework.
+    """
+    if sorted(scene.frameworks) != ["paddle", "torch"]:
+        return None
+    groups = ("initialisation",) if _at_start(scene) else _GROUPS.get(scene.stage, ())
+    for operation, settings in _operations(scene, place):
+        rows = [
+            row
+            for row in known_difference(operation)
+            if row.group in groups and _is_about(row, operation) and _fits(row, settings)
+        ]
+        if rows:
+            return _cause(operation, rows[:_MOST], scene.frameworks)
+    return None
+
+
+def says_where(recorded: Cause, place: Place) -> bool:
+    """Whether a recorded cause only says which call it is: nothing that it is given differs on both sides."""
+    if recorded.kind == "call":
+        return True
+    if recorded.kind != "call_arguments" or place.calls is None or place.calls.same is None:
+        return False
+    return not given_in_common(place.calls.same)
+
+
+def _at_start(scene: Scene) -> bool:
+    return scene.stage == "weight" and scene.number == 0
+
+
+def _operations(scene: Scene, place: Place) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the diff is of, and how it is set, the nearest first."""
+    if place.calls is not None and place.calls.same is not None:
+        call = place.calls.same.reference
+        if call.function:
+            yield call.function, call.arguments
+    anchor = scene.diff.pair.anchor
+    if scene.stage == "loss":
+        if is_of_loss(anchor):
+            yield anchor.slot.partition("()")[0], {}
+        for function in _declared(scene.runs.reference.info, "loss", "function"):
+            yield function, {}
+    elif scene.stage == "update":
+        for rule in _declared(scene.runs.reference.info, "optimizer", "rule"):
+            yield rule, {}
+    elif not place.between or scene.stage == "weight":
+        layer = _layer(scene)
+        if layer is not None:
+            running = equivalents.slot(anchor.slot).startswith("running_")
+            if scene.stage != "weight" or _at_start(scene) or running:
+                yield layer.kind, layer.settings
+
+
+def _layer(scene: Scene) -> Layer | None:
+    return scene.layers.reference if scene.layers is not None else None
+
+
+def _declared(info: RunInfo, part: str, name: str) -> Iterator[str]:
+    for key, value in info.settings.items():
+        if key.startswith(part) and key.endswith(f".{name}") and isinstance(value, str):
+            yield value
+
+
+def _is_about(row: AtlasRow, operation: str) -> bool:
+    """Whether a row is about an operation itself, and not about something that is done to it."""
+    bare = re.sub(r"[123]d$|loss$", "", operation.lower().replace("_", ""))
+    return bare in row.name.lower().replace("_", "").replace("-", "")
+
+
+def _fits(row: AtlasRow, settings: Mapping[str, Any]) -> bool:
+    """Whether what a probe gave its call is what the layer has, as far as that is known."""
+    if not row.note and not row.mended and not row.mended_torch:
+        return False
+    for name, text in _KEYWORD.findall(row.torch):
+        if name not in settings:
+            continue
+        try:
+            given = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            continue
+        # What shows with padding does not without it.
+        if given and not (settings[name] and settings[name] != "none"):
+            return False
+    return True
+
+
+def _cause(operation: str, rows: list[AtlasRow], frameworks: Both[str]) -> Cause:
+    notes = [row.note if row.note and not row.note.startswith("as with") else row.name for row in rows]
+    sentence = f"torch and paddle are known to differ in {operation}: {'; '.join(dict.fromkeys(notes))}"
+    row = rows[0]
+    mends_candidate = row.mended if frameworks.candidate == "paddle" else row.mended_torch
+    mends_reference = row.mended_torch if frameworks.candidate == "paddle" else row.mended
+    fix = mends_candidate or (f"{mends_reference} in the reference" if mends_reference else "")
+    return Cause("known_difference", sentence, fix=" ".join(fix.split("\n")[-1:]))

@@ -1,0 +1,75 @@
+"""What the frameworks are known to do differently is offered where nothing computed explains a diff."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import padiff
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 3, 5, 5)).astype("float32")
+GRID = np.random.default_rng(1).uniform(-1, 1, size=(2, 4, 4, 2)).astype("float32")
+
+
+def net_of(module, call):
+    class Net(module):
+        def forward(self, images, grid):
+            return call(images, grid) * 2
+
+    return Net()
+
+
+def run_of(net, tensor):
+    with padiff.record(net) as rec:
+        net(tensor(IMAGES), tensor(GRID))
+        rec.try_dump()
+    return rec.run
+
+
+def of_torch(call):
+    return run_of(net_of(torch.nn.Module, call), torch.tensor)
+
+
+def of_paddle(call):
+    return run_of(net_of(paddle.nn.Layer, call), paddle.to_tensor)
+
+
+def torch_grid(x, grid, **more):
+    return torch.nn.functional.grid_sample(x, grid, **more)
+
+
+@pytest.mark.filterwarnings("ignore:Default grid_sample")
+def test_a_known_difference_is_offered_with_the_call_that_agrees():
+    first = padiff.compare_runs(of_torch(torch_grid), of_paddle(paddle.nn.functional.grid_sample)).first_diff
+    assert (first.cause.kind, first.cause.proven) == ("known_difference", False), first.cause.text
+    assert "grid_sample: corners are aligned by default in paddle" in first.cause.sentence
+    assert "align_corners=False" in first.cause.fix
+
+
+@pytest.mark.filterwarnings("ignore:Default grid_sample")
+def test_between_runs_of_one_framework_nothing_is_known():
+    one, other = of_torch(torch_grid), of_torch(lambda x, grid: torch_grid(x, grid, align_corners=True))
+    assert padiff.compare_runs(one, other).first_diff.cause.kind != "known_difference"
+
+
+def test_what_is_computed_stands_before_what_is_known():
+    class Pool(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool = torch.nn.AvgPool2d(3, 2, 1)
+
+        def forward(self, images, grid):
+            return self.pool(images)
+
+    class Theirs(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.pool = paddle.nn.AvgPool2D(3, 2, 1)
+
+        def forward(self, images, grid):
+            return self.pool(images)
+
+    cause = padiff.compare_runs(run_of(Pool(), torch.tensor), run_of(Theirs(), paddle.to_tensor)).first_diff.cause
+    assert (cause.kind, cause.proven) == ("pooling_exclusive", True), cause.text
