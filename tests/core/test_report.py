@@ -316,7 +316,8 @@ def test_what_a_side_lacks_throughout_is_one_line():
     [one] = toy_steps([0])
     less = step(0, [r for r in one.records if r.stage != "grad" or r.site == "fc1/grad/weight"])
     lines = failed_lines(compare_runs(toy_run([0]), memory_run(toy_info(), less)))
-    assert "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)" in lines
+    told = "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first here)"
+    assert told in lines
 
 
 def test_long_lists_of_diffs_end_with_a_count(bad):
@@ -326,7 +327,7 @@ def test_long_lists_of_diffs_end_with_a_count(bad):
 
     report = compare_runs(toy_run(), toy_run(paddle=True, plant=plant))
     lines = failed_lines(report, 5)
-    assert len(report.failed) == 24 and len(lines) == 7 and lines[-1] == "  ... and 19 more"
+    assert len(report.failed) == 24 and len(lines) == 7 and lines[-1] == "  ... and 19 more, which follow"
     assert len(failed_lines(report, None)) == 25
 
 
