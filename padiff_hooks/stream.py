@@ -152,7 +152,7 @@ class DiffStream:
         whole = to_json(report)
         self._first = _first_of(self._first, whole["first_diff"])
         self._count(report.outcome)
-        self._write_report(whole)
+        self._write_report(whole, step)
         # Last: a line says that the step's points are out.
         line = _line(report, whole)
         self._write_line(_following(line) if parted else line)
@@ -189,7 +189,7 @@ class DiffStream:
         self._sinks.clear()
         self._file = None
 
-    def _write_report(self, whole: dict[str, Any]) -> None:
+    def _write_report(self, whole: dict[str, Any], step: int) -> None:
         """Write the report so far, when there is something new in it."""
         so_far = {key: value for key, value in whole.items() if key != "steps"}
         so_far |= {"passed": self.outcome == MATCH, "outcome": self.outcome, "first_diff": self._first}
@@ -197,11 +197,11 @@ class DiffStream:
             so_far["verdict"] = self._first["message"]
         else:
             del so_far["verdict"]  # of this step alone
-        # How much was compared grows with every step, and is in the lines.
+        # Coverage is a step's own: that one counts another pair is no news.
         told = {key: value for key, value in so_far.items() if key != "coverage"}
         if told != self._told:
             self._told = told
-            write_json(self.path / REPORT_FILE, so_far)
+            write_json(self.path / REPORT_FILE, {**so_far, "step": step})
 
     def _write_line(self, content: Mapping[str, Any]) -> None:
         if self._file is not None:

@@ -72,6 +72,8 @@ function coverage(head) {
   const known = head.coverage;
   if (!known || typeof known !== "object") return null;
   const lists = [];
+  // A log folder has the coverage of one step.
+  const of = head.step === undefined ? "" : ` in step ${head.step}`;
   for (const [key, title] of Object.entries(NAMED)) {
     const sides = known[key];
     if (!sides) continue;
@@ -85,7 +87,7 @@ function coverage(head) {
     "section",
     { class: "card" },
     el("h2", {}, "Coverage"),
-    el("p", { class: "coverage" }, el("b", {}, percent(known.share)), ` of what was recorded was compared: ${count(known.compared, "pair")}.`),
+    el("p", { class: "coverage" }, el("b", {}, percent(known.share)), ` of what was recorded${of} was compared: ${count(known.compared, "pair")}.`),
     known.ranks ? el("p", { class: "prose" }, known.ranks) : null,
     known.sketched ? el("p", { class: "prose" }, `${count(known.sketched, "pair")} judged from sketches.`) : null,
     lists.length ? lists : el("p", { class: "prose" }, "Nothing was left out."),

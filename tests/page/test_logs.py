@@ -76,6 +76,7 @@ def test_a_report_lies_beside_the_lines_and_says_what_it_came_to(tmp_path):
     found = logs.report(tmp_path)
     assert logs.outcome(tmp_path) == found["outcome"] == "differ" and logs.told(tmp_path) != clean
     assert found["first_diff"]["site"]["reference"] == REFERENCE and found["first_diff"]["step"] == STEP
+    assert found["step"] == STEP and found["coverage"]["compared"] == reports[STEP].coverage.compared
     assert "steps" not in found and [one["candidate"] for one in found["models"]["partners"]][-1] == "head"
     # A restart that writes nothing new knows it as well.
     again = DiffStream(tmp_path, NAMES)
