@@ -33,11 +33,13 @@ def known_cause(scene: Scene, place: Place) -> Cause | None:
     if sorted(scene.frameworks) != ["paddle", "torch"]:
         return None
     groups = ("initialisation",) if _at_start(scene) else _GROUPS.get(scene.stage, ())
+    running = equivalents.slot(scene.diff.pair.anchor.slot).startswith("running_")
     for operation, settings in _operations(scene, place):
         rows = [
             row
             for row in known_difference(operation)
             if row.group in groups and _is_about(row, operation) and _fits(row, settings)
+            if ("running_" in row.name) is running  # statistics that are kept show in no output of a training
         ]
         if rows:
             return _cause(operation, rows[:_MOST], scene.frameworks)

@@ -29,6 +29,7 @@ class Edit:
         rank: the plainest first.
         free: how many numbers were solved for.
         at: the node that it is about.
+        telling: whether it says why; else it says where, and how the outcome comes about.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Edit:
     rank: int = 1
     free: int = 0
     at: int = -1
+    telling: bool = True
 
 
 class Sheet:

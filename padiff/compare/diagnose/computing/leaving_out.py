@@ -133,9 +133,8 @@ def _further(sheet: Sheet, k: int) -> Iterator[Edit]:
         else:
             kind, name = ("norm_missing", "a normalisation") if norm else ("calls_missing", "some calls")
             text = f"what is computed of {sheet.named(one)} up to {sheet.where(k)} is left out"
-            yield Edit(
-                kind, name, f"the normalisation is missing: {text}" if norm else text, {k: instead(one)}, 3, at=k
-            )
+            text = f"{text}, with a normalisation" if norm else text
+            yield Edit(kind, name, text, {k: instead(one)}, 3, at=k, telling=False)
 
 
 def _has_turning_input(sheet: Sheet, nodes: list[int]) -> bool:

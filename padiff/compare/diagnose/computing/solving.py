@@ -169,7 +169,7 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
     text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
     # Of two numbers that come to the same, one that somebody would write is told.
     odd = float(f"{value:.2g}") != value
-    return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, at=number.at)
+    return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
 
 
 def _from(sheet: Sheet, number: Number, target: Target, start: float, without: float) -> tuple[float, float] | None:

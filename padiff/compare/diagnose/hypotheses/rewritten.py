@@ -71,7 +71,17 @@ class _Case:
             )
 
         kind = edit.kind.replace("_missing", "_added") if found.surplus else edit.kind
-        return Hypothesis(kind, edit.name, head + edit.text, predict, "outputs", edit.free, found.tried, code=True)
+        return Hypothesis(
+            kind,
+            edit.name,
+            head + edit.text,
+            predict,
+            "outputs",
+            edit.free,
+            found.tried,
+            telling=edit.telling,
+            code=True,
+        )
 
 
 def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
@@ -247,7 +257,7 @@ def _told(case: _Case, found: Sequence[_Found]) -> Iterator[Hypothesis]:
     names = {one.edit.name for one in explaining}
     least = min((one.off for one in explaining), default=0.0)
     explaining = [one for one in explaining if one.off <= max(_NEARER * least, _ROUNDED * case.noise)]
-    explaining.sort(key=lambda one: (one.edit.rank, one.surplus, one.edit.free))
+    explaining.sort(key=lambda one: (not one.edit.telling, one.edit.rank, one.surplus, one.edit.free))
     told = explaining[:1]
     told += [one for one in explaining[1:] if told and _apart(one, told[0])][:1]
     for one in (*(_as_order(case, one) for one in told), *(one for one in found if one.edit.name not in names)):
