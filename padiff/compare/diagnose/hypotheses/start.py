@@ -32,7 +32,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis | Cause]:
     yield Cause("start_weights", _others(scene), True, "they differ before the first step", _MEND)
 
 
-_MEND = "padiff.assign_weight(reference_model, candidate_model), or one checkpoint for both, before training"
+_MEND = "padiff.start_from(reference_run, candidate_model), or one checkpoint for both, before training"
 
 
 def _changed(scene: Scene, sides: Both[np.ndarray]) -> Iterator[Hypothesis]:
