@@ -6,7 +6,7 @@ export const SKIPPED = 1;
 export const EQUAL = 2;
 const PASS = [3, 127];
 const FAIL = [128, 254];
-export const ENDLESS = 255;
+const ENDLESS = 255;
 /** From which code on a cell is beyond its limit. */
 export const BEYOND = FAIL[0];
 

@@ -1,7 +1,7 @@
 // What is known of a comparison: the report without its steps, and a line for each step, as `diffs.jsonl` has them.
 // Of each diff only what the pictures need is kept; the rest of a line is read again when somebody asks for it.
 
-import { BEYOND, codeOf } from "./codes.js";
+import { codeOf } from "./codes.js";
 import { numberOf } from "./format.js";
 import { Cells } from "./cells.js";
 import { LOOP, Tree } from "./tree.js";
@@ -231,11 +231,6 @@ export class Store {
     };
     visit(node);
     return worst;
-  }
-
-  differs(site, column) {
-    const times = site.times[column];
-    return codeOf(times, !(times > 1), true, false) >= BEYOND;
   }
 
   /** Layers are shown in the order in which the first step called them; what is inside of a layer ends before it. */
