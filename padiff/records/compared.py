@@ -254,7 +254,12 @@ class FirstDiff:
         caveat = f" {self.caveat}" if self.caveat else ""
         reach = f" {self.extent.text}" if self.extent is not None and self.extent.text else ""
         whose = f" {self.recomputed.text}" if self.recomputed is not None else ""
-        return f"The runs part at {self.place_text}.{self._place}{reach}{whose}{because}{caveat}"
+        parts = (
+            "This follows from the first diff: the runs differ"
+            if self.standing is Standing.FOLLOWS
+            else "The runs part"
+        )
+        return f"{parts} at {self.place_text}.{self._place}{reach}{whose}{because}{caveat}"
 
     @property
     def _by_itself(self) -> str:

@@ -56,7 +56,8 @@ def test_the_first_report_stays_the_first_and_is_found_by_its_diff(tmp_path, ref
     assert callback.first_report.coverage.steps == (0,)
     assert callback.first_diff is callback.first_report.first_diff and callback.first_diff.step == 0
     err = capfd.readouterr().err
-    assert f"padiff: compared 6 steps with {reference}: they differ, first at step 0, stage update, layer net.0" in err
+    place = "first at step 0, stage update, layer net.0; 5 later steps follow from it"
+    assert f"padiff: compared 6 steps with {reference}: they differ, {place}" in err
 
 
 def test_a_match_is_said_in_one_line(tmp_path, reference, capfd):
