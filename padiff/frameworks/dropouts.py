@@ -88,6 +88,11 @@ class DropoutFunctions(Protocol):
     def draw(self, name: str, heard: Heard) -> None:
         """Draw what the call would, and forget it."""
 
+    def handed_on(self, name: str, heard: Heard) -> Any:
+        """What the call gives where the framework hands it to somebody else first, who then makes it again; else
+        `NOTHING_INSTEAD`.
+        """
+
     def keeping(self, name: str, heard: Heard, kept: np.ndarray) -> Any:
         """What the call gives where it keeps these elements."""
 
@@ -190,6 +195,9 @@ class MasksFed(_Calls):
         """What the call gives instead of what it would."""
         if self._source is None or not self._listens() or not self._source.wants():
             return NOTHING_INSTEAD
+        output = self._framework.handed_on(name, call)
+        if output is not NOTHING_INSTEAD:
+            return output
         about = self._framework.about(name, call)
         kept = self._source.mask(about) if about is not None else None
         if kept is None:

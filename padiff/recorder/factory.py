@@ -35,6 +35,7 @@ def recorder_of(
     model: Any, dir_path: str | Path | None = None, replay_of: str | None = None, **options: Any
 ) -> Recorder:
     """As `record`; ``replay_of`` is the identity of the run whose packed steps are done again."""
-    kind = DoctorRecorder if VARIABLE in os.environ else Recorder
+    # A replay compares what it has recorded: the doctor would have it recorded elsewhere.
+    kind = DoctorRecorder if VARIABLE in os.environ and replay_of is None else Recorder
     target = group(Target, options, dir_path=dir_path)
     return kind(model, group(Scope, options), target, group(Identity, options), replay_of)

@@ -137,6 +137,15 @@ def test_inputs_by_name(tmp_path):
     assert replay.report.passed, str(replay.report)
 
 
+@pytest.fixture
+def compiling():
+    """Nothing that was compiled is left: where something is, no functions are heard."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiling")
 def test_a_golden_run_of_what_is_compiled_now(tmp_path, capfd):
     def net():
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))

@@ -312,7 +312,16 @@ def test_what_can_not_be_copied_is_a_note_and_the_training_goes_on(tmp_path):
     assert len(pack.weights) == 2
 
 
+@pytest.fixture
+def compiling():
+    """Nothing that was compiled is left: where something is, no functions are heard."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.compile.*:RuntimeWarning")
+@pytest.mark.usefixtures("compiling")
 def test_what_is_compiled_is_left_alone(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
     plain = torch.nn.Sequential(*net)

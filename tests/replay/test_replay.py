@@ -211,3 +211,15 @@ def _state(optimizer):
 
 def _same(one, other):
     assert len(one) == len(other) and all((a == b).all() for a, b in zip(one, other))
+
+
+@pytest.mark.parametrize("name", ["torch", "paddle"])
+def test_what_is_fed_stands_in_the_trace_as_what_was_called(references, tmp_path, name):
+    """Not as what is computed in its place."""
+    replayed(SIDES[name], references / name, tmp_path / "candidate")
+    traces = [padiff.open_run(run).steps(3)[0].trace for run in (references / name, tmp_path / "candidate")]
+    assert all(trace.functions for trace in traces)
+    calls = [[(call.layer, call.function) for call in trace.calls] for trace in traces]
+    assert calls[0] == calls[1]
+    dropped = {"torch": "scaled_dot_product_attention", "paddle": "dropout"}[name]
+    assert sum(function == dropped for _, function in calls[0]) >= 4

@@ -15,7 +15,7 @@ import paddle
 from paddle.nn import functional
 
 from padiff.frameworks.dropouts import DropoutCall
-from padiff.frameworks.listening import Heard
+from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
 from padiff.frameworks.paddle import randomness, tensors
 
 state, restore = randomness.state, randomness.restore
@@ -50,6 +50,10 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
 def draw(name: str, heard: Heard) -> None:
     with paddle.no_grad():
         _on_ones(heard, paddle.ones_like(heard.arguments()["x"].detach()))
+
+
+def handed_on(name: str, heard: Heard) -> Any:
+    return NOTHING_INSTEAD
 
 
 def _on_ones(heard: Heard, ones: Any) -> Any:

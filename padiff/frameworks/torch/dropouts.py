@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import overrides
 from torch.nn import functional
 
 from padiff.frameworks.api_names import parameters_of
 from padiff.frameworks.dropouts import DropoutCall
-from padiff.frameworks.listening import Heard
+from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
 from padiff.frameworks.torch import randomness, tensors
 from padiff.frameworks.torch.memory import transforming
 
@@ -92,6 +93,14 @@ def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before:
         if not apart <= _ALIKE * expected.norm():
             return None
     return tensors.copy(mask)
+
+
+def handed_on(name: str, heard: Heard) -> Any:
+    # To modes, as those are by which functions are heard: what is done here is no call of the model's.
+    given = [value for value in _arguments(name, heard).values() if isinstance(value, torch.Tensor)]
+    if not overrides.has_torch_function(given):
+        return NOTHING_INSTEAD
+    return overrides.handle_torch_function(getattr(functional, name), given, *heard.args, **heard.kwargs)
 
 
 def _as_it_is(tensor: Any) -> Any:
