@@ -16,6 +16,9 @@ from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.traced import Graph
 
+# Operations that only look at a tensor in another way.
+_LOOKING = frozenset({"getitem", "reshape", "transpose", "expand", "cast"})
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -72,6 +75,11 @@ class Sheet:
             return self.named(node)
         return place_of(self.graph.trace.calls[about], self.graph.trace)
 
+    def function(self, node: int) -> str:
+        """The function whose call a node is of; empty: none."""
+        about = self.nodes[node].about
+        return self.graph.trace.calls[about].function if about >= 0 else ""
+
     def layer(self, node: int) -> str:
         """The layer in whose code a node is."""
         about = self.nodes[node].about
@@ -86,6 +94,11 @@ class Sheet:
         one = self.nodes[node]
         if one.name and one.name != CONSTANT:
             return f"`{one.name}`"
+        source = node
+        while self.nodes[source].operation in _LOOKING:
+            source = self.nodes[source].given[0]
+        if source != node and self.is_parameter(source):
+            return f"`{self.nodes[source].name}`"
         tensor = self._tensors.get(node)
         calls = [c for c in self.graph.trace.calls if any(o.tensor == tensor for o in c.outputs)]
         layers = [call for call in calls if not call.function]

@@ -64,6 +64,11 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
             what = "bias" if "bias" in name or "bias" in sheet.writer.slots(name) else "term"
             return f"{what}_missing", f"a {what}", f"{_SIDE} does not add {name}, {_OTHER} does ({where})", 1
         given = node.given[place]
+        if operation != "add":
+            mean = operation == "sub" and place == 0 and _is_mean(sheet, other)
+            if mean:
+                return "norm_form", "another form of the norm", f"the mean is not taken out: {where} is left out", 1
+            return "term_missing", "a term", f"{sheet.named(other)} is left out of {where}", 2
         if given in sheet.formula.above(other) or other in sheet.formula.above(given):
             if other in sheet.formula.above(given):
                 return "residual_missing", "a residual", f"the residual is missing: {where} is left out", 1
@@ -84,6 +89,14 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
             if sheet.feeds(k, _TURNING):
                 text += " (positions, or frequencies, of rotary embeddings)"
             return "scale_missing", "a scale", text, 1
+        function = sheet.function(k)
+        if function == "normalize":
+            return "norm_missing", "a normalisation", f"the normalisation of {where} is left out", 1
+        if operation == "div":
+            summed = sheet.nodes[node.given[0]]
+            total = summed.operation == "reduced" and summed.how["by"] == "sum"
+            text = f"the division of {where} is left out{': the sum for the mean' if total else ''}"
+            return "division_missing", "a division", text, 2
         masks = sheet.formula.values[other].dtype.kind == "b" or _is_mask(sheet, other)
         kind, name = ("mask_missing", "a mask") if masks else ("factor_missing", "a factor")
         what = "mask" if masks else "factor"
@@ -97,6 +110,11 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
     if operation in ("softmax", "log_softmax", "clamp", "cast", "roll", "flip", "sqrt", "square", "abs", "exp", "log"):
         return f"{operation}_missing", operation, f"{where} is left out", 2
     return None
+
+
+def _is_mean(sheet: Sheet, node: int) -> bool:
+    one = sheet.nodes[node]
+    return one.operation == "reduced" and one.how["by"] == "mean"
 
 
 def _is_mask(sheet: Sheet, node: int) -> bool:

@@ -165,7 +165,7 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
         return None
     written = f"{number.value:.6g}"
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is turned over)"}
-    said = more.get(value, "") if number.value == 1.0 else ""
+    said = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
     # Of two numbers that come to the same, one that somebody would write is told.
     odd = float(f"{value:.2g}") != value
