@@ -290,7 +290,9 @@ def _as_order(case: _Case, one: _Found) -> _Found:
         f"what the branch gives (post-norm), the {other}'s what goes into the branch (pre-norm). So "
     )
     head = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
-    return replace(one, edit=replace(one.edit, kind="norm_order", text=f"{text}{head}{one.edit.text}"), head="")
+    return replace(
+        one, edit=replace(one.edit, kind="norm_order", telling=True, text=f"{text}{head}{one.edit.text}"), head=""
+    )
 
 
 def _is_turned(case: _Case, one: _Found) -> bool:
