@@ -8,6 +8,8 @@ from padiff.compare.diagnose.computing.edit import Edit, Sheet, instead
 
 _TURNING = frozenset({"sin", "cos"})
 _NORMS = frozenset({"normalised", "grouped", "by_statistics"})
+# What says which part of the code it is, and not why: it is never called proven.
+_WHERE = frozenset({"branch_missing", "factor_missing", "division_missing"})
 # Operations between a node and one that may stand in its place.
 _STEPS = 7
 #: What stands for the side whose calls these are not, and for the other.
@@ -25,7 +27,8 @@ def left_out(sheet: Sheet) -> Iterator[Edit]:
                 found = _operation(sheet, k, place)
                 if found is not None:
                     kind, name, text, rank = found
-                    yield Edit(kind, name, text, {k: instead(given)}, rank, at=k)
+                    telling = kind not in _WHERE and not (kind == "term_missing" and not text.startswith(_SIDE))
+                    yield Edit(kind, name, text, {k: instead(given)}, rank, at=k, telling=telling)
         if node.operation == "transpose" and len(node.given) == 1 and not sheet.is_parameter(node.given[0]):
             text = f"{sheet.where(k)} is left out: the axes are in another order"
             yield Edit("axes_order", "another order of axes", text, {k: instead(node.given[0])}, 2, at=k)

@@ -290,7 +290,9 @@ def _as_order(case: _Case, one: _Found) -> _Found:
         f"what the branch gives (post-norm), the {other}'s what goes into the branch (pre-norm). So "
     )
     head = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
-    return replace(one, edit=replace(one.edit, kind="norm_order", text=f"{text}{head}{one.edit.text}"), head="")
+    return replace(
+        one, edit=replace(one.edit, kind="norm_order", telling=True, text=f"{text}{head}{one.edit.text}"), head=""
+    )
 
 
 def _is_turned(case: _Case, one: _Found) -> bool:
@@ -307,12 +309,12 @@ def _is_turned(case: _Case, one: _Found) -> bool:
     if not pair.anchor.slot.startswith("input") or not any("norm" in kind for kind in kinds) or call is None:
         return False
     partner = {p.candidate.path: p.reference.path for p in scene.alignment.pairs}
-    given = {operand.tensor for operand in call.outputs}
-    fed = {c.layer for c in others.trace.calls if not c.function and any(o.tensor in given for o in c.inputs)}
     start = next((o.tensor for o in (graph.of_record(own) or call).inputs), -1)
     branch = {c.layer for c in graph.back(start, lambda _: False) if not c.function}
-    if one.surplus:
-        branch = {partner.get(path, "") for path in branch}
-    else:
-        fed = {partner.get(path, "") for path in fed}
-    return bool(branch & fed - {""})
+    partner = partner if one.surplus else {theirs: ours for ours, theirs in partner.items()}
+    for path in {partner.get(path, "") for path in branch} - {""}:
+        fed = others.layers.get((path, there.call))
+        outputs = fed.outputs if fed is not None else ()
+        if any(before is call for o in outputs for before in others.back(o.tensor, lambda _: False)):
+            return True
+    return False
