@@ -69,8 +69,6 @@ def _operations(scene: Scene, place: Place) -> Iterator[tuple[str, Mapping[str, 
     if scene.stage == "loss":
         if is_of_loss(anchor):
             yield anchor.slot.partition("()")[0], {}
-        for function in _declared(scene.runs.reference.info, "loss", "function"):
-            yield function, {}
     elif scene.stage == "update":
         for rule in _declared(scene.runs.reference.info, "optimizer", "rule"):
             yield rule, {}

@@ -110,7 +110,9 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
         return "norm_missing", "a normalisation", f"what {where} normalises is not normalised", 1
     if operation in ("masked", "causal", "where"):
         return "mask_missing", "a mask", f"the mask is missing: what {where} hides is not hidden", 1
-    if operation in ("softmax", "log_softmax", "clamp", "cast", "roll", "flip", "sqrt", "square", "abs", "exp", "log"):
+    if operation == "cast":
+        return "precision", "another precision", f"{where}, which rounds to {node.how['dtype']}, is left out", 2
+    if operation in ("softmax", "log_softmax", "clamp", "roll", "flip", "sqrt", "square", "abs", "exp", "log"):
         return f"{operation}_missing", operation, f"{where} is left out", 2
     return None
 

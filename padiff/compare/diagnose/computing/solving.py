@@ -164,6 +164,10 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
     if math.isclose(value, number.value, rel_tol=1e-4, abs_tol=1e-12):
         return None
     written = f"{number.value:.6g}"
+    term, adds, _ = number.text.partition(" is multiplied, before ")
+    if adds and value == 0.0:
+        text = f"{term} is not added ({sheet.where(number.at)})"
+        return Edit("term_missing", "a term", text, number.make(value), number.rank, 1, number.at)
     more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is turned over)"}
     said = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
