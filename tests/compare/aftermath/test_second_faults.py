@@ -19,11 +19,11 @@ BOTH = pytest.mark.parametrize("framework", ["torch", "paddle"])
 TWO = [
     ("towers", ("conv:scaled", "norm:eps"), ("forward", "conv"), ("forward", "norm", "")),
     ("towers", ("conv:no_bias", "act:tanh_gelu"), ("forward", "conv"), ("forward", "act", "tanh-form GELU")),
-    ("towers", ("bn:shifted", "down:scaled"), ("forward", "bn"), ("forward", "down", "calls mul(1.25)")),
+    ("towers", ("bn:shifted", "down:scaled"), ("forward", "bn"), ("forward", "down", "is not scaled by 1.25")),
     ("towers", ("pool:halved", "norm:eps"), ("forward", "pool"), ("forward", "norm", "")),
     ("towers", ("relu:tanh", "up:negated"), ("forward", "relu"), ("forward", "up", "calls neg()")),
     ("towers", ("conv:weight", "act:relu"), ("weight", "conv"), ("forward", "act", "ReLU")),
-    ("towers", ("flipped", "pool:halved"), ("input", "(root)"), ("forward", "pool", "calls mul(0.5)")),
+    ("towers", ("flipped", "pool:halved"), ("input", "(root)"), ("forward", "pool", "is not scaled by 0.5")),
     ("towers", ("norm:eps", "tanh:relu"), ("forward", "norm"), ("forward", "tanh", "ReLU for the reference's tanh")),
     ("towers", ("norm:eps", "head:scaled"), ("forward", "norm"), ("forward", "head", "1.25 times")),
     ("towers", ("conv:scaled", "no_smoothing"), ("forward", "conv"), ("loss", "(loop)", "label_smoothing 0.1 against")),
