@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -83,16 +84,36 @@ def evaluating(layers: Iterable[Any]) -> AbstractContextManager[None]:
     return evaluating_in(layers, _unfused())
 
 
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """Without a graph, and without the fused paths that attention takes in eval mode: they call no layers inside."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
+class _Unfused:
+    """Without a graph, and without the fused paths that attention takes in eval mode: they call no layers inside.
+
+    The switch is the process's. Of several threads that are in here at once, the first keeps what it was, and the last
+    sets it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._was = True
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._inside:
+                self._was = torch.backends.mha.get_fastpath_enabled()
+            self._inside += 1
+            torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    torch.backends.mha.set_fastpath_enabled(self._was)
+
+
+_unfused = _Unfused()
 
 
 def clear_gradients(model: Any) -> None:
