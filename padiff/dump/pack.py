@@ -18,12 +18,13 @@ import numpy as np
 
 from padiff.dump import codecs
 from padiff.dump.deduplication import SHARED, Deduplication
+from padiff.dump.json_files import Explained
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.structures import OWN, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
 from padiff.dump.untrusted import check_inside, plain, shape_of
-from padiff.errors import RunFolderError, TensorFileError
+from padiff.errors import TensorFileError
 from padiff.records import STAGES, Record, Sketched, Step, TensorSource, settings_from_json
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
@@ -176,7 +177,7 @@ class PackReader:
         check_inside(path, self._run)
         file = Mapped(path, self._recent)
         about, places = file.header()
-        try:
+        with Explained(path):
             compression, entries, trace = self._structures.read(about["structure"], file, places)
             stored = _Stored(file, places, _rows(file, places), compression, self._run)
             records = tuple(_record(stored, order, entry) for order, entry in enumerate(entries))
@@ -190,12 +191,6 @@ class PackReader:
                 settings=settings_from_json(plain(json.loads(about.get("settings", "{}")))),
                 trace=trace_from_json(trace, stored.source, path),
             )
-        except RunFolderError:
-            raise
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-            raise RunFolderError(
-                f"{path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
-            ) from error
 
 
 def _rows(file: Mapped, places: Mapping[str, Place]) -> np.ndarray:

@@ -27,12 +27,13 @@ from padiff.dump.format import (
     step_folder,
     tree_from_json,
 )
+from padiff.dump.json_files import Explained, read_json
 from padiff.dump.local import local_folder
 from padiff.dump.pack import PACK_FILE, PackReader
 from padiff.dump.replay_packs import Packs
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import trace_from_json
-from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
+from padiff.dump.untrusted import check_inside, plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import (
     LOOP,
@@ -289,7 +290,7 @@ def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
 def read_info(run_file: Path) -> RunInfo:
     """Read ``run.json``."""
     content = _read_json(run_file)
-    with _Explained(run_file):
+    with Explained(run_file):
         return _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
 
 
@@ -301,7 +302,7 @@ def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -
     """
     step, contents = _read_step(folder, files)
     path, content = contents[-1]
-    with _Explained(path):
+    with Explained(path):
         info = _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
     return replace(info, settings={}), step  # what stands there is the step's
 
@@ -313,11 +314,11 @@ def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Pat
         raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
     records: list[Record] = []
     for path, content in contents:
-        with _Explained(path):
+        with Explained(path):
             for node in nodes_from_json(content["tree"]):
                 records += _records(folder, str(node["path"]), str(node["type"]), node.get("records", ()))
             records += _records(folder, LOOP, "", content.get("loop", {}).get("records", ()))
-    with _Explained(path):
+    with Explained(path):
         step = Step(
             number=whole(content["step"]),
             records=tuple(sorted(records, key=lambda record: record.order)),
@@ -391,39 +392,4 @@ _shape = lru_cache(maxsize=4096)(shape_of)
 
 
 def _read_json(path: Path) -> Any:
-    check_inside(path, path.parent)
-    try:
-        content = parse_json(read_text(path))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing: {path.parent} is no run folder, or a part of one") from None
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read ({error})") from error
-    except ValueError as error:
-        raise RunFolderError(f"{path} is damaged, it is no JSON ({error}). Copy the run again") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{path} has schema version {version!r}; this padiff reads {SCHEMA_VERSION}. "
-            "Use the padiff that recorded it, or record the run again"
-        )
-    return content
-
-
-#: What picking damaged JSON apart may raise.
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
-
-
-class _Explained:
-    """Turns the errors of picking a damaged JSON apart into one that names the file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, _DAMAGE):
-            raise RunFolderError(
-                f"{self._path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
-            ) from error
+    return read_json(path, path.parent, SCHEMA_VERSION, f"{path.parent} is no run folder, or a part of one")

@@ -25,10 +25,11 @@ import numpy as np
 
 from padiff.dump.files import write_json
 from padiff.dump.format import PACKS, step_folder
+from padiff.dump.json_files import Explained, read_json
 from padiff.dump.pack import PackedTensor, plain_array
 from padiff.dump.safetensors import Mapped, Place, write_safetensors
-from padiff.dump.untrusted import check_inside, parse_json, plain, read_text, shape_of, whole
-from padiff.errors import PadiffError, RunFolderError
+from padiff.dump.untrusted import check_inside, plain, shape_of, whole
+from padiff.errors import RunFolderError
 from padiff.records import TensorSource
 from padiff.records.optimizer_state import OptimizerState
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
@@ -41,7 +42,6 @@ _NAME = re.compile(r"\d{8,}")
 _DEEPEST = 16
 # What a tensor costs beside its values: its entries in the two headers.
 _PER_TENSOR = 700
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError)
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -182,32 +182,12 @@ class Packs(Mapping[int, Pack]):
 
     def _read(self, folder: Path) -> Pack:
         path = folder / PACK_FILE
-        for each in (path, folder / TENSORS_FILE):
-            check_inside(each, self._run)
-        try:
-            content = parse_json(read_text(path))
-        except FileNotFoundError:
-            raise RunFolderError(f"{path} is missing: copy the whole run folder, or record the step again") from None
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be read ({error})") from error
-        except ValueError as error:
-            raise RunFolderError(f"{path} is damaged, it is no JSON ({error}). Copy the run again") from error
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if version != SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{path} has schema version {version!r}; this padiff reads {SCHEMA_VERSION}. "
-                "Use the padiff that recorded it, or record the run again"
-            )
+        check_inside(folder / TENSORS_FILE, self._run)
+        content = read_json(path, self._run, SCHEMA_VERSION, "copy the whole run folder, or record the step again")
         file = Mapped(folder / TENSORS_FILE, self._recent)
         _, places = file.header()
-        try:
+        with Explained(path):
             return _pack(content, _Tensors(file, places))
-        except RunFolderError:
-            raise
-        except (*_DAMAGE, PadiffError) as error:
-            raise RunFolderError(
-                f"{path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
-            ) from error
 
 
 class _Tensors(Mapping[str, np.ndarray]):

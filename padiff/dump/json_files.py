@@ -1,0 +1,57 @@
+"""Reading the JSON files of a run folder, and saying what is wrong with those that are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from padiff.dump.untrusted import check_inside, parse_json, read_text
+from padiff.errors import RunFolderError
+
+# What picking damaged JSON apart may raise.
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError)
+
+
+def read_json(path: Path, root: Path, version: int, missing: str) -> Any:
+    """A JSON object of one schema version.
+
+    Args:
+        root: the folder that the file has to lie in.
+        version: the schema version that is read.
+        missing: what is said after the path of a file that is not there.
+
+    Raises:
+        RunFolderError: the file is missing, damaged, of another version, or outside of the folder.
+    """
+    check_inside(path, root)
+    try:
+        content = parse_json(read_text(path))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: {missing}") from None
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error})") from error
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged, it is no JSON ({error}). Copy the run again") from error
+    found = content.get("schema_version") if isinstance(content, dict) else None
+    if found != version:
+        raise RunFolderError(
+            f"{path} has schema version {found!r}; this padiff reads {version}. "
+            "Use the padiff that recorded it, or record the run again"
+        )
+    return content
+
+
+class Explained:
+    """Turns the errors of picking a damaged file apart into one that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, _DAMAGE):
+            raise RunFolderError(
+                f"{self._path} is damaged: {type(error).__name__}: {error}. It was edited, or only half copied"
+            ) from error
