@@ -10,6 +10,7 @@ alone does not tell, where its input is zero. The generators are put back to whe
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class DropoutFunctions(Protocol):
         """Put the generators back."""
 
 
-class _Calls:
+class _Calls(ABC):
     """Listens to dropout functions until `remove`; of calls inside of one another, the outermost counts."""
 
     def __init__(self, framework: DropoutFunctions) -> None:
@@ -125,11 +126,12 @@ class _Calls:
     def _listens(self) -> bool:
         return not self._inside and threading.get_ident() == self._thread
 
+    @abstractmethod
     def enter(self, call: Heard) -> bool:
-        raise NotImplementedError
+        """Whether `leave` is to be called."""
 
-    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
-        raise NotImplementedError
+    def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:  # noqa: B027
+        """A call that was entered has ended."""
 
 
 class MasksSeen(_Calls):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from padiff.errors import UsageError
-from padiff.records.optimizer_state import MASTER_WEIGHT, STEPS, ParameterState
+from padiff.records.optimizer_state import (
+    GRADIENT_AVERAGE,
+    MASTER_WEIGHT,
+    MAX_SECOND_MOMENT,
+    MOMENTUM,
+    STEPS,
+    ParameterState,
+)
 
 # Rules that hold the same of a parameter, and differ in what else they do.
 _ALIKE = frozenset({"Adam", "AdamW"})
@@ -56,3 +64,13 @@ def check_slots(
 
 def _words(names: Collection[str]) -> str:
     return ", ".join(name.replace("_", " ") for name in sorted(names))
+
+
+def needed(slots: Iterable[str], settings: Mapping[str, Any]) -> frozenset[str]:
+    """Of a rule's tensors, by their common names, those that it needs as it is set."""
+    off = {
+        MAX_SECOND_MOMENT: not settings.get("amsgrad"),
+        MOMENTUM: not settings.get("momentum"),
+        GRADIENT_AVERAGE: not settings.get("centered"),
+    }
+    return frozenset(name for name in slots if not off.get(name))

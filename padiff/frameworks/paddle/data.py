@@ -8,23 +8,16 @@ from typing import Any
 import numpy as np
 import paddle
 
+from padiff.frameworks.data import Items
 from padiff.frameworks.paddle import tensors
 
 
-class _Items(paddle.io.Dataset):
-    def __init__(self, items: Sequence[Any]) -> None:
-        super().__init__()
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._items[index]
+class _Dataset(Items, paddle.io.Dataset):
+    pass
 
 
 def dataset(items: Sequence[Any]) -> Any:
-    return _Items(items)
+    return _Dataset(items)
 
 
 def tensor(array: np.ndarray, near: Any = None) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from padiff.errors import UsageError
-from padiff.frameworks.optimizer_state import check_rule, check_slots
+from padiff.frameworks.optimizer_state import check_rule, check_slots, needed
 from padiff.frameworks.paddle import tensors
 from padiff.frameworks.paddle.optimizer_settings import carried_factor, grouped, rule_of, values_of
 from padiff.frameworks.paddle.step_counts import POWERS, power_of, rho_of, steps_of
@@ -148,13 +148,7 @@ def _is_known(optimizer: Any) -> bool:
 
 def _wanted(held: _Held) -> frozenset[str]:
     """The tensors that the optimizer needs as it is set, by their common names."""
-    values = held.values
-    off = {
-        MAX_SECOND_MOMENT: not values.get("amsgrad"),
-        MOMENTUM: not values.get("momentum"),
-        GRADIENT_AVERAGE: not values.get("centered"),
-    }
-    return frozenset(name for name in _TENSORS[type(held.optimizer).__name__].values() if not off.get(name))
+    return needed(_TENSORS[type(held.optimizer).__name__].values(), held.values)
 
 
 # -- setting -------------------------------------------------------------------------------------------------------

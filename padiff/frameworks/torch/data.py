@@ -9,22 +9,16 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from padiff.frameworks.data import Items
 from padiff.frameworks.torch import tensors
 
 
-class _Items(Dataset):
-    def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._items[index]
+class _Dataset(Items, Dataset):
+    pass
 
 
 def dataset(items: Sequence[Any]) -> Any:
-    return _Items(items)
+    return _Dataset(items)
 
 
 def tensor(array: np.ndarray, near: Any = None) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from padiff.errors import UsageError
-from padiff.frameworks.optimizer_state import check_rule, check_slots
+from padiff.frameworks.optimizer_state import check_rule, check_slots, needed
 from padiff.frameworks.torch import tensors
 from padiff.frameworks.torch.optimizer_settings import rule_of
 from padiff.records.optimizer_state import (
@@ -207,14 +207,7 @@ def _held(rule: str, group: Mapping[str, Any], parameter: Any, site: str, new: O
 
 def _wanted(rule: str, group: Mapping[str, Any]) -> frozenset[str] | None:
     """The tensors that a rule needs as it is set, by their common names; `None` where that is not known."""
-    if rule not in _TENSORS:
-        return None
-    off = {
-        MAX_SECOND_MOMENT: not group.get("amsgrad"),
-        MOMENTUM: not group.get("momentum"),
-        GRADIENT_AVERAGE: not group.get("centered"),
-    }
-    return frozenset(name for name in _TENSORS[rule].values() if not off.get(name))
+    return needed(_TENSORS[rule].values(), group) if rule in _TENSORS else None
 
 
 def _steps(group: Mapping[str, Any], site: str, given: ParameterState) -> float:
