@@ -11,7 +11,8 @@ from padiff.compare.comparison import RunComparison
 from padiff.compare.findings import Findings
 from padiff.compare.judge.policy import Policy
 from padiff.compare.workers import Workers, check_workers
-from padiff.dump import SingleDump, open_run
+from padiff.dump import FolderRun, SingleDump, open_run
+from padiff.dump.whole import incomplete_steps
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import processes_differ
@@ -141,9 +142,23 @@ def _common(runs: Both[Run], numbers: Both[list[int]], chosen: Container[int] | 
         raise NothingToCompareError(
             f"the runs have no common step: {runs.reference.name} has {_listed(numbers.reference)}, "
             f"{runs.candidate.name} has {_listed(numbers.candidate)}. "
-            + (_recorded_alike(numbers) if all(numbers) else "Did its training run, and is it the right folder?")
+            + (_recorded_alike(numbers) if all(numbers) else _why_none(runs))
         )
     return [Both(number, number) for number in found]
+
+
+def _why_none(runs: Both[Run]) -> str:
+    for run in runs:
+        lacking = incomplete_steps(run.path) if isinstance(run, FolderRun) and not run.numbers() else {}
+        if lacking:
+            number, there = next(iter(lacking.items()))
+            wrote = f"only rank{'s' if len(there) > 1 else ''} {', '.join(map(str, there))}" if there else "none"
+            return (
+                f"A step is whole when all ranks have written it: of the {run.info.world_size} ranks of {run.name} "
+                f"{wrote} wrote step {number}. Record on every rank into one folder; or, to keep one process alone, "
+                "give record() rank=0, world_size=1"
+            )
+    return "Did its training run, and is it the right folder?"
 
 
 def _recorded_alike(numbers: Both[list[int]]) -> str:

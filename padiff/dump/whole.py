@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from padiff.dump.format import STEPS
+
 
 def write_whole(final: Path, rank: int, ranks: int, write: Callable[[Path], None]) -> None:
     """Write a rank's part of a folder aside; whoever comes last gives the folder its name.
@@ -59,3 +61,21 @@ def drop_whole(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def absent_ranks(run: Path, ranks: int) -> list[int]:
+    """The ranks that do not record into a run folder now, and have written nothing of its steps."""
+    parts = [f"{STEPS}/*/rank_*", f"{STEPS}/.*.partial/rank_*", f"{STEPS}/.*.partial/.rank_*", ".rank_*.lock"]
+    there = {entry.name.strip(".").split(".")[0] for part in parts for entry in run.glob(part)}
+    return [rank for rank in range(ranks) if f"rank_{rank}" not in there]
+
+
+def incomplete_steps(run: Path) -> dict[int, list[int]]:
+    """The steps of a run folder that not all ranks have written, each with the ranks that have."""
+    found: dict[int, list[int]] = {}
+    for partial in sorted((run / STEPS).glob(".*.partial")):
+        digits = partial.name[1:].partition(".")[0]
+        names = [entry.name.removeprefix("rank_") for entry in partial.glob("rank_*")]
+        if digits.isdecimal() and not (run / STEPS / digits).exists():
+            found[int(digits)] = sorted(int(name) for name in names if name.isdecimal())
+    return found

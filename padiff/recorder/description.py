@@ -11,6 +11,7 @@ from padiff.recorder.detail import Detail
 from padiff.recorder.environment import fingerprint
 from padiff.recorder.layers import Layers
 from padiff.recorder.options import Identity
+from padiff.recorder.processes import own_place
 from padiff.recorder.schedule import Schedule
 from padiff.records import RunInfo
 
@@ -32,8 +33,7 @@ class Description:
         identity: Identity,
         replay_of: str | None = None,
     ) -> None:
-        rank, world_size = framework.environment.distributed()
-        self.rank = rank if identity.rank is None else identity.rank
+        self.rank, world_size = own_place(framework, identity)
         self._layers = layers
         self._autocast_known = False
         self.info = RunInfo(
@@ -41,7 +41,7 @@ class Description:
             framework_version=framework.version,
             layers=layers.described(),
             name=identity.name,
-            world_size=world_size if identity.world_size is None else identity.world_size,
+            world_size=world_size,
             layer_map=layers.mapped,
             recording={
                 "every_n_steps": schedule.described(),

@@ -25,6 +25,7 @@ from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
 from padiff.recorder.packing import say_size
 from padiff.recorder.parameters import View
+from padiff.recorder.processes import OtherRanks
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.settings import DeclaredSettings
@@ -83,6 +84,8 @@ class Recorder:
         self._claim: Claim | None = None
         self._entered = self._dumped = False
         self._warnings = RecorderWarnings()
+        self._placed = identity.world_size is not None
+        self._others = OtherRanks(self._framework, None, 0, 1, self._placed)
         self.loss_scale: float = 1.0
         self.step = scope.start_step
         self.forked = False
@@ -227,6 +230,9 @@ class Recorder:
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
+        self._others = OtherRanks(
+            self._framework, self._output.folder, self._description.rank, self.info.world_size, self._placed
+        )
         self._levels.listen(self._output.folder)
         if self._packs is not None and not self.watched and not self._description.rank:
             say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
@@ -296,6 +302,8 @@ class Recorder:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
         written = step is not None and self._do(lambda sink: sink.put(step, pack))
+        if written and not self.watched:
+            self._warnings.say(self._others.handed_on())
         if self.run is not None and self.run.dropped:
             self._warnings.dropped(self.run)
         self._warnings.give()
@@ -354,8 +362,10 @@ class Recorder:
             self._claim.remove()
             self._claim = None
         try:
-            if self._output.close(finished) and not self.watched and not self._description.rank:
-                self._output.say_what_is_there(self.info.world_size)
+            if self._output.close(finished) and not self.watched:
+                if not self._description.rank:
+                    self._output.say_what_is_there(self.info.world_size)
+                self._output.say(self._others.ended())
         except WriterError:
             # In a `with` that is left by an exception, that exception is the one to see.
             if raise_errors:

@@ -55,6 +55,11 @@ class RecorderWarnings:
                 "one has taken its place: give optimizer= the one whose step() is called."
             )
 
+    def say(self, what: str) -> None:
+        """Say something when the step is over; nothing where it is empty."""
+        if what:
+            self._waiting.append(f"padiff: {what}.")
+
     def unended(self, times: int) -> None:
         """Say at once that steps are not ended, where an optimizer has stepped so often that this is no critic's."""
         if times == _MANY_STEPS:

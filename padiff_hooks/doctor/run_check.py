@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 
 from padiff.dump import FolderRun
 from padiff.dump.format import PACKS, STEPS
+from padiff.dump.whole import incomplete_steps
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
 from padiff.records.environment import cautions
@@ -78,7 +79,9 @@ def check_run(run: Run, path: Path) -> Health:
             tensors += sum([_read_pack(pack) for pack in packs.ranks(number)] if packs is not None else [])
         except (PadiffError, OSError, ValueError) as error:
             damaged.append(f"the replay pack of step {number}: {error}")
-    remarks = [*_leftovers(path, numbers, run.info.world_size), *nonfinite]
+    lacking = incomplete_steps(path) if run.finished() and run.info.world_size > 1 else {}
+    damaged += _lacking(lacking, run.info.world_size)
+    remarks = [*_leftovers(path, numbers, run.info.world_size, lacking), *nonfinite]
     if not numbers:
         remarks.append("no step was recorded")
     if not run.finished():
@@ -137,11 +140,19 @@ def _missing_ranks(number: int, steps: list[Step], world_size: int) -> list[str]
     return [f"step {number}: {world_size - len(there)} of {world_size} ranks are missing: {named}, ..."]
 
 
-def _leftovers(path: Path, numbers: list[int], world_size: int) -> list[str]:
+def _lacking(lacking: Mapping[int, list[int]], world_size: int) -> list[str]:
+    """The steps of a finished run that some ranks did not write, and nobody will."""
+    return [
+        f"step {number} can't be read: of {world_size} ranks only {', '.join(map(str, there)) or 'none'} wrote it"
+        for number, there in islice(lacking.items(), _NAMED)
+    ] + ([f"and {len(lacking) - _NAMED} more such steps"] if len(lacking) > _NAMED else [])
+
+
+def _leftovers(path: Path, numbers: list[int], world_size: int, lacking: Container[int]) -> list[str]:
     found = []
     for left in sorted([*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")]):
         digits = left.name[1:].partition(".")[0]
-        if not digits.isdecimal():
+        if not digits.isdecimal() or int(digits) in lacking:
             continue
         there = sorted(entry.name for entry in left.glob("rank_*")) if left.is_dir() else []
         text = f"step {int(digits)} was being written when its process died, or is being written ({left.name})"

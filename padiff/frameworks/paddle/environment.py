@@ -10,6 +10,8 @@ from typing import Any
 
 import paddle
 
+from padiff.frameworks.launchers import launched
+
 # Under the names that torch's switches have too.
 _FLAGS = {
     "threads.intra_op": "FLAGS_paddle_num_threads",
@@ -58,7 +60,8 @@ def autocast() -> dict[str, Any]:
 def distributed() -> tuple[int, int]:
     if paddle.distributed.is_initialized():
         return paddle.distributed.get_rank(), paddle.distributed.get_world_size()
-    return 0, 1
+    # Before the process group is made, the launcher has said it already.
+    return launched("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
 
 
 def _version(text: Any) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from padiff.frameworks.launchers import launched
+
 
 def read(kinds: Collection[str]) -> dict[str, Any]:
     backends, cuda = torch.backends, torch.backends.cuda
@@ -59,7 +61,8 @@ def autocast() -> dict[str, Any]:
 def distributed() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+    # Before the process group is made, torchrun has said it already.
+    return launched("RANK", "WORLD_SIZE")
 
 
 def _tf32(newer: Any, older_name: str, older: Any = None) -> bool:

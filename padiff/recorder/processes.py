@@ -1,0 +1,92 @@
+"""Which of a training's processes this one is, and which of the others record into the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from padiff.dump.whole import absent_ranks
+from padiff.errors import UsageError
+from padiff.frameworks.base import Framework
+from padiff.recorder.options import Identity
+
+# A rank may reach its first step later than another one. When a step was handed on after it, all ranks have begun.
+_HANDED_ON = 2
+_NAMED = 5
+
+_WHOLE = (
+    "A step is whole when all ranks have written it, so no step of this run can be read. Call record() on every rank, "
+    "with one folder for all; or, to keep this process alone, give rank=0, world_size=1"
+)
+
+
+def own_place(framework: Framework, identity: Identity) -> tuple[int, int]:
+    """The number of this process, and how many there are: as given, else as the framework or its launcher says.
+
+    Raises:
+        UsageError: there is no such rank.
+    """
+    rank, world_size = framework.environment.distributed()
+    world_size = world_size if identity.world_size is None else identity.world_size
+    rank = rank if identity.rank is None else identity.rank
+    if world_size < 1:
+        raise UsageError(f"world_size is the number of processes, at least 1; got {world_size}")
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            f"rank is the number of this process, from 0 to {world_size - 1}, for there "
+            f"{'is 1 process' if world_size == 1 else f'are {world_size} processes'}; got {rank}. Give world_size, too"
+        )
+    return rank, world_size
+
+
+class OtherRanks:
+    """Looks whether the other processes record, too.
+
+    Args:
+        framework: asked again when steps are there: a process group may have been made after the recorder.
+        folder: of the run; `None` where it is kept in memory.
+        rank, world_size: what the recorder took itself for.
+        given: whether the number of processes was given by the caller, and is not to be doubted.
+    """
+
+    def __init__(self, framework: Framework, folder: Path | None, rank: int, world_size: int, given: bool) -> None:
+        self._framework, self._folder, self._given = framework, folder, given
+        self._rank, self._world_size = rank, world_size
+        self._handed_on = 0
+
+    def handed_on(self) -> str:
+        """A step was handed on. What to warn of, once; empty where all is well."""
+        self._handed_on += 1
+        if self._handed_on == 1:
+            return self._grouped_later()
+        return self._absent() if self._handed_on == _HANDED_ON else ""
+
+    def ended(self) -> str:
+        """What to say at the end of a run that was too short for a warning; empty where all is well."""
+        return self._absent() if 0 < self._handed_on < _HANDED_ON else ""
+
+    def _grouped_later(self) -> str:
+        rank, world_size = self._framework.environment.distributed()
+        if self._given or self._folder is None or self._world_size > 1 or world_size == 1:
+            return ""
+        return (
+            f"record() was called before the process group was made, and took this process for the only one; it is "
+            f"rank {rank} of {world_size}. Call record() after it, or give rank= and world_size="
+        )
+
+    def _absent(self) -> str:
+        """The lowest of the ranks that are there says it."""
+        if self._folder is None or self._world_size == 1:
+            return ""
+        absent = absent_ranks(self._folder, self._world_size)
+        if not absent or self._rank != min(set(range(self._world_size)) - set(absent), default=-1):
+            return ""
+        return (
+            f"this is rank {self._rank} of {self._world_size}, and {_listed(absent)} "
+            f"{'records' if len(absent) == 1 else 'record'} nothing into {self._folder}. {_WHOLE}"
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:_NAMED])) + (", ..." if len(ranks) > _NAMED else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}"
