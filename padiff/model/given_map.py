@@ -10,6 +10,7 @@ import yaml
 
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
+from padiff.model.map_file import BeyondMapError, read_yaml
 from padiff.model.selection import Node
 from padiff.model.tree import walk
 from padiff.records import Both
@@ -105,14 +106,15 @@ class GivenMap:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-            content, lines = yaml.safe_load(text), _lines(text)
+            content, lines = read_yaml(text)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the layer map {path}: {error}") from error
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}, line {mark.line + 1}, column {mark.column + 1}," if mark is not None else str(path)
             what = getattr(error, "problem", None) or str(error)
-            raise UsageError(f"the layer map {where} is no YAML: {what}; {_EXPECTED}") from error
+            wrong = "can't be read" if isinstance(error, BeyondMapError) else "is no YAML"
+            raise UsageError(f"the layer map {where} {wrong}: {what}; {_EXPECTED}") from error
         if isinstance(content, Mapping) and "pairs" in content:
             content = content["pairs"] or ()
         if not isinstance(content, (list, tuple, Mapping)):
@@ -138,17 +140,6 @@ class GivenMap:
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-
-def _lines(text: str) -> list[int]:
-    """The line of each pair of a YAML file, counted from 1."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    if isinstance(node, yaml.MappingNode):
-        inner = [value for key, value in node.value if getattr(key, "value", None) == "pairs"]
-        node = inner[0] if inner else node
-    if isinstance(node, yaml.MappingNode):
-        return [key.start_mark.line + 1 for key, _ in node.value]
-    return [item.start_mark.line + 1 for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 def _several(side: Any) -> tuple[Any, ...]:
