@@ -5,17 +5,26 @@ from __future__ import annotations
 import importlib
 import math
 import zlib
-from typing import Any
+from collections.abc import Callable
+from itertools import product
+from typing import Any, cast
 
 import numpy as np
 
 from padiff.errors import UsageError
+from padiff.system.memory import available
 
 #: ``zlib`` is Python's own; ``zstd`` needs the package zstandard, and is several times faster.
 CODECS = ("zlib", "zstd")
 
 # Zeros shrink by some thousand times; what claims more is made to fill the memory.
 _LARGEST_RATIO = 50_000
+# Of the memory that is free, one tensor may take so much: its partner needs as much, and measuring some more.
+_LARGEST_SHARE = 0.4
+_BLOCK = 1 << 22
+_PART = 1 << 20
+# Below this nobody asks how much is free, which takes some 50 us.
+_LARGE = 64 << 20
 
 
 def check(name: str) -> None:
@@ -56,22 +65,48 @@ def restored(data: np.ndarray, name: str, dtype: np.dtype[Any], shape: tuple[int
     packed = np.ascontiguousarray(data)
     if size > _LARGEST_RATIO * packed.nbytes + (1 << 20):
         raise ValueError(f"{packed.nbytes:,} bytes that are to unpack to {size:,}")
+    free = available() if size > _LARGE else None
+    if free is not None and size > free * _LARGEST_SHARE:
+        raise ValueError(f"{packed.nbytes:,} bytes that are to unpack to {size:,}, with {free:,} of memory free")
+    # Block by block of bytes of one significance: little more than the array itself is in memory.
+    count = math.prod(shape)
+    array = np.empty((count, dtype.itemsize), np.uint8)
+    read = _reader(packed, name)
+    done = 0
     try:
-        if name == "zlib":
-            raw = zlib.decompressobj().decompress(packed.data, size + 1)
-        else:
-            raw = _zstandard().ZstdDecompressor().stream_reader(packed.data).read(size + 1)
+        for plane, start in product(range(dtype.itemsize), range(0, count, _BLOCK)):
+            block = array[start : start + _BLOCK, plane]
+            raw = read(len(block))
+            done += len(raw)
+            if len(raw) != len(block):
+                break
+            block[:] = np.frombuffer(raw, np.uint8)
+        more = done == size and bool(read(1))
     except Exception as error:  # each codec has errors of its own
         raise ValueError(f"it can't be unpacked: {error}") from error
-    if len(raw) != size:
-        raise ValueError(
-            f"it unpacks to {'more than ' if len(raw) > size else ''}{min(len(raw), size)} bytes, not {size}"
-        )
-    return (
-        np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, math.prod(shape)).T)
-        .view(dtype)
-        .reshape(shape)
-    )
+    if done != size or more:
+        raise ValueError(f"it unpacks to {'more than ' if more else ''}{done} bytes, not {size}")
+    return array.reshape(-1).view(dtype).reshape(shape)
+
+
+def _reader(packed: np.ndarray, name: str) -> Callable[[int], bytes]:
+    """Gives the next bytes that are unpacked, fewer at the end."""
+    if name == "zlib":
+        unpacking = zlib.decompressobj()
+        # In parts: what was not consumed of one is copied.
+        waiting = iter([packed[start : start + _PART].data for start in range(0, packed.nbytes, _PART)])
+
+        def read(count: int) -> bytes:
+            raw = b""
+            while len(raw) < count and not unpacking.eof:
+                part = unpacking.unconsumed_tail or next(waiting, b"")
+                raw += unpacking.decompress(part, count - len(raw))
+                if not part:
+                    break
+            return raw
+
+        return read
+    return cast("Callable[[int], bytes]", _zstandard().ZstdDecompressor().stream_reader(packed.data).read)
 
 
 def _zstandard() -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 from padiff.dump.files import write_json
 from padiff.dump.forks import own
 from padiff.dump.format import RUN_FILE
+from padiff.dump.untrusted import open_plain
 from padiff.errors import RunFolderError
 
 if sys.platform == "win32":
@@ -240,7 +241,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 def _read_owner(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             content = json.loads(file.read(4096))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import stat
+import os
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from padiff.dump.format import fits_stored, from_stored
 from padiff.dump.npy import SMALL, read_plain
+from padiff.dump.untrusted import open_plain
 from padiff.errors import TensorFileError
 from padiff.records import TensorSource
 
@@ -51,16 +53,8 @@ class TensorFile(TensorSource):
     def _read_thoroughly(self) -> np.ndarray:
         path = self._inside()
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise self._error("is no plain file", "do not use this run folder")  # reading a pipe would wait
-            with open(path, "rb") as file:
-                start = file.read(12)
-            # numpy looks at the length that a header of the later formats claims when it has read it.
-            if start[:6] == b"\x93NUMPY" and start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
-                raise ValueError("a header of that length is no tensor's")
-            small = status.st_size < SMALL
-            array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
+            with open_plain(path) as file:
+                array = _loaded(file)
         except FileNotFoundError:
             raise self._error("is missing", "copy the whole run folder, or record the run again") from None
         except TensorFileError:
@@ -91,3 +85,20 @@ class TensorFile(TensorSource):
 
     def _error(self, what: str, remedy: str) -> TensorFileError:
         return TensorFileError(f"{self.folder / self.file} (the tensor of {self.site}) {what}: {remedy}")
+
+
+def _loaded(file: BinaryIO) -> Any:
+    """An array as ``np.load`` reads it, from a file that is open: a large one mapped."""
+    start = file.read(12)
+    # numpy looks at the length that a header of the later formats claims when it has read it.
+    if start[:6] == b"\x93NUMPY" and start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
+        raise ValueError("a header of that length is no tensor's")
+    file.seek(0)
+    if start[:6] != b"\x93NUMPY" or os.fstat(file.fileno()).st_size < SMALL:
+        return np.load(file, allow_pickle=False)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("pickled objects")
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran_order else "C")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from padiff.errors import RunFolderError
 
@@ -36,20 +37,38 @@ def check_inside(path: Path, root: Path) -> None:
         )
 
 
-def read_text(path: Path) -> bytes:
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file for reading, whatever takes its name meanwhile: what was opened is looked at, without waiting.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is something else: a pipe and a device would never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no plain file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_text(path: Path, largest: int = LARGEST_JSON) -> bytes:
     """The content of a plain file that may hold JSON.
+
+    Args:
+        largest: how many bytes are read at most.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is something else (a pipe and a device would never end), or too large.
+        ValueError: it is something else, or too large.
     """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is no plain file")
-    if status.st_size > LARGEST_JSON:
-        raise ValueError(f"it has {status.st_size:,} bytes, at most {LARGEST_JSON:,} are read")
-    with open(path, "rb") as file:
-        return file.read(LARGEST_JSON + 1)
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise ValueError(f"it has {size:,} bytes, at most {largest:,} are read")
+        return file.read(largest)
 
 
 def parse_json(text: bytes) -> Any:

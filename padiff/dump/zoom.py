@@ -9,6 +9,7 @@ from pathlib import Path
 
 from padiff.dump.files import write_json
 from padiff.dump.format import FINISHED_FILE, RUN_FILE
+from padiff.dump.untrusted import read_text
 
 ZOOM_FILE = "zoom.json"
 SCHEMA_VERSION = 1
@@ -79,9 +80,7 @@ class Requests:
     def _read(self) -> Zoom | None:
         """The request; what can't be read is none: the training must not suffer from it."""
         try:
-            if not self._path.is_file() or self._path.stat().st_size > _LARGEST:
-                return None
-            content = json.loads(self._path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(self._path, _LARGEST).decode("utf-8"))
             if content["schema_version"] != SCHEMA_VERSION:
                 return None
             return Zoom(int(content["from_step"]), frozenset(str(path) for path in content["layers"]))

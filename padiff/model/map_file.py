@@ -58,7 +58,7 @@ class _Builder:
         self._documents = 0
         # What is open, outermost first: a list, or a mapping as keys and values by turns.
         self._open: list[tuple[list[Any], bool]] = []
-        self._scalars = yaml.SafeLoader("")
+        self._scalars: Any = yaml.SafeLoader("")
 
     def take(self, event: Any) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
@@ -71,7 +71,8 @@ class _Builder:
             if len(self._open) == DEEPEST:
                 raise _error(f"a layer map is nested at most {DEEPEST} deep", event)
             if event.tag not in _PLAIN:
-                raise ConstructorError(None, None, f"there is no constructor for {event.tag!r}", event.start_mark)
+                mark: Any = event.start_mark
+                raise ConstructorError(None, None, f"there is no constructor for {event.tag!r}", mark)
             self._see_item(event)
             self._open.append(([], isinstance(event, yaml.MappingStartEvent)))
         elif isinstance(event, yaml.CollectionEndEvent):
