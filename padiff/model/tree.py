@@ -8,7 +8,7 @@ from typing import Any
 from padiff.frameworks.base import Framework
 from padiff.model import equivalents
 from padiff.model.selection import Node, find_paths
-from padiff.records import ROOT, Layer, Parameter
+from padiff.records import LOOP, ROOT, Layer, Parameter
 
 
 def walk(model: Any, framework: Framework) -> list[Node]:
@@ -25,7 +25,10 @@ def _walk(layer: Any, prefix: str, framework: Framework, above: tuple[int, ...])
         return
     yield prefix or ROOT, layer
     for name, child in framework.layers.children(layer):
-        yield from _walk(child, f"{prefix}.{name}" if prefix else name, framework, (*above, id(layer)))
+        path = f"{prefix}.{name}" if prefix else name
+        # A layer of the model may be called as padiff calls the model itself.
+        path = f"layer{path}" if path in (ROOT, LOOP) else path
+        yield from _walk(child, path, framework, (*above, id(layer)))
 
 
 def owning(

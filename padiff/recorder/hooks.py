@@ -11,6 +11,7 @@ from padiff.frameworks.base import Framework, Handle
 from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
 from padiff.model.selection import Node
 from padiff.recorder.losses import Losses
+from padiff.recorder.nesting import within_reach
 from padiff.system.switches import Switches
 
 
@@ -61,7 +62,7 @@ class Hooks:
         """Have hooks on these layers and on no others."""
         if nodes is self._nodes:
             return
-        there = {id(node.layer): node.layer for node in nodes}
+        there = {id(node.layer): node.layer for node in within_reach(nodes)}
         for key in [key for key in self._layers if key not in there]:
             _take_off(self._layers.pop(key))
         for key, layer in there.items():
