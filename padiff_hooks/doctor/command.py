@@ -67,7 +67,7 @@ def run_doctor(args: argparse.Namespace, console: Console) -> int:
             raise UsageError(f"{path} is a run folder, which takes no arguments: {' '.join(args.args)}")
         health = check_run(open_run(path), path)
         _print_health(health, console)
-        content, code = _health_to_json(health), ILL if health.damaged else WELL
+        content, code = _health_to_json(health), WELL if health.well else ILL
     elif path.is_file():
         with console.status(Text()) as status:
             examination = examine(path, args.args, args.steps, lambda text: status.update(Text(text)))
@@ -113,6 +113,8 @@ def _print_health(health: Health, console: Console) -> None:
         console.print(f"environment: {caution}")
     for remark in health.remarks:
         console.print(f"mind: {remark}")
+    for found in health.ranks:
+        console.print(f"{'ranks' if found.kind.fault else 'mind'}: {found}")
     for place in health.damaged[:_LISTED]:
         console.print(f"damaged: {place}")
     if len(health.damaged) > _LISTED:
@@ -120,6 +122,8 @@ def _print_health(health: Health, console: Console) -> None:
     if health.damaged:
         count = len(health.damaged)
         console.print(f"This run is damaged in {count} place{'s' if count > 1 else ''}.", style="bold red")
+    elif not health.well:
+        console.print("This run is whole, but its ranks part.", style="bold red")
     else:
         console.print("This run is whole.", style="bold green")
 
@@ -150,6 +154,18 @@ def _health_to_json(health: Health) -> dict[str, Any]:
         "damaged": list(health.damaged),
         "remarks": list(health.remarks),
         "cautions": list(health.cautions),
+        "ranks": [
+            {
+                "kind": found.kind.name.lower(),
+                "fault": found.kind.fault,
+                "step": found.step,
+                "ranks": list(found.ranks),
+                "sites": list(found.sites),
+                "error": found.error,
+                "sentence": found.sentence,
+            }
+            for found in health.ranks
+        ],
         "steps": health.steps,
         "tensors": health.tensors,
         "sketches": health.sketches,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from padiff.compare.replicas import RankFinding, ReplicaCheck
 from padiff.dump import FolderRun
 from padiff.dump.format import PACKS, STEPS
 from padiff.dump.whole import incomplete_steps
@@ -29,6 +30,7 @@ class Health:
         damaged: what can't be read, or is not as it was recorded, each with its place.
         remarks: what is worth knowing, though nothing is broken: leftovers of a process that died, NaN.
         cautions: what of the environment makes the run hard to repeat.
+        ranks: where the processes of the training hold something else than they should, or read the same.
         steps, tensors, sketches: how many were read whole.
         bytes: the folder's size.
     """
@@ -36,10 +38,16 @@ class Health:
     damaged: tuple[str, ...]
     remarks: tuple[str, ...]
     cautions: tuple[str, ...]
+    ranks: tuple[RankFinding, ...]
     steps: int
     tensors: int
     sketches: int
     bytes: int
+
+    @property
+    def well(self) -> bool:
+        """Whether all can be read, and nothing is wrong between the ranks."""
+        return not self.damaged and not any(found.kind.fault for found in self.ranks)
 
 
 def check_run(run: Run, path: Path) -> Health:
@@ -48,6 +56,7 @@ def check_run(run: Run, path: Path) -> Health:
     nonfinite: list[str] = []
     whole = tensors = sketches = 0
     numbers = run.numbers()
+    replicas = ReplicaCheck(run.info)
     for number in numbers:
         found: list[str] = []
         try:
@@ -71,6 +80,8 @@ def check_run(run: Run, path: Path) -> Health:
                 _read_trace(step)
             except (PadiffError, OSError, ValueError) as error:
                 found.append(f"step {number}: {error}")
+        if not found:
+            replicas.look(steps)
         whole += not found
         damaged += found
     packs = run.packs if isinstance(run, FolderRun) else None
@@ -89,7 +100,16 @@ def check_run(run: Run, path: Path) -> Health:
     if not run.info.environment:
         remarks.append("nothing is known of the environment: an older padiff recorded this run")
     size = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
-    return Health(tuple(damaged), tuple(remarks), tuple(cautions(run.info.environment)), whole, tensors, sketches, size)
+    return Health(
+        tuple(damaged),
+        tuple(remarks),
+        tuple(cautions(run.info.environment)),
+        tuple(replicas.findings),
+        whole,
+        tensors,
+        sketches,
+        size,
+    )
 
 
 def _finite(record: Record) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from kit.forking import python_with_frameworks
 
 import padiff
+from padiff.compare.replicas import RankFault, check_replicas
 
 from . import ranked
 from .launching import launch
@@ -103,6 +104,22 @@ def test_the_mistakes_of_parallel_trainings_are_found(made, framework, fault, st
     first = padiff.compare_runs(made("torch")[0], made(framework, fault=fault)[0]).first_diff
     assert first.step == step, first.message
     assert first.stage in stages, first.message
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("nothing", []),
+        ("same samples", [(RankFault.SAME_BATCH, 0)]),
+        ("not synchronised", [(RankFault.NOT_REDUCED, 1)]),
+    ],
+)
+def test_the_mistakes_of_parallel_trainings_show_in_one_run_alone(made, framework, fault, found):
+    run = padiff.open_run(made(framework, fault=fault)[0])
+    findings = check_replicas(run.info, [run.steps(number) for number in run.numbers()])
+    assert [(finding.kind, finding.step) for finding in findings] == found
+    assert all(finding.ranks == (0, 1) for finding in findings)
 
 
 def test_a_step_that_one_rank_did_not_write_is_no_step(made):

@@ -1,0 +1,197 @@
+"""Processes of one training are checked against each other: faults planted in one of them, and what is no fault."""
+
+import json
+
+import numpy as np
+import pytest
+
+import padiff
+from padiff.compare.replicas import RankFault, check_replicas
+from padiff.records import InMemory, Layer, Parameter, Record, RunInfo, Step
+from padiff_hooks.cli import main
+
+SITES = (("a", "weight"), ("a", "bias"), ("b", "weight"))
+LR = 0.1
+
+
+def layers():
+    def parameters(path):
+        return tuple(Parameter(slot, (4,), "float32") for layer, slot in SITES if layer == path)
+
+    running = Parameter("running_mean", (4,), "float32", role="buffer", trainable=False)
+    return (
+        Layer("(root)", "Net", "custom"),
+        Layer("a", "Linear", "linear", parameters=(*parameters("a"), running)),
+        Layer("b", "Linear", "linear", parameters=parameters("b")),
+    )
+
+
+def info(ranks=2):
+    return RunInfo(framework="torch", framework_version="2", layers=layers(), world_size=ranks)
+
+
+def record(layer, stage, slot, value):
+    array = np.asarray(value, np.float32)
+    return Record(layer, stage, slot, InMemory(array), "float32", array.shape)
+
+
+class Training:
+    """SGD on ranks that share out a batch: the same gradient everywhere, unless a fault is planted."""
+
+    def __init__(self, ranks=2):
+        start = {site: np.random.default_rng(i).normal(size=4) for i, site in enumerate(SITES)}
+        self.weights = [dict(start) for _ in range(ranks)]
+        self.number = 0
+
+    def step(self, change_gradient=None, change_update=None, write=None, same_batch=False):
+        steps = []
+        for rank, weights in enumerate(self.weights):
+            data = np.random.default_rng(100 + self.number)
+            gradients = {site: data.normal(size=4) for site in SITES}
+            if change_gradient and rank:
+                change_gradient(gradients)
+            updates = {site: -LR * gradient for site, gradient in gradients.items()}
+            if change_update and rank:
+                change_update(updates)
+            if write and rank:
+                write(weights)
+            x = np.random.default_rng((self.number, 0 if same_batch else rank)).normal(size=(2, 3))
+            records = [record("(root)", "input", "input.x", x), record("a", "weight", "running_mean", x.mean())]
+            for stage, values in (("weight", weights), ("grad", gradients), ("update", updates)):
+                records += [record(layer, stage, slot, values[layer, slot]) for layer, slot in SITES]
+            steps.append(Step(self.number, tuple(records), rank=rank))
+            self.weights[rank] = {site: weights[site] + updates[site] for site in SITES}
+        self.number += 1
+        return steps
+
+
+def findings(steps, ranks=2):
+    return check_replicas(info(ranks), steps)
+
+
+def test_equal_ranks_are_well():
+    training = Training(3)
+    assert findings([training.step() for _ in range(4)], 3) == []
+
+
+def test_a_gradient_that_was_not_reduced_is_named_with_its_rank_and_first_step_and_what_follows_is_no_news():
+    training = Training()
+
+    def own(gradients):
+        gradients["b", "weight"] = np.ones(4)
+
+    found = findings([training.step(), training.step(change_gradient=own), training.step(change_gradient=own)])
+    assert [(f.kind, f.step, f.ranks, f.sites) for f in found] == [(RankFault.NOT_REDUCED, 1, (0, 1), ("b/weight",))]
+    assert "Rank 1's gradient of b/weight differs from rank 0's since step 1 (1 of 3)" in str(found[0])
+
+
+def test_clipping_by_its_own_norm_is_one_factor():
+    training = Training()
+
+    def clip(gradients):
+        for site in gradients:
+            gradients[site] = 0.25 * gradients[site]
+
+    (found,) = findings([training.step(change_gradient=clip)])
+    assert found.kind is RankFault.OWN_FACTOR and "are 0.25 times rank 0's since step 0 (all of them)" in str(found)
+    np.testing.assert_allclose(found.error, 0.75, rtol=1e-6)
+
+
+def test_an_optimizer_with_values_of_its_own():
+    training = Training()
+
+    def another_rate(updates):
+        for site in updates:
+            updates[site] = 2 * updates[site]
+
+    (found,) = findings([training.step(), training.step(change_update=another_rate), training.step()])
+    assert (found.kind, found.step) == (RankFault.OWN_UPDATE, 1)
+
+
+def test_a_weight_that_somebody_wrote():
+    training = Training()
+
+    def write(weights):
+        weights["a", "bias"] = weights["a", "bias"] + np.float32(1e-3)
+
+    (found,) = findings([training.step(), training.step(write=write), training.step()])
+    assert (found.kind, found.step, found.sites) == (RankFault.WRITTEN, 1, ("a/bias",))
+
+
+def test_a_model_that_is_spread_over_processes_is_no_fault_and_the_rest_of_it_is_still_checked():
+    training = Training()
+    training.weights[1]["a", "weight"] = np.zeros(4)
+
+    def own(gradients):
+        gradients["a", "weight"] = np.zeros(4)  # of its own part
+
+    assert [f.kind for f in findings([training.step(change_gradient=own) for _ in range(3)])] == [RankFault.OTHER_START]
+
+    def and_a_shared_one(gradients):
+        own(gradients)
+        gradients["b", "weight"] = np.ones(4)
+
+    training = Training()
+    training.weights[1]["a", "weight"] = np.zeros(4)
+    found = findings([training.step(change_gradient=own), training.step(change_gradient=and_a_shared_one)])
+    assert [(f.kind, f.kind.fault) for f in found] == [(RankFault.OTHER_START, False), (RankFault.NOT_REDUCED, True)]
+    assert found[1].sites == ("b/weight",)
+
+
+def test_the_same_batch_on_two_ranks_is_worth_knowing_but_no_fault():
+    training = Training()
+    (found,) = findings([training.step(same_batch=True), training.step(same_batch=True)])
+    assert (found.kind, found.step, found.kind.fault) == (RankFault.SAME_BATCH, 0, False)
+
+
+def test_nan_in_all_ranks_is_equal():
+    training = Training()
+
+    def broken(gradients):
+        gradients["a", "bias"] = np.full(4, np.nan)
+
+    def broken_everywhere(one):
+        kept = [r for r in one.records if r.stage != "grad"]
+        grads = [record(layer, "grad", slot, np.full(4, np.nan)) for layer, slot in SITES]
+        return Step(one.number, (*kept, *grads), one.rank)
+
+    both = [broken_everywhere(one) for one in training.step()]
+    assert findings([both]) == []
+    assert [f.kind for f in findings([training.step(change_gradient=broken)])] == [RankFault.NOT_REDUCED]
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_doctor_says_which_rank_parts_and_where(detail, tmp_path, capsys):
+    """Two recorders stand for two processes: what they record is real."""
+    import torch
+
+    torch.manual_seed(0)
+    start = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).state_dict()
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    for net in nets:
+        net.load_state_dict(start)
+    recorders = [
+        padiff.record(net, tmp_path / "run", optimizer=optimizer, rank=rank, world_size=2, detail=detail)
+        for rank, (net, optimizer) in enumerate(zip(nets, optimizers))
+    ]
+    with recorders[0], recorders[1]:
+        for number in range(3):
+            for rank, net in enumerate(nets):
+                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * number + rank))
+                net(x).square().sum().backward()
+            for pair in zip(*(net.parameters() for net in nets)):  # the all-reduce
+                mean = (pair[0].grad + pair[1].grad) / 2
+                for parameter in pair:
+                    parameter.grad = mean.clone()
+            if number == 1:
+                nets[1][2].bias.grad += 1
+            for optimizer, rec in zip(optimizers, recorders):
+                optimizer.step()
+                optimizer.zero_grad()
+                rec.try_dump()
+    assert main(["doctor", str(tmp_path / "run"), "--json", str(tmp_path / "health.json")]) == 1
+    said = capsys.readouterr().out
+    assert "ranks: Rank 1's gradient of 2/bias differs from rank 0's since step 1 (1 of 4)" in " ".join(said.split())
+    (found,) = json.loads((tmp_path / "health.json").read_text())["ranks"]
+    assert (found["kind"], found["step"], found["ranks"], found["sites"]) == ("not_reduced", 1, [0, 1], ["2/bias"])
