@@ -23,6 +23,7 @@ from padiff.compare.workers import check_workers
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
+from padiff.records import printable
 from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISUSE
     except (PadiffError, OSError) as error:  # also a disk that is full, a name that is too long
         give_up_output(error)
-        print(f"padiff: {error}", file=sys.stderr)
+        print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
         return MISUSE
     except MemoryError:
         print(
