@@ -1,8 +1,9 @@
-"""A report as JSON, JUnit XML and Markdown. (Its text is in `padiff.records.report_text`.)"""
+"""A report as JSON and JUnit XML. (Text: `padiff.records.report_text`. Markdown: `padiff.report_markdown`.)"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -22,10 +23,15 @@ from padiff.records import (
     Standing,
     coverage_lines,
     figures_text,
-    limit_lines,
     stage_table,
     verdict,
 )
+from padiff.report_markdown import to_markdown
+
+__all__ = [
+    "SCHEMA_VERSION", "coverage_lines", "diff_to_json", "difference_to_json", "first_to_json", "number",
+    "stage_table", "to_json", "to_junit", "to_markdown", "verdict",
+]  # fmt: skip
 
 #: Version of what `to_json` gives.
 SCHEMA_VERSION = 1
@@ -234,25 +240,6 @@ def _sides(reference: Iterable[Any], candidate: Iterable[Any]) -> dict[str, list
     return {"reference": list(reference), "candidate": list(candidate)}
 
 
-def to_markdown(report: Report) -> str:
-    """The report as Markdown, for a pull request or a ticket."""
-    lines = [f"## padiff: {report.outcome}", "", verdict(report), ""]
-    lines += [
-        "| stage | compared | differ | worst relative L2 | limit | where |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    table = stage_table(report)
-    for row in table:
-        lines.append(
-            f"| {row['stage']} | {row['compared']} | {row['differ']} | {_short(row['worst'])} | {_short(row['limit'])} "
-            f"| {row['where'].replace('|', '/')} |"
-        )
-    lines += ["", f"Tolerance: {report.tolerance}.", ""]
-    lines += [f"- {line}" for line in limit_lines(table)]
-    lines += [f"- {line}" for line in coverage_lines(report)]
-    return "\n".join(lines) + "\n"
-
-
 def to_junit(report: Report) -> str:
     """The report as JUnit XML: a test case for each pair, failed where it differs.
 
@@ -260,42 +247,49 @@ def to_junit(report: Report) -> str:
     ``skipped`` alone. Where the outcome is ``cannot tell`` a case of its own is an error.
     """
     suite = ElementTree.Element("testsuite", name="padiff")
+
+    def case_of(classname: str, name: str, kind: str = "", message: str = "") -> None:
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(classname), name=_xml(name))
+        if kind:
+            ElementTree.SubElement(case, kind, message=_xml(message))
+
     tests, failures, errors = report.coverage.compared, len(report.failed), 0
     if report.first_diff is not None and report.first_diff.diff is None:
         # What the runs declare differently, where no tensor differs yet.
         tests, failures = tests + 1, failures + 1
-        case = ElementTree.SubElement(suite, "testcase", classname="settings", name=str(report.first_diff.reference))
-        ElementTree.SubElement(case, "failure", message=report.first_diff.message)
+        case_of("settings", str(report.first_diff.reference), "failure", report.first_diff.message)
     # Further faults that no tensor shows.
     for fault in (one for one in report.independent if one.diff is None):
         tests, failures = tests + 1, failures + 1
-        case = ElementTree.SubElement(suite, "testcase", classname="settings", name=f"{fault.reference} {fault.slot}")
-        ElementTree.SubElement(case, "failure", message=fault.message)
+        case_of("settings", f"{fault.reference} {fault.slot}", "failure", fault.message)
     if report.outcome == CANNOT_TELL:
         tests, errors = tests + 1, 1
-        case = ElementTree.SubElement(suite, "testcase", classname="coverage", name="parameters without a record")
-        ElementTree.SubElement(case, "error", message=verdict(report))
+        case_of("coverage", "parameters without a record", "error", verdict(report))
     alone = {(one.step, one.stage, one.reference): one for one in report.independent if one.diff is not None}
     first, skipped = True, sum(not diff.counts for diff in report.diffs)
     for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
         suite.set(name, str(count))
     for diff in report.diffs:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=f"step {diff.pair.step}.{diff.pair.stage}", name=diff.pair.anchor.site
-        )
+        kind = message = ""
         if not diff.passed:
             # The first one has all of the message, with its cause.
             pair, standing = diff.pair, report.standing(diff)
             told = report.first_diff if first else None
             if standing is Standing.NEW and not first:
                 told = alone.get((pair.step, pair.stage, pair.anchor.layer))
+            kind = "failure"
             message = told.message if told is not None else f"{figures_text(diff)} ({standing})"
-            ElementTree.SubElement(case, "failure", message=message)
             first = False
         elif not diff.counts:
-            ElementTree.SubElement(case, "skipped", message=str(diff.problem or ""))
+            kind, message = "skipped", str(diff.problem or "")
+        case_of(f"step {diff.pair.step}.{diff.pair.stage}", diff.pair.anchor.site, kind, message)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}"
+# Of what is written into an attribute, the characters that XML can't hold, whatever they are written as.
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def _xml(text: str) -> str:
+    """The one way of a run's text into XML: what this can't hold becomes its code (``\\x1b``)."""
+    return _NOT_IN_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | replay | map | doctor | atlas``.
+"""The command line: ``padiff demo | show | compare | watch | replay | repro | map | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
@@ -23,6 +23,7 @@ from padiff.compare.workers import check_workers
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
+from padiff.records import printable
 from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
@@ -31,6 +32,7 @@ from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_yaml import map_to_yaml
 from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.replay_command import add_replay
+from padiff_hooks.repro_command import add_repro
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.watch import add_watch
 
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISUSE
     except (PadiffError, OSError) as error:  # also a disk that is full, a name that is too long
         give_up_output(error)
-        print(f"padiff: {error}", file=sys.stderr)
+        print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
         return MISUSE
     except MemoryError:
         print(
@@ -118,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_watch(commands)
     add_replay(commands)
+    add_repro(commands)
     add_doctor(commands)
 
     layer_map = commands.add_parser("map", help="print the found layer map as YAML, to edit and give back")

@@ -10,7 +10,7 @@ from padiff.compare import Policy
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
-from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, verdict
+from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, printable, verdict
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
@@ -114,7 +114,7 @@ class LiveComparison:
             self._following += first.standing is Standing.FOLLOWS
             if self.first_report is not None or len(self._news) > 1:
                 # With the first diff they are told; later ones are news by themselves.
-                self._remarks += [f"{Standing.NEW}: {one.message}" for one in report.independent]
+                self._remarks += [f"{Standing.NEW}: {printable(one.message)}" for one in report.independent]
         elif report.outcome == CANNOT_TELL and not self._doubt:
             self._doubt = verdict(report)
             self._remarks.append(self._doubt)

@@ -7,20 +7,55 @@ import io
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.segment import Segment
 
 from padiff.dump.files import aside
 from padiff.errors import UsageError
+from padiff.records import printable
+from padiff.system.colours import coloured
 
 # Seconds after which the time left is estimated.
 _STEADY = 1.0
+# Columns of a table that is written into a file or a pipe.
+_WIDE = 160
+
+
+class _Console(Console):
+    """Writes nothing to a terminal but text and its own colours."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if not segment.control:
+                text = printable(segment.text, lines=True)
+                segment = segment if text == segment.text else Segment(text, segment.style)
+            yield segment
 
 
 def console_for(stderr: bool = False) -> Console:
-    """A console that prints names as they are: square brackets are no markup there, and ``:cat:`` is no picture."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    """A console that prints names as they are: square brackets are no markup there, and ``:cat:`` is no picture.
+
+    Colours are for terminals (`padiff.system.colours`). Elsewhere no line is broken, and tables are wide.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    terminal, colours = stream.isatty(), coloured(stream)
+    return _Console(
+        stderr=stderr,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not terminal,
+        # Of colours that are forced into a file nothing else of a terminal follows.
+        force_terminal=terminal or colours,
+        force_interactive=terminal,
+        color_system="auto" if colours else None,
+        no_color=not colours,
+        width=None if terminal or "COLUMNS" in os.environ else _WIDE,
+    )
 
 
 class Progress:
@@ -29,10 +64,12 @@ class Progress:
     def __init__(self, console: Console, what: str) -> None:
         self._what = what
         self._status = console.status(what)
+        self._shown = console.is_interactive  # elsewhere it would be what moves a cursor
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
-        self._status.start()
+        if self._shown:
+            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,34 +17,43 @@ from padiff.records import (
     MATCH,
     Report,
     Run,
+    Standing,
     bytes_text,
     count_text,
     coverage_lines,
     declared_lines,
     failed_lines,
+    headline,
     limit_lines,
     model_text,
     owned_text,
+    printable,
     settings_text,
     stage_table,
     step_text,
     steps_text,
     verdict,
+    where_lines,
 )
 from padiff.records.environment import environment_text
+from padiff.records.tree_text import HERE
 
 #: Lines of what differs unless everything is asked for.
 LISTED = 10
 
 
 def print_report(report: Report, console: Console, everything: bool = False, top: int | None = None) -> None:
-    """The verdict, a row for each stage, the diffs beyond tolerance, the coverage.
+    """The verdict in short, a row for each stage, the diffs beyond tolerance and where the first one is in both models,
+    the coverage, and the verdict.
 
     Args:
         everything: list every pair that differs, not only the first ones.
         top: list so many, those furthest beyond their limits first.
     """
-    table = Table(title=Text(f"{report.reference} (reference) against {report.candidate} (candidate)"), box=None)
+    said = partial(console.print, markup=False, emoji=False)
+    said(headline(report), style=STYLES[report.outcome])
+    said(f"{printable(report.reference)} (reference) against {printable(report.candidate)} (candidate)\n")
+    table = Table(box=None, pad_edge=False, header_style=QUIET)
     for name, justify in (
         ("stage", "left"),
         ("pairs", "right"),
@@ -54,26 +65,79 @@ def print_report(report: Report, console: Console, everything: bool = False, top
     table.add_column("closest to its limit", overflow="fold")
     rows = stage_table(report)
     for row in rows:
-        style = "bold red" if row["differ"] else ""
+        style = "red" if row["differ"] else ""
         worst = "" if row["worst"] is None else f"{row['worst']:.2g}"
         limit = "" if row["limit"] is None else f"{row['limit']:.2g}"
-        table.add_row(
-            row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, Text(row["where"]), style=style
-        )
+        where = Text(printable(row["where"]))
+        table.add_row(row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, where, style=style)
     console.print(table)
     for line in limit_lines(rows):
-        console.print(line, markup=False, emoji=False)
+        said(line, style=QUIET)
     if report.failed:
-        console.print()
+        said()
     for line in _listed(report, everything, top):
-        console.print(line, markup=False, emoji=False)
-    console.print()
+        said(_diff_text(line))
+    place = where_lines(report, min(console.width, _PLACE))
+    if place:
+        said()
+    for line in place:
+        said(_place_text(line))
+    said()
     for line in coverage_lines(report):
-        console.print(f"  {line}", markup=False, emoji=False)
-    console.print(f"  tolerance: {report.tolerance}\n", markup=False, emoji=False)
-    console.print(verdict(report), style=STYLES[report.outcome], markup=False, emoji=False)
+        said(f"  {line}", style=QUIET)
+    said(f"  tolerance: {report.tolerance}\n", style=QUIET)
+    said(verdict_text(report, apart=console.is_terminal))
 
 
+def verdict_text(report: Report, apart: bool = False) -> Text:
+    """The verdict, with what it says first, the cause and the line that mends it in colours of their own.
+
+    Args:
+        apart: cause and mending are lines of their own.
+    """
+    words = verdict(report)
+    first = report.first_diff
+    if apart and first is not None:
+        words = _PARTS.sub(r"\n\1", words)
+    text = Text(words)
+    if first is None:
+        text.stylize(STYLES[report.outcome])
+        return text
+    text.highlight_words([printable(first.place_text)], STYLES[report.outcome])
+    for fault in (first, *report.independent):
+        if fault.cause is not None:
+            text.highlight_words([printable(fault.cause.sentence)], "yellow")
+            text.highlight_words([printable(fault.cause.fix)] if fault.cause.fix else [], "bold green")
+    return text
+
+
+def _diff_text(line: str) -> Text:
+    """A line of what differs: the place stands out, and so does what does not follow."""
+    text = Text(line)
+    if line.startswith("  "):
+        place = line.find(": ")
+        text.stylize("bold", 0, max(place, 0))
+        for mark in (Standing.FIRST, Standing.NEW, Standing.AGAIN):
+            text.highlight_words([f"({mark})"], "bold red")
+    else:
+        text.stylize("red")
+    return text
+
+
+def _place_text(line: str) -> Text:
+    text = Text(line)
+    text.highlight_words([HERE.strip()], "bold red")
+    return text
+
+
+# What is left out of the lines of what differs, so that they are short; the verdict and --all have it.
+_WORST = re.compile(r"; worst \S+ against \S+( at \[[\d, ]*\])?")
+# What begins a line of its own where a verdict is broken up.
+_PARTS = re.compile(r" (Cause, proven: |Cause: |Likely cause: |To mend it: |Tried and excluded: |A second fault, )")
+# Columns at most that two trees side by side take.
+_PLACE = 160
+#: What is for a second look.
+QUIET = "dim"
 #: How a verdict is printed.
 STYLES = {MATCH: "bold green", DIFFER: "bold red", CANNOT_TELL: "bold yellow"}
 
@@ -81,9 +145,14 @@ STYLES = {MATCH: "bold green", DIFFER: "bold red", CANNOT_TELL: "bold yellow"}
 def _listed(report: Report, everything: bool, top: int | None) -> list[str]:
     if top is not None and report.failed:
         worst = sorted(report.failed, key=lambda diff: -diff.excess)[:top]
-        return [f"{count_text(report)}, furthest beyond its limit first:", *(f"  {diff}" for diff in worst)]
+        listed = [f"  {printable(str(diff))}" for diff in worst]
+        return [f"{count_text(report)}, furthest beyond its limit first:", *listed]
     lines = failed_lines(report, None if everything else LISTED)
-    return [f"{line} (--all lists them)" if line.startswith("  ... and") else line for line in lines]
+    if everything:
+        return lines
+    if 0 < len(lines) - 1 < len(report.failed):
+        lines[0] = f"{lines[0][:-1]} (--all lists each):"
+    return [_WORST.sub("", line) for line in lines]
 
 
 def print_run(run: Run, path: Path, console: Console) -> None:

@@ -285,7 +285,7 @@ class TrainingRecorder:
                 self._live.say()
                 summary = self._live.summary()
                 if summary:
-                    say(summary)
+                    say(summary, alarming=self._live.first_report is not None)
         finally:
             self._close_streams()
 

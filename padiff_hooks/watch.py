@@ -12,11 +12,11 @@ from rich.console import Console
 
 from padiff.dump.format import RUN_FILE
 from padiff.errors import UsageError
-from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, verdict
+from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
 from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, check_pair, names_of, paths_of, policy_of
 from padiff_hooks.log_folder import check_logdir, explained
 from padiff_hooks.paired import PairedRuns
-from padiff_hooks.show import STYLES
+from padiff_hooks.show import QUIET, STYLES
 from padiff_hooks.stream import DiffStream
 
 
@@ -63,12 +63,12 @@ class _Watched:
                 self._doubt = verdict(report)
             return f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}"
         self._failed += 1
-        more = "".join(f"\n{Standing.NEW}: {one.message}" for one in report.independent)
+        more = "".join(f"\n{Standing.NEW}: {printable(one.message)}" for one in report.independent)
         if self._first is None:
-            self._first = report.first_diff.message
+            self._first = printable(report.first_diff.message)
             return f"{'' if known else f'{Standing.FIRST}: '}{self._first}{more}"
         if not report.failed:
-            return f"step {step}: {report.first_diff.message}{more}"
+            return f"step {step}: {printable(report.first_diff.message)}{more}"
         # Said once: from then on all that differs does.
         said = "" if self._follows else f", which {Standing.FOLLOWS} from it"
         self._follows = True
@@ -138,7 +138,7 @@ def _follow(
     last_news = time.monotonic()
     while True:
         for report in pairs.poll():
-            console.print(watched.add(report, stream.differs))
+            console.print(watched.add(report, stream.differs), style=QUIET if report.first_diff is None else "red")
             with explained(args.logdir):
                 stream.write(report)
             last_news = time.monotonic()

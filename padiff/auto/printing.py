@@ -9,8 +9,8 @@ from traceback import FrameSummary, StackSummary
 
 from padiff.auto.model_alignment import ComparedWhole
 from padiff.auto.settings import ModelSetup, Settings
-from padiff.model.tree_text import tree_text
 from padiff.records import CANNOT_TELL, ROOT, Both, Diff, Report, count_text, is_functional, verdict, zeros_text
+from padiff.records.tree_text import tree_text
 from padiff.weights.assign import Carried, success_text
 
 _STAGE_NAMES = {

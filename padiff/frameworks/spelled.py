@@ -24,6 +24,7 @@ class Spelling:
             normalisation's.
         losses: common name of a loss function -> what it is called, and arguments that make it that.
         loss_arguments: the common name of a loss's setting -> the argument, where it is called otherwise.
+        parameters: what an optimizer calls its parameters; empty: they come first.
     """
 
     optimizers: str
@@ -38,6 +39,7 @@ class Spelling:
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     losses: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     loss_arguments: Mapping[str, str] = field(default_factory=dict)
+    parameters: str = ""
 
 
 def _alone(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -110,6 +112,7 @@ _PADDLE = Spelling(
         "multilabel_soft_margin_loss": ("multi_label_soft_margin_loss", ""),
     },
     loss_arguments={"beta": "delta", "eps": "epsilon"},
+    parameters="parameters",
 )
 SPELLINGS = {"torch": _TORCH, "paddle": _PADDLE}
 

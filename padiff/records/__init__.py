@@ -41,9 +41,12 @@ from padiff.records.report_text import (
     count_text,
     coverage_lines,
     failed_lines,
+    failed_rows,
+    headline,
     limit_lines,
     stage_table,
     verdict,
+    where_lines,
     zeros_text,
 )
 from padiff.records.run_text import (
@@ -60,6 +63,7 @@ from padiff.records.run_text import (
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
 from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
 from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
+from padiff.system.printable import printable
 
 __all__ = [
     "OptimizerState",
@@ -123,7 +127,9 @@ __all__ = [
     "coverage_lines",
     "declared_lines",
     "failed_lines",
+    "failed_rows",
     "figures_text",
+    "headline",
     "inner_path",
     "is_below",
     "is_functional",
@@ -134,6 +140,7 @@ __all__ = [
     "mark_of",
     "model_text",
     "owned_text",
+    "printable",
     "report_card",
     "run_card",
     "run_line",
@@ -149,5 +156,6 @@ __all__ = [
     "steps_text",
     "unzipped",
     "verdict",
+    "where_lines",
     "zeros_text",
 ]

@@ -8,10 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from padiff.records.aftermath import Standing
+from padiff.records.both import Both
 from padiff.records.compared import Diff
+from padiff.records.folding import Marked, Row, folded_rows, ratio_of
 from padiff.records.judgement import Figure, Rule
 from padiff.records.recorded import LOOP, STAGES
+from padiff.records.tree_text import place_lines
 from padiff.sketches.sketch import ELEMENTS, SPREAD
+from padiff.system.printable import printable
 
 if TYPE_CHECKING:
     from padiff.records.report import Report
@@ -23,13 +27,49 @@ AMPLIFIED = 0.1
 _LISTED, _NAMED, _FEW = 10, 8, 3
 # Rules that every stage starts from, which need no reason beside the figures.
 _PLAIN = frozenset({Rule.ROUNDING, Rule.SCALAR, Rule.EQUAL, Rule.TOLERANCE})
-# So many diffs of one step and stage with one ratio are one line, and how far their ratios may be apart.
-_ALIKE, _SAME_RATIO = 3, 1e-3
+# So many diffs of one step and stage with one ratio are one line.
+_ALIKE = 3
 
 
 def report_text(report: Report) -> str:
-    """A report as it is printed: the verdict, the table of stages, what differs, the coverage."""
-    return "\n".join([verdict(report), "", *_table(report), *failed_lines(report), "", *coverage_lines(report)])
+    """A report as it is printed: the verdict, the table of stages, what differs and where, the coverage, and at the end
+    the verdict in short.
+    """
+    place = where_lines(report)
+    lines = [verdict(report), "", *_table(report), *failed_lines(report), "", *place, *([""] if place else [])]
+    return "\n".join([*lines, *coverage_lines(report), "", headline(report)])
+
+
+def headline(report: Report) -> str:
+    """The verdict in short, for those in a hurry: the outcome, and where."""
+    coverage, first = report.coverage, report.first_diff
+    steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
+    if first is None:
+        if coverage.unrecorded:
+            return "CANNOT TELL: parameters that train have no record"
+        return f"MATCH: {coverage.compared:,} tensors in {steps}, {coverage.share:.0%} of what was recorded"
+    layers = [layer for layer in (first.reference, first.candidate) if layer]
+    place = " against ".join(dict.fromkeys(layers)) or "the settings"
+    text = f"DIFFER: first at step {first.step}, stage {first.stage}, {place}{f', {first.slot}' if first.slot else ''}"
+    diff = first.diff
+    if diff is not None and diff.problem:
+        text += f": {diff.problem}"
+    elif diff is not None and diff.figures is not None and math.isfinite(diff.excess):
+        text += f": relative L2 {diff.figures.rel_l2:.2g}, {diff.excess:.3g} times what is allowed"
+    more = len(report.independent)
+    return printable(text + (f"; and {more} other fault{'s' if more > 1 else ''}" if more else ""))
+
+
+def where_lines(report: Report, width: int = 120) -> list[str]:
+    """Both models around the first diff, as trees; nothing where it is in no layer.
+
+    Args:
+        width: columns that there are.
+    """
+    first, models = report.first_diff, report.models
+    if first is None or models is None:
+        return []
+    return place_lines(models, Both(report.reference, report.candidate), Both(first.reference, first.candidate), width)
 
 
 def count_text(report: Report) -> str:
@@ -39,6 +79,10 @@ def count_text(report: Report) -> str:
 
 def verdict(report: Report) -> str:
     """The report in one sentence."""
+    return printable(_verdict(report))
+
+
+def _verdict(report: Report) -> str:
     if report.first_diff is not None:
         return " ".join(first.message for first in (report.first_diff, *report.independent))
     coverage = report.coverage
@@ -155,7 +199,7 @@ def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:
         found = list(names)
         if found:
             lines.append(f"{title}: {_first(found, at_most)}")
-    return lines
+    return _lines(lines)
 
 
 def zeros_text(zeros: Collection[str]) -> str:
@@ -189,64 +233,70 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
     """What differs, a line each, in causal order; many that differ alike are one line.
 
     Args:
-        at_most: how many lines, besides those of what does not follow from the first diff; `None` lists every diff by
-            itself.
+        at_most: how many lines, besides the one that counts them; `None` lists every diff by itself.
     """
     if not report.failed:
         return []
-    lines = [f"{count_text(report)}, in causal order:"]
+    rows, hidden = failed_rows(report, at_most)
+    follow = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
+    rest = [f"  ... and {hidden} more{follow}"] if hidden else []
+    return _lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *rest])
+
+
+def failed_rows(report: Report, at_most: int | None = _LISTED) -> tuple[list[Row], int]:
+    """What `failed_lines` lists, and how many diffs it does not."""
     if at_most is None:
-        return lines + [f"  {diff}{_mark(report, diff)}" for diff in report.failed]
-    alike: dict[tuple[Any, ...], list[Diff]] = {}
+        return [Marked(k, diff, _mark(report, diff)).row for k, diff in enumerate(report.failed)], 0
+    alike: dict[tuple[Any, ...], list[Marked]] = {}
     for number, diff in enumerate(report.failed):
-        alike.setdefault(_likeness(diff) or (number,), []).append(diff)
-    shown = hidden = 0
+        alike.setdefault(_likeness(diff) or (number,), []).append(Marked(number, diff, _mark(report, diff)))
     counts = _counts(report) if any(len(some) >= _ALIKE for some in alike.values()) else Counter()
+    told: list[tuple[list[Marked], Row]] = []
     for key, some in alike.items():
-        folded = len(some) >= _ALIKE
-        for diff in some[:1] if folded else some:
-            shown += 1
-            mark = next((found for one in (some if folded else [diff]) if (found := _mark(report, one))), "")
-            if shown > at_most and not mark:
-                hidden += len(some) if folded else 1
-            elif folded:
-                lines.append(_folded(key, some, counts[key[0], key[1]]) + mark)
-            else:
-                lines.append(f"  {diff}{mark}")
-    rest = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
-    return [*lines, f"  ... and {hidden} more{rest}"] if hidden else lines
+        if len(some) >= _ALIKE:
+            told.append((some, _folded(key, some, counts[key[0], key[1]])))
+        else:
+            told += [([one], one.row) for one in some]
+    if len(told) <= at_most:
+        return [row for _, row in told], 0
+    # The first one stays as it is, with those that are wrong by the same.
+    (first, row), *others = told
+    rest = [one for some, _ in others for one in some]
+    rows, hidden = folded_rows(rest, max(at_most - 1, 1), {first[0].diff.pair.stage})
+    return [row, *rows], hidden
+
+
+def _lines(lines: Iterable[str]) -> list[str]:
+    return [printable(line) for line in lines]
 
 
 def _mark(report: Report, diff: Diff) -> str:
     """How a diff stands to the first one, where it does not follow from it."""
     standing = report.standing(diff)
-    return "" if standing is None or standing is Standing.FOLLOWS else f"  ({standing})"
+    return "" if standing is None or standing is Standing.FOLLOWS else str(standing)
 
 
 def _likeness(diff: Diff) -> tuple[Any, ...] | None:
     """Step, stage, and what is wrong in words that hold for others too; `None` where that is nothing simple."""
-    pair, figures = diff.pair, diff.figures
+    pair = diff.pair
     if pair.anchor.layer == LOOP:
         return None
     if not pair.complete:
         return pair.step, pair.stage, f"are {diff.problem}"
-    if figures is None or diff.problem or not figures.reference_l2 or not figures.candidate_l2:
-        return None
-    ratio = figures.candidate_l2 / figures.reference_l2
-    # A multiple of the reference is as far from it as the two norms are apart.
-    if abs(figures.l2 - abs(figures.candidate_l2 - figures.reference_l2)) > _SAME_RATIO * figures.l2:
-        return None
-    return pair.step, pair.stage, f"are {ratio:.3g} times the reference's"
+    ratio = ratio_of(diff)
+    return None if ratio is None else (pair.step, pair.stage, f"are {ratio:.3g} times the reference's")
 
 
 def _counts(report: Report) -> Counter[tuple[int, str]]:
     return Counter((d.pair.step, d.pair.stage) for d in report.diffs if d.counts and d.pair.anchor.layer != LOOP)
 
 
-def _folded(key: tuple[Any, ...], some: Sequence[Diff], count: int) -> str:
+def _folded(key: tuple[Any, ...], some: Sequence[Marked], count: int) -> Row:
     step, stage, what = key
-    names = ", ".join(f"{diff.pair.anchor.layer}/{diff.pair.anchor.slot}" for diff in some[:_FEW])
-    return f"  step {step}  {stage}: {len(some)} of {count} {what} ({names}, ...)"
+    anchors = [one.diff.pair.anchor for one in some[:_FEW]]
+    names = ", ".join(f"{anchor.layer}/{anchor.slot}" for anchor in anchors)
+    mark = next((one.mark for one in some if one.mark), "")
+    return Row(f"step {step}", stage, f"{len(some)} of {count} {what} ({names}, ...)", mark)
 
 
 def _table(report: Report) -> list[str]:
@@ -259,6 +309,7 @@ def _table(report: Report) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(5)]
     lines = []
     for cells in rows:
+        cells = [*map(printable, cells)]
         cells = [cells[0].ljust(widths[0]), *(cells[k].rjust(widths[k]) for k in range(1, 5)), cells[5]]
         lines.append("  ".join(cells).rstrip())
     return lines + limit_lines(table)

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 
 from padiff.errors import UsageError
+from padiff.system.colours import coloured
+from padiff.system.printable import printable
 
 _ON, _OFF = ("ON", "TRUE", "1", "YES"), ("OFF", "FALSE", "0", "NO", "")
 
@@ -45,10 +47,15 @@ class Switches:
         )
 
 
-def say(text: str) -> None:
-    """Print a line that says how something ended, on standard error; not where ``PADIFF_QUIET`` is on."""
+def say(text: str, alarming: bool = False) -> None:
+    """Print a line that says how something ended, on standard error; not where ``PADIFF_QUIET`` is on.
+
+    Args:
+        alarming: it stands out, where there are colours.
+    """
     if os.environ.get("PADIFF_QUIET", "").strip().upper() not in _ON:
-        print(f"padiff: {text}", file=sys.stderr, flush=True)
+        line = f"padiff: {printable(text)}"
+        print(f"\x1b[31m{line}\x1b[0m" if alarming and coloured(sys.stderr) else line, file=sys.stderr, flush=True)
 
 
 def _switch(name: str) -> bool:

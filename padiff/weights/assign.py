@@ -12,8 +12,8 @@ from padiff.align import NOTHING_SEEN, Alignment, LayerPair, ParameterPair, Seen
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
-from padiff.model.tree_text import tree_text
 from padiff.records import Both, Step
+from padiff.records.tree_text import tree_text
 from padiff.weights.arguments import AssignCall, read_call
 from padiff.weights.output_proof import Inputs, Proof, prove, run_once
 from padiff.weights.special_init import ruled

@@ -119,3 +119,29 @@ def together(fixes: Sequence[str]) -> str:
         if dots and arguments not in some:
             some.append(arguments.removesuffix(")"))
     return "; ".join(f"{head}{', '.join(arguments)})" if arguments else head for head, arguments in calls.items())
+
+
+def optimizer_call(framework: str, rule: str, values: Mapping[str, Any], rate: str, parameter: str) -> str:
+    """A line that makes an optimizer of one parameter, with all that it is set to; empty where it can't be said.
+
+    Args:
+        rate: the expression of its learning rate.
+        parameter: the variable of the parameter.
+    """
+    spelling = SPELLINGS.get(framework)
+    if spelling is None:
+        return ""
+    kind = _class(spelling, rule, values)
+    decays = [name for name in values if name.startswith("decay.") and values[name]]
+    usual = [name for name in values if name.startswith("decay.")][:1]
+    # Of SGD without momentum the class has no such argument.
+    without = {"momentum", "nesterov", "dampening"} if spelling.with_momentum and kind == "SGD" else set()
+    names = [
+        name for name in values if name in spelling.values and not name.startswith("decay.") and name not in without
+    ]
+    arguments = [_argument(spelling, name, values) for name in [*names, *(decays or usual)]]
+    if len(decays) > 1 or not all(arguments):
+        return ""
+    learnt = f"[{parameter}]" if not spelling.parameters else f"{spelling.parameters}=[{parameter}]"
+    listed = [learnt, f"{spelling.rate}={rate}", *dict.fromkeys(arguments)]
+    return f"{spelling.optimizers}.{kind}({', '.join(listed)})"

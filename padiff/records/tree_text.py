@@ -1,0 +1,76 @@
+"""A layer tree as text, with the place marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from padiff.records.both import Both
+from padiff.records.models import Models
+from padiff.records.recorded import ROOT, Layer, is_below
+from padiff.system.printable import printable
+
+#: What points at a layer.
+HERE = "    <---  *** HERE ***"
+# A longer tree shows what is around the mark only.
+_MOST_LINES = 120
+# Around a place are shown: so many layers before it and after it, beside those that hold it.
+_NEAR = 3
+_GAP = "    ..."
+_BETWEEN = 4
+
+
+def tree_text(layers: Sequence[Layer], marked: str | None = None) -> str:
+    """The tree, a layer a line; ``marked`` is the path of the layer to point at."""
+    lines = [_line(layers, position, layer.path == marked) for position, layer in enumerate(layers)]
+    place = next((k for k, layer in enumerate(layers) if layer.path == marked), 0)
+    start = max(0, min(place - _MOST_LINES // 2, len(lines) - _MOST_LINES))
+    shown = lines[start : start + _MOST_LINES]
+    if start:
+        shown.insert(0, f"    ... {start} layers above")
+    if start + _MOST_LINES < len(lines):
+        shown.append(f"    ... {len(lines) - start - _MOST_LINES} layers below")
+    return "\n".join(shown)
+
+
+def around_lines(layers: Sequence[Layer], marked: str) -> list[str]:
+    """The part of a tree around a layer: those that hold it, and a few before and after it, a line each."""
+    place = next((k for k, layer in enumerate(layers) if layer.path == marked), None)
+    if place is None:
+        return []
+    shown = [k for k, layer in enumerate(layers) if abs(k - place) <= _NEAR or is_below(marked, layer.path) or not k]
+    lines: list[str] = []
+    before = -1
+    for k in shown:
+        lines += [_GAP] if k > before + 1 else []
+        lines.append(_line(layers, k, k == place))
+        before = k
+    return lines + ([_GAP] if before + 1 < len(layers) else [])
+
+
+def place_lines(models: Models, names: Both[str], paths: Both[str | None], width: int) -> list[str]:
+    """Both trees around two layers, side by side where that many columns hold them; nothing where neither is there."""
+    sides = models.layers.zip(paths).map(lambda side: around_lines(side[0], side[1]) if side[1] else [])
+    if not any(sides):
+        return []
+    heads = names.zip(models.frameworks).map(lambda side: f"    {printable(side[0])} ({printable(side[1])})")
+    left, right = heads.zip(sides).map(lambda side: [side[0], *(side[1] or ["    no such layer"])])
+    column = max(map(len, left)) + _BETWEEN
+    if column + max(map(len, right)) > width:
+        return [*left, "", *right]
+    rows = max(len(left), len(right))
+    padded = [*left, *[""] * (rows - len(left))], [*right, *[""] * (rows - len(right))]
+    return [f"{one.ljust(column)}{other}".rstrip() for one, other in zip(*padded)]
+
+
+def _line(layers: Sequence[Layer], position: int, here: bool) -> str:
+    layer = layers[position]
+    depth = 0 if layer.path == ROOT else layer.path.count(".") + 1
+    name = f"({layer.path.rsplit('.', 1)[-1]}) " if depth else ""
+    last = not any(_is_sibling(layer, other) for other in layers[position + 1 :])
+    branch = "" if not depth else "     " * (depth - 1) + (" +--- " if last else " |--- ")
+    return f"    {branch}{printable(name + layer.type)}{HERE if here else ''}"
+
+
+def _is_sibling(layer: Layer, other: Layer) -> bool:
+    above = layer.path.rpartition(".")[0]
+    return other.path.rpartition(".")[0] == above and other.path != ROOT

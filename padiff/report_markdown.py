@@ -1,0 +1,132 @@
+"""A report as Markdown, for a pull request or a ticket."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from padiff.records import (
+    Diff,
+    Report,
+    count_text,
+    coverage_lines,
+    failed_rows,
+    headline,
+    limit_lines,
+    printable,
+    stage_table,
+    verdict,
+    where_lines,
+)
+
+# Rows of the table of diffs that is there at first sight, and of the one that unfolds.
+_SHOWN, _MOST = 10, 200
+# What makes something else of a text than text: code, emphasis, tags, links, strikethrough, formulas.
+_MARKUP = re.compile(r"[\\`*~$<]|(?<!\w)_|_(?!\w)|\](?=[(:\[])|&(?=#?\w+;)")
+# Code is as it is: no markup, no link. What has no second backtick is none.
+_CODE = re.compile("(`[^`]+`)")
+# What a forge makes links of: mentions, numbers of issues, addresses.
+_LINKED = re.compile(r"@(?=\w)|(?<!\w)#(?=\d)|(?<=\w):(?=//)|(?<!\w)www(?=\.)")
+
+
+def to_markdown(report: Report) -> str:
+    """The report as Markdown: the verdict, what differs and the stages as tables; the rest unfolds."""
+    lines = [f"## padiff: {report.outcome}", "", f"**{_text(headline(report))}**", "", _text(verdict(report)), ""]
+    first = report.first_diff
+    if first is not None and first.cause is not None and first.cause.fix:
+        lines += ["To mend it:", "", *_code(printable(first.cause.fix).split("\n"), "python"), ""]
+    lines += _differing(report)
+    table = stage_table(report)
+    lines += _table(
+        ("stage", "compared", "differ", "worst relative L2", "limit", "where"),
+        ((r["stage"], r["compared"], r["differ"], _short(r["worst"]), _short(r["limit"]), r["where"]) for r in table),
+    )
+    place = where_lines(report)
+    lines += ["", *_unfolding("Where it is in both models", _code(place, "text") if place else [])]
+    if len(report.failed) > 1:
+        lines += _unfolding(f"All that differs: {count_text(report)}", _all(report))
+    more = [f"Tolerance: {report.tolerance}", *limit_lines(table), *coverage_lines(report)]
+    lines += _unfolding("What was compared, and how", [f"- {_text(line)}" for line in more])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _differing(report: Report) -> list[str]:
+    """What differs, folded by likeness."""
+    if not report.failed:
+        return []
+    rows, hidden = failed_rows(report, _SHOWN)
+    rest = [f"... and {hidden} more", ""] if hidden else []
+    cells = ((row.steps, row.place, row.what, row.mark) for row in rows)
+    return [f"{_text(count_text(report))}:", "", *_table(("step", "where", "what", ""), cells), "", *rest]
+
+
+def _all(report: Report) -> list[str]:
+    """What differs, a row each."""
+    rows = [
+        (
+            diff.pair.step,
+            diff.pair.anchor.site,
+            *_figures(diff),
+            str(diff.problem or ""),
+            str(report.standing(diff) or ""),
+        )
+        for diff in islice(report.failed, _MOST)
+    ]
+    head = ("step", "where", "max diff", "relative L2", "times the allowed", "problem", "")
+    left = len(report.failed) - len(rows)
+    return [*_table(head, rows), *(["", f"... and {left} more: `padiff compare --all` lists them"] if left else [])]
+
+
+def _figures(diff: Diff) -> tuple[str, str, str]:
+    figures = diff.figures if diff.compared else None
+    exact = figures is not None and figures.basis == "tensors"
+    return (
+        _short(figures.max_abs if figures is not None and exact else None),
+        _short(figures.rel_l2 if figures is not None else None),
+        f"{diff.excess:.3g}" if math.isfinite(diff.excess) else "",
+    )
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+# -- the one way of a run's text into Markdown -------------------------------------------------------------------------
+
+
+def _text(text: str) -> str:
+    """A text that nothing but text is made of, and code where it has backticks, whatever names are in it."""
+    parts = _CODE.split(printable(text))
+    return "".join(part if k % 2 else _escaped(part) for k, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    escaped = _MARKUP.sub(lambda found: f"&{_ENTITIES[found[0]]};" if found[0] in _ENTITIES else f"\\{found[0]}", text)
+    return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", escaped)
+
+
+_ENTITIES = {"<": "lt", "&": "amp"}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for row in rows:
+        # A cell ends at its pipe, also where that is within code.
+        cells = [_text(str(cell)).replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _code(lines: Sequence[str], language: str) -> list[str]:
+    """Lines as they are: no run of backticks in them is as long as the fence."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", *lines, fence]
+
+
+def _unfolding(title: str, lines: Sequence[str]) -> list[str]:
+    if not lines:
+        return []
+    return ["<details>", f"<summary>{_text(title)}</summary>", "", *lines, "", "</details>", ""]

@@ -1,0 +1,221 @@
+"""Scripts of outputs and of gradients: the calls between tensors that agree and the one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from padiff.compare.diagnose.place import Place, agreeing
+from padiff.compare.diagnose.traced import Relations
+from padiff.compare.judge.policy import Policy
+from padiff.records import Both, Diff, Record, TracedCall, is_functional
+from padiff.repro.case import CannotWriteError, Case, values_of
+from padiff.repro.expressions import is_writable
+from padiff.repro.side import Chain, Side, calls_in_order
+
+# Calls that one script has, at most: more are no small script.
+_MOST = 40
+
+
+def output_cases(
+    diff: Diff, place: Place, sides: Both[Side], step: list[Diff], policy: Policy
+) -> Both[Case | CannotWriteError]:
+    """Scripts of an output that differs."""
+    graphs = place.graphs
+    if graphs is None:
+        raise CannotWriteError(
+            "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it "
+            "with this version of padiff"
+        )
+    same = place.calls.same if place.calls is not None and place.calls.slots is None else None
+    if same is not None:
+        ends = same.map(lambda call: call.outputs[0].tensor)
+        calls = same.map(lambda call: [call])
+    else:
+        found = place.ends
+        if found is None:
+            raise CannotWriteError("its tensor is not in the trace of the step")
+        ends = found
+        records = diff.pair.sides
+        own = Both(_own_call(sides.reference, records.reference), _own_call(sides.candidate, records.candidate))
+        if place.inside is True and own.reference is not None and own.candidate is not None:
+            calls = Both([own.reference], [own.candidate])
+        else:
+            relations = Relations(diff, graphs, policy)
+            agreed = agreeing(step, graphs)
+            calls = Both(
+                graphs.reference.back(
+                    ends.reference,
+                    lambda t: t != ends.reference and (t in agreed.reference or relations.is_found(t, True)),
+                ),
+                graphs.candidate.back(
+                    ends.candidate,
+                    lambda t: t != ends.candidate and (t in agreed.candidate or relations.is_found(t, False)),
+                ),
+            )
+    recorded = _ends_of(place, graphs, ends, diff)
+    return _each(
+        sides,
+        lambda side, k: _forward(
+            side, calls.reference if k else calls.candidate, ends.reference if k else ends.candidate
+        ),
+        recorded,
+    )
+
+
+def _own_call(side: Side, record: Record | None) -> TracedCall | None:
+    """The layer's call that a record is of, where it can be written as one line."""
+    call = None if record is None or is_functional(record.slot) else side.graph.of_record(record)
+    layer = None if call is None else side.layers.get(call.layer)
+    return call if layer is not None and is_writable(layer) else None
+
+
+def _ends_of(place: Place, graphs: Both, ends: Both[int], diff: Diff) -> Both[np.ndarray]:  # type: ignore[type-arg]
+    """What either side recorded of the tensors that differ, each in its own order."""
+    traced = graphs.zip(ends).map(lambda side: side[0].trace.tensors[side[1]])
+    return Both(
+        values_of(traced.reference.source, "the tensor that differs, of the reference,"),
+        values_of(traced.candidate.source, "the tensor that differs, of the candidate,"),
+    )
+
+
+def _forward(side: Side, calls: list[TracedCall], end: int) -> Case:
+    ordered = calls_in_order(side.graph, calls)
+    if not ordered or len(ordered) > _MOST:
+        raise CannotWriteError(
+            f"between what agrees and what differs the {side.name} makes {len(ordered)} calls that were heard: "
+            + ("nothing to write" if not ordered else f"more than {_MOST}, which is no small script")
+        )
+    case = side.case(_what(ordered))
+    chain = Chain(side, case)
+    for call in ordered:
+        chain.write(call)
+    case.lines.append(f"made = {chain.tensor(end)}")
+    return case
+
+
+def _what(calls: list[TracedCall]) -> str:
+    if len(calls) == 1:
+        call = calls[0]
+        return f"{call.function}() in {call.layer}" if call.function else f"{call.layer} ({call.layer_type})"
+    names = list(dict.fromkeys(call.function or call.layer for call in calls))
+    return f"the code of {calls[-1].layer}: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
+
+
+def _each(sides: Both[Side], write, recorded: Both[np.ndarray]) -> Both[Case | CannotWriteError]:  # type: ignore[no-untyped-def]
+    """A case for each side, or why there is none."""
+    found: list[Case | CannotWriteError] = []
+    for is_reference, side in ((True, sides.reference), (False, sides.candidate)):
+        own, other = recorded if is_reference else recorded.swapped()
+        try:
+            case = write(side, is_reference)
+            case.own, case.other = own, other
+            found.append(case)
+        except CannotWriteError as error:
+            found.append(error)
+    return Both(*found)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def gradient_cases(diff: Diff, sides: Both[Side], agreed: Both[Collection[int]]) -> Both[Case | CannotWriteError]:
+    """Scripts of the gradient of an output, or of a parameter, that differs.
+
+    Args:
+        agreed: tensors whose gradients agree, by number.
+    """
+    records = diff.pair.sides
+    assert records.reference is not None and records.candidate is not None
+    recorded = Both(
+        values_of(records.reference.source, "the gradient of the reference"),
+        values_of(records.candidate.source, "the gradient of the candidate"),
+    )
+    return _each(
+        sides,
+        lambda side, k: _backward(
+            side,
+            records.reference if k else records.candidate,
+            agreed.reference if k else agreed.candidate,
+        ),
+        recorded,
+    )
+
+
+def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
+    if side.step.micro_batches > 1:
+        raise CannotWriteError(
+            f"the step adds up the gradients of {side.step.micro_batches} micro-batches: record it with one"
+        )
+    site = f"{record.layer}/{record.slot}"
+    start = side.graph.tensor_of(record) if record.stage == "backward" else None
+    if record.stage == "backward" and start is None:
+        raise CannotWriteError(f"the output of `{record.layer}` is not in the trace of the step")
+    if record.stage == "grad" and side.settings.get("clip.kind", "none") != "none":
+        raise CannotWriteError(
+            f"the {side.name}'s gradients are clipped ({side.settings['clip.kind']}) before they are recorded: what "
+            "went in is not in the run. Record a step without clipping"
+        )
+    calls, ends = _ahead(side, start, site, agreed)
+    if not ends and start is not None:
+        return _of_loss(side, record, start)
+    if not ends:
+        raise CannotWriteError(f"no gradient that agrees is recorded of what {site} of the {side.name} goes into")
+    if len(calls) > _MOST:
+        raise CannotWriteError(f"{len(calls)} calls lie between it and gradients that agree: no small script")
+    case = side.case(f"the backward of {_what(calls)}, the gradient of {site}")
+    chain = Chain(side, case, learns=True)
+    leaf = chain.tensor(start, record.layer) if start is not None else chain.parameter(site)
+    if leaf not in case.learns:
+        case.learns.append(leaf)
+    outputs, seeds = [], []
+    for call in calls:
+        chain.write(call, keep=ends)
+        for operand in call.outputs:
+            if operand.tensor in ends:
+                seed = side.gradients[operand.tensor]
+                name = case.give(f"gradient_{seed.layer}", seed.source, seed.dtype, f"the gradient of `{seed.layer}`")
+                if side.step.loss_scale != 1:
+                    case.given[name] = case.given[name] / side.step.loss_scale
+                outputs.append(f"t{operand.tensor}")
+                seeds.append(f"given_{name}")
+    seeds = [seed.removeprefix("given_") for seed in seeds]
+    case.lines.append(f"made = gradient([{', '.join(outputs)}], [{', '.join(seeds)}], {leaf})")
+    return case
+
+
+def _ahead(side: Side, start: int | None, site: str, agreed: Collection[int]) -> tuple[list[TracedCall], list[int]]:
+    """The calls that make something of a tensor or parameter, up to tensors whose gradients are known; and these."""
+    graph = side.graph
+    reached = set() if start is None else {start}
+    calls: list[TracedCall] = []
+    ends: list[int] = []
+    layer = site.rpartition("/")[0]
+    for call in graph.trace.calls:
+        leaf = any(graph.producers.get(operand.tensor) is call for operand in call.outputs)
+        takes = any(operand.tensor in reached for operand in call.inputs)
+        if start is None:
+            takes = takes or site in call.parameters or (not call.function and call.layer == layer)
+        if not leaf or not takes:
+            continue
+        calls.append(call)
+        for operand in call.outputs:
+            if operand.tensor in side.gradients and operand.tensor in agreed:
+                ends.append(operand.tensor)
+            else:
+                reached.add(operand.tensor)
+    return calls, ends
+
+
+def _of_loss(side: Side, record: Record, start: int) -> Case:
+    from padiff.repro.losses import loss_lines
+
+    case = side.case(f"the backward of the loss, the gradient of {record.layer}")
+    chain = Chain(side, case)
+    source = side.graph.trace.tensors[start]
+    text, logits = loss_lines(side, case, source.shape)
+    del chain
+    case.learns.append(logits)
+    case.lines += [f"loss = {text}", f"made = gradient([loss], [None], {logits}).reshape({list(record.shape)})"]
+    return case

@@ -1,0 +1,277 @@
+"""A recorded call as a line of its framework's code."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from padiff.frameworks.api_names import parameters_of
+from padiff.frameworks.spelled import SPELLINGS, number_text
+from padiff.model import equivalents
+from padiff.records import Layer, TracedCall
+from padiff.repro.case import CannotWriteError
+from padiff.repro.languages import LANGUAGES, OPERATORS, Language
+
+_POOL = ("kernel_size", "stride", "padding", "ceil_mode")
+_CONV = ("stride", "padding", "dilation", "groups")
+_STATISTICS = ("running_mean", "running_var")
+# Functions of each element that need nothing else.
+_SAME = "relu relu6 selu mish tanh sigmoid hardswish hardsigmoid softsign tanhshrink logsigmoid"
+# Common kind of layer -> function, the tensors that it owns, and what of its settings is an argument.
+_LAYERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ("linear", ("weight", "bias"), ()),
+    **{f"conv{n}d": (f"conv{n}d", ("weight", "bias"), _CONV) for n in (1, 2, 3)},
+    **{f"convtranspose{n}d": (f"convtranspose{n}d", ("weight", "bias"), _CONV) for n in (1, 2, 3)},
+    "embedding": ("embedding", ("weight",), ("padding_idx",)),
+    "layernorm": ("layer_norm", ("weight", "bias"), ("normalized_shape", "eps")),
+    "rmsnorm": ("rmsnorm", ("weight",), ("normalized_shape", "eps")),
+    "groupnorm": ("group_norm", ("weight", "bias"), ("num_groups", "eps")),
+    **{f"batchnorm{n}d": ("batch_norm", (*_STATISTICS, "weight", "bias"), ("training", "momentum", "eps"))
+       for n in (1, 2, 3)},
+    **{f"instancenorm{n}d": ("instance_norm", ("weight", "bias"), ("eps",)) for n in (1, 2, 3)},
+    **{f"maxpool{n}d": (f"max_pool{n}d", (), _POOL) for n in (1, 2, 3)},
+    **{f"avgpool{n}d": (f"avg_pool{n}d", (), (*_POOL, "count_include_pad")) for n in (1, 2, 3)},
+    **{f"adaptive{how}pool{n}d": (f"adaptive_{how}_pool{n}d", (), ("output_size",)) for n in (1, 2, 3)
+       for how in ("avg", "max")},
+    **{name: (name, (), ()) for name in _SAME.split()},
+    "swish": ("silu", (), ()),
+    "gelu": ("gelu", (), ("approximate",)),
+    "leakyrelu": ("leaky_relu", (), ("slope",)),
+    "elu": ("elu", (), ("alpha",)),
+    "celu": ("celu", (), ("alpha",)),
+    "softplus": ("softplus", (), ("beta",)),
+    "prelu": ("prelu", ("weight",), ()),
+    "softmax": ("softmax", (), ("axis",)),
+    "logsoftmax": ("log_softmax", (), ("axis",)),
+}  # fmt: skip
+# They hand on what they are given, when they do not train.
+_QUIET = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout", "identity"})
+_DROPS = frozenset({"dropout", "dropout2d", "dropout3d", "alpha_dropout"})
+
+
+def language_of(framework: str) -> Language:
+    """How a framework writes.
+
+    Raises:
+        CannotWriteError: it is not known here.
+    """
+    found = LANGUAGES.get(framework)
+    if found is None:
+        raise CannotWriteError(f"scripts are written for {' and '.join(LANGUAGES)}; the run is one of {framework}")
+    return found
+
+
+def is_writable(layer: Layer) -> bool:
+    """Whether a layer is one of the framework's own that can be written as a call of a function."""
+    kind = equivalents.kind(layer)
+    return (
+        not layer.children
+        and layer.type.lower() == layer.kind
+        and (kind in _LAYERS or kind in _QUIET or kind == "flatten")
+    )
+
+
+def owned(layer: Layer) -> tuple[str, ...]:
+    """Common names of the tensors that the function of a layer takes."""
+    return _LAYERS.get(equivalents.kind(layer), ("", (), ()))[1]
+
+
+def layer_text(
+    framework: str,
+    layer: Layer,
+    given: str,
+    tensors: Mapping[str, str],
+    training: bool | None,
+    output: tuple[int, ...],
+    axis: int | None = None,
+) -> str:
+    """The call of a layer, as a call of its framework's function.
+
+    Args:
+        given: the variable that goes in.
+        tensors: the variables that it owns, by common names.
+        training: whether it trains.
+        output: the shape of what comes out.
+        axis: the axis of a softmax, which its settings do not tell.
+
+    Raises:
+        CannotWriteError: it is not known here, or not all of its settings are recorded.
+    """
+    kind, settings = equivalents.kind(layer), dict(layer.settings)
+    if kind in _QUIET:
+        if kind != "identity" and training is not False and settings.get("p") != 0:
+            raise CannotWriteError(
+                f"`{layer.path}` ({layer.type}) drops at random, and what it dropped is not in the run. Record with "
+                "replay_every_n_steps, and do the step again with `padiff replay`, which gives it the same masks"
+            )
+        return given
+    if kind == "flatten":
+        return f"{given}.reshape({list(output)})"
+    if kind not in _LAYERS:
+        raise CannotWriteError(f"`{layer.path}` is a {layer.type}, which is not known here as a function's call")
+    language, spelling = language_of(framework), SPELLINGS[framework]
+    function, slots, names = _LAYERS[kind]
+    if settings.get("padding_mode", "zeros") != "zeros":
+        raise CannotWriteError(f"`{layer.path}` pads with padding_mode={settings['padding_mode']!r}: not known here")
+    matrix = next((p for p in layer.parameters if equivalents.slot(p.slot) == "weight"), None)
+    if kind.startswith("batchnorm"):
+        if training is None:
+            raise CannotWriteError(f"it is not recorded whether `{layer.path}` ({layer.type}) trains")
+        settings["training"] = training
+    if "normalized_shape" in names:
+        shape: list[int] = []
+        size = math.prod(matrix.shape) if matrix is not None else output[-1]
+        for extent in reversed(output):
+            if shape and math.prod(shape) >= size:
+                break
+            shape.insert(0, extent)
+        settings["normalized_shape"] = shape
+    if "output_size" in names:
+        settings["output_size"] = list(output[2:])
+    if axis is not None:
+        settings["axis"] = axis
+    arguments = [f"{slot}={tensors[slot]}" for slot in slots if slot in tensors]
+    if kind == "linear" and matrix is not None and matrix.layout and matrix.layout != FUNCTIONAL_LAYOUT[framework]:
+        arguments[0] += ".T"
+    for name in names:
+        if name not in settings:
+            if name in ("eps", "num_groups", "axis", "kernel_size"):
+                raise CannotWriteError(f"`{layer.path}` ({layer.type}) was recorded without its {name}")
+            continue
+        value = settings[name]
+        if name == "padding_idx" and value == "none":
+            continue
+        convert = spelling.converted.get(name)
+        value = convert(value) if convert is not None else value
+        argument = _AXIS[framework] if name == "axis" else spelling.arguments.get(name, name)
+        arguments.append(f"{argument}={number_text(value)}")
+    return f"{language.functional}.{language.layers.get(function, function)}({', '.join([given, *arguments])})"
+
+
+#: How ``linear`` takes its matrix.
+FUNCTIONAL_LAYOUT = {"torch": "out_in", "paddle": "in_out"}
+_AXIS = {"torch": "dim", "paddle": "axis"}
+
+
+def softmax_axis(output: np.ndarray) -> int | None:
+    """The axis along which an output adds up to 1; `None` where that is none, or more than one."""
+    found = [
+        axis
+        for axis in range(output.ndim)
+        if output.shape[axis] > 1 and np.allclose(output.astype(np.float64).sum(axis), 1, atol=1e-3)
+    ]
+    return found[0] - output.ndim if len(found) == 1 else None
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def function_text(
+    framework: str, call: TracedCall, operands: Mapping[str, str], parameters: Sequence[str], dtype: str
+) -> str:
+    """The call of a function by a layer's code.
+
+    Args:
+        operands: the variables that go in, by slot.
+        parameters: those of parameters, of which it is not known what they are to it.
+        dtype: of what comes out.
+
+    Raises:
+        CannotWriteError: it is not known here.
+    """
+    language, name = language_of(framework), call.function
+    arguments = {key: value for key, value in call.arguments.items() if key not in ("inplace", "name", "out")}
+    if name in _DROPS:
+        if arguments.get("p") == 0 or arguments.get("training") is False:
+            return next(iter(operands.values()))
+        raise CannotWriteError(f"the code of `{call.layer}` drops at random, and what it dropped is not in the run")
+    if name in ("cast", "to"):
+        return language.cast.format(next(iter(operands.values())), dtype)
+    if name == "getitem":
+        key = next((value for slot, value in arguments.items() if slot in ("key", "item", "1")), None)
+        if len(operands) != 1 or key is None:
+            raise CannotWriteError(
+                f"the code of `{call.layer}` takes parts of a tensor by another tensor: not known here"
+            )
+        return f"{next(iter(operands.values()))}[{_index(key)}]"
+    tensors = _lists(operands)
+    named = _named(call, tensors, arguments, parameters)
+    if name in OPERATORS and len(named) == OPERATORS[name].count("{"):
+        first, second = _in_order(call, named)
+        return OPERATORS[name].format(_atom(first), _atom(second))
+    if name in language.methods and (tensors or parameters):
+        own, *rest = _positional(named)
+        return f"{own[1]}.{language.methods[name]}({', '.join(_argument(*one) for one in rest)})"
+    if name not in language.calls:
+        raise CannotWriteError(
+            f"the code of `{call.layer}` calls {name}(), which is not known here as a line of {framework}"
+        )
+    return f"{language.calls[name]}({', '.join(_argument(*one) for one in _positional(named))})"
+
+
+def _lists(operands: Mapping[str, str]) -> dict[str, str]:
+    """Operands by parameter; those of a list are one."""
+    found: dict[str, list[str]] = {}
+    for slot, name in operands.items():
+        found.setdefault(slot if slot.isdigit() else slot.partition(".")[0], []).append(name)
+    several = {slot.partition(".")[0] for slot in operands if "." in slot}
+    return {slot: f"[{', '.join(names)}]" if slot in several else names[0] for slot, names in found.items()}
+
+
+def _named(
+    call: TracedCall, tensors: Mapping[str, str], arguments: Mapping[str, Any], parameters: Sequence[str]
+) -> dict[str, str]:
+    """All that goes in, by parameter, in the order of the parameters as far as that is known."""
+    given = {**tensors, **{name: _value(value) for name, value in arguments.items()}}
+    known = list(parameters_of(call.function))
+    if ({"x", "y"} & given.keys() and call.function in OPERATORS) or "x" in given:
+        known = [{"input": "x", "other": "y"}.get(name, name) for name in known]
+    waiting = list(parameters)
+    usual = [*known, *(name for name in ("weight", "bias") if name not in known), *map(str, range(8))]
+    numbered = any(name.isdigit() for name in given) and not any(name in known for name in given)
+    for name in map(str, range(8)) if numbered else usual:
+        if waiting and name not in given:
+            given[name] = waiting.pop(0)
+    order = {name: place for place, name in enumerate(usual)}
+    return dict(sorted(given.items(), key=lambda item: int(item[0]) if item[0].isdigit() else order.get(item[0], 99)))
+
+
+def _in_order(call: TracedCall, named: Mapping[str, str]) -> tuple[str, str]:
+    values = list(named.values())
+    return values[0], values[-1]
+
+
+def _positional(named: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Arguments with the names that they are given by; the first one, and those known by place only, have none."""
+    return [("" if name.isdigit() or place == 0 else name, value) for place, (name, value) in enumerate(named.items())]
+
+
+def _argument(name: str, value: str) -> str:
+    return f"{name}={value}" if name else value
+
+
+def _atom(text: str) -> str:
+    return text if re.fullmatch(r"[\w.]+", text) else f"({text})"
+
+
+def _value(value: Any) -> str:
+    if value in ("inf", "-inf", "nan"):
+        return f'float("{value}")'
+    if isinstance(value, list):
+        return f"[{', '.join(_value(one) for one in value)}]"
+    return repr(value)
+
+
+def _index(key: Any) -> str:
+    """What stands in the brackets."""
+    if isinstance(key, list):
+        return ", ".join(_index(one) for one in key)
+    if isinstance(key, str) and re.fullmatch(r"\.\.\.|-?\d*:-?\d*(:-?\d*)?", key):
+        return key
+    if key is None or isinstance(key, (bool, int)):
+        return repr(key)
+    raise CannotWriteError(f"a part of a tensor is taken by {key!r}: not known here")

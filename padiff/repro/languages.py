@@ -1,0 +1,217 @@
+"""How each framework writes a layer, a function, an optimizer; known by its name, as a run on disk is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: Operators, by the common name of what they call: ``{0}`` and ``{1}`` are the operands in their order.
+OPERATORS = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "matmul": "{0} @ {1}",
+    "pow": "{0} ** {1}", "rsub": "{1} - {0}", "rdiv": "{1} / {0}", "rmatmul": "{1} @ {0}", "rpow": "{1} ** {0}",
+    "remainder": "{0} % {1}", "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}",
+    "gt": "{0} > {1}", "ge": "{0} >= {1}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "neg": "-{0}", "logical_not": "~{0}",
+}  # fmt: skip
+
+# Of functional calls, those that stand in the framework's module of them.
+_FUNCTIONAL = (
+    "linear bilinear embedding conv1d conv2d conv3d layer_norm batch_norm group_norm instance_norm normalize "
+    "local_response_norm interpolate pad max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+    "adaptive_max_pool3d grid_sample pixel_shuffle unfold fold scaled_dot_product_attention softmax log_softmax "
+    "sigmoid tanh relu relu6 leaky_relu elu selu celu gelu mish hardswish hardsigmoid hardtanh softplus prelu glu "
+    "softsign "
+    "hardshrink softshrink tanhshrink one_hot cross_entropy mse_loss l1_loss smooth_l1_loss nll_loss kl_div "
+    "binary_cross_entropy binary_cross_entropy_with_logits"
+)
+# Those that stand in the framework itself under one name.
+_OWN = (
+    "mean sum max min prod var std exp log sqrt rsqrt abs sin cos tan atan sinh cosh expm1 log1p floor round ceil erf "
+    "square cumsum cumprod where maximum minimum logsumexp einsum zeros ones full arange linspace eye zeros_like "
+    "ones_like full_like triu tril outer isnan isinf sign topk sort argmax argmin argsort addmm stack roll flip clone "
+    "reciprocal lerp gather index_select masked_select dot median meshgrid"
+)
+
+# Functions that are methods of their first tensor.
+_TORCH_METHODS = (
+    "reshape view flatten unflatten squeeze unsqueeze expand transpose permute movedim contiguous split chunk "
+    "unbind narrow select tile repeat repeat_interleave detach clone"
+)
+_PADDLE_METHODS = (
+    "reshape flatten unflatten squeeze unsqueeze expand expand_as transpose split chunk unbind tile "
+    "repeat_interleave detach clone view broadcast_to"
+)
+
+
+def _in(module: str, names: str) -> dict[str, str]:
+    return {name: f"{module}.{name}" for name in names.split()}
+
+
+@dataclass(frozen=True)
+class Language:
+    """How one framework writes what a script needs.
+
+    Attributes:
+        packages: what the script imports beside numpy and safetensors.
+        functional: its module of functional calls.
+        prelude: ``given`` (a tensor by name, in the run's dtype or another one), ``array`` and ``gradient``.
+        calls: the common name of a function -> what it is called.
+        methods: functions that are methods of their first tensor.
+        cast: how a tensor is cast.
+        learns: a line that makes a tensor learn.
+        layers: common kind of layer -> function, where that is not what both call it.
+        arguments: the common name of a layer's setting -> the argument of the function, where spelling and this differ.
+        optimizer: lines that step an optimizer of this call once.
+    """
+
+    packages: tuple[str, ...]
+    functional: str
+    prelude: str
+    calls: Mapping[str, str]
+    methods: Mapping[str, str]
+    cast: str
+    learns: str
+    layers: Mapping[str, str] = field(default_factory=dict)
+    optimizer: tuple[str, ...] = ()
+
+
+_TORCH = Language(
+    packages=("torch",),
+    functional="torch.nn.functional",
+    prelude='''def given(name, dtype=None):
+    """A recorded tensor, in the dtype of the run or in another one; integers stay what they are."""
+    tensor = torch.tensor(TENSORS[name])
+    if name in LEARNS or tensor.is_floating_point():
+        tensor = tensor.to(getattr(torch, dtype or DTYPES[name]))
+    return tensor.requires_grad_() if name in LEARNS else tensor
+
+
+def cast(tensor, name, dtype):
+    """As the run casts; what is computed in another dtype stays so."""
+    target = getattr(torch, name)
+    return tensor.to(getattr(torch, dtype) if dtype and target.is_floating_point else target)
+
+
+def array(tensor):
+    return tensor.detach().to(torch.float64).numpy()
+
+
+def gradient(outputs, gradients, of):
+    torch.autograd.backward(outputs, gradients)
+    return of.grad
+''',
+    calls={
+        **_in("torch.nn.functional", _FUNCTIONAL),
+        **_in("torch", _OWN),
+        "swish": "torch.nn.functional.silu",
+        "cat": "torch.cat",
+        "norm": "torch.linalg.vector_norm",
+        "clamp": "torch.clamp",
+        "masked_fill": "torch.masked_fill",
+        "logsigmoid": "torch.nn.functional.logsigmoid",
+        "rms_norm": "torch.nn.functional.rms_norm",
+        "conv_transpose1d": "torch.nn.functional.conv_transpose1d",
+        "baddbmm": "torch.baddbmm",
+        "conv_transpose2d": "torch.nn.functional.conv_transpose2d",
+        "matmul": "torch.matmul",
+        "conv_transpose3d": "torch.nn.functional.conv_transpose3d",
+        "add": "torch.add",
+        "sub": "torch.sub",
+        "tanh": "torch.tanh",
+        "sigmoid": "torch.sigmoid",
+        "threshold": "torch.nn.functional.threshold",
+    },
+    methods={name: name for name in _TORCH_METHODS.split()},
+    cast="cast({0}, {1!r}, dtype)",
+    learns="{0}.requires_grad_()",
+    layers={
+        "convtranspose1d": "conv_transpose1d",
+        "convtranspose2d": "conv_transpose2d",
+        "rmsnorm": "rms_norm",
+        "convtranspose3d": "conv_transpose3d",
+        "logsigmoid": "logsigmoid",
+        "silu": "silu",
+    },
+    optimizer=(
+        "weight = torch.nn.Parameter(given('weight_0', dtype))",
+        "optimizer = {call}",
+        "for step, rate in enumerate(RATES):",
+        "    before = given(f'weight_{{step}}', dtype)",
+        "    with torch.no_grad():",
+        "        weight.copy_(before)",
+        "    for group in optimizer.param_groups:",
+        "        group['lr'] = rate",
+        "    weight.grad = given(f'gradient_{{step}}', dtype)",
+        "    optimizer.step()",
+        "made = weight - before",
+    ),
+)
+_PADDLE = Language(
+    packages=("paddle",),
+    functional="paddle.nn.functional",
+    prelude='''def given(name, dtype=None):
+    """A recorded tensor, in the dtype of the run or in another one; integers stay what they are."""
+    tensor = paddle.to_tensor(TENSORS[name])
+    if name in LEARNS or tensor.is_floating_point():
+        tensor = tensor.astype(dtype or DTYPES[name])
+    tensor.stop_gradient = name not in LEARNS
+    return tensor
+
+
+def cast(tensor, name, dtype):
+    """As the run casts; what is computed in another dtype stays so."""
+    return tensor.astype(dtype if dtype and "float" in name else name)
+
+
+def array(tensor):
+    return tensor.detach().astype("float64").numpy()
+
+
+def gradient(outputs, gradients, of):
+    paddle.autograd.backward(outputs, gradients)
+    return of.grad
+''',
+    calls={
+        **_in("paddle.nn.functional", _FUNCTIONAL),
+        **_in("paddle", _OWN),
+        "swish": "paddle.nn.functional.silu",
+        "cat": "paddle.concat",
+        "norm": "paddle.linalg.norm",
+        "clamp": "paddle.clip",
+        "masked_fill": "paddle.masked_fill",
+        "logsigmoid": "paddle.nn.functional.log_sigmoid",
+        "matmul": "paddle.matmul",
+        "add": "paddle.add",
+        "conv_transpose1d": "paddle.nn.functional.conv1d_transpose",
+        "sub": "paddle.subtract",
+        "scale": "paddle.scale",
+        "conv_transpose2d": "paddle.nn.functional.conv2d_transpose",
+        "pow": "paddle.pow",
+        "mul": "paddle.multiply",
+        "conv_transpose3d": "paddle.nn.functional.conv3d_transpose",
+        "div": "paddle.divide",
+    },
+    methods={name: name for name in _PADDLE_METHODS.split()} | {"contiguous": "contiguous", "movedim": "moveaxis"},
+    cast="cast({0}, {1!r}, dtype)",
+    learns="{0}.stop_gradient = False",
+    layers={
+        "convtranspose1d": "conv1d_transpose",
+        "convtranspose2d": "conv2d_transpose",
+        "convtranspose3d": "conv3d_transpose",
+        "logsigmoid": "log_sigmoid",
+    },
+    optimizer=(
+        "weight = paddle.create_parameter(TENSORS['weight_0'].shape, dtype or DTYPES['weight_0'])",
+        "optimizer = {call}",
+        "for step, rate in enumerate(RATES):",
+        "    before = given(f'weight_{{step}}', dtype)",
+        "    weight.set_value(before)",
+        "    optimizer.set_lr(rate)",
+        "    (weight * given(f'gradient_{{step}}', dtype)).sum().backward()",
+        "    optimizer.step()",
+        "    optimizer.clear_grad()",
+        "made = weight - before",
+    ),
+)
+LANGUAGES = {"torch": _TORCH, "paddle": _PADDLE}

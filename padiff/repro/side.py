@@ -1,0 +1,216 @@
+"""One side's step, as scripts are written of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from padiff.compare.declared.layers import modes_of, trains
+from padiff.compare.diagnose.traced import Graph
+from padiff.model import equivalents
+from padiff.records import Layer, Record, RunInfo, Step, TracedCall, settings_at
+from padiff.repro.case import CannotWriteError, Case
+from padiff.repro.expressions import function_text, is_writable, language_of, layer_text, owned, softmax_axis
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side recorded of the first diff's step.
+
+    Attributes:
+        name: ``reference`` or ``candidate``.
+        info: what holds for all steps of the run.
+        step: the step.
+        graph: its trace.
+    """
+
+    name: str
+    info: RunInfo
+    step: Step
+    graph: Graph
+
+    @cached_property
+    def layers(self) -> Mapping[str, Layer]:
+        return {layer.path: layer for layer in self.info.layers}
+
+    @cached_property
+    def settings(self) -> Mapping[str, object]:
+        return settings_at(self.info.settings, self.step.settings)
+
+    @cached_property
+    def gradients(self) -> Mapping[int, Record]:
+        """The recorded gradients of tensors, by their numbers in the trace."""
+        found: dict[int, Record] = {}
+        for record in self.step.records:
+            if record.stage == "backward" and not record.source.sketched:
+                tensor = self.graph.tensor_of(record)
+                if tensor is not None:
+                    found.setdefault(tensor, record)
+        return found
+
+    @cached_property
+    def _weights(self) -> Mapping[tuple[str, str], Record]:
+        return {(r.layer, r.slot): r for r in self.step.records if r.stage == "weight"}
+
+    def training(self, layer: Layer) -> bool | None:
+        modes = modes_of(self.settings)
+        return None if modes is None else trains(layer, *modes)
+
+    def case(self, what: str) -> Case:
+        """A script of this side to be filled."""
+        language_of(self.info.framework)
+        case = Case(self.info.framework, what)
+        autocast = self.info.environment.get("autocast.dtype", "off")
+        if autocast not in ("off", None):
+            case.remarks.append(f"The run computes under autocast ({autocast}), this script does not.")
+        return case
+
+    def weight(self, site: str) -> Record:
+        """A recorded parameter or buffer.
+
+        Raises:
+            CannotWriteError: it has no record.
+        """
+        path, _, slot = site.rpartition("/")
+        found = self._weights.get((path, slot))
+        if found is None:
+            own = (
+                next((p for p in self.layers[path].parameters if p.slot == slot), None) if path in self.layers else None
+            )
+            tied = own.tied_to.rpartition("/") if own is not None and own.tied_to else None
+            found = self._weights.get((tied[0], tied[2])) if tied is not None else None
+        if found is None:
+            raise CannotWriteError(f"{site} of the {self.name} was not recorded in step {self.step.number}")
+        return found
+
+
+class Chain:
+    """Writes calls of a trace, one line each.
+
+    Args:
+        side: whose.
+        case: what is written into.
+        learns: whether parameters learn, as they do where a gradient is computed along with them.
+    """
+
+    def __init__(self, side: Side, case: Case, learns: bool = False) -> None:
+        self._side, self._case, self._learns = side, case, learns
+        #: Variables of tensors that are computed, and that are given, by number; and of parameters by site.
+        self.made: dict[int, str] = {}
+        self.given: dict[int, str] = {}
+        self.parameters: dict[str, str] = {}
+
+    def tensor(self, number: int, wish: str = "x") -> str:
+        """The variable of a tensor; one that is not computed is given."""
+        if number in self.made:
+            return self.made[number]
+        if number not in self.given:
+            traced = self._side.graph.trace.tensors[number]
+            producer = self._side.graph.producers.get(number)
+            if producer is None:
+                what, wish = f"a tensor of the {self._side.name} that nothing recorded gave", wish
+            else:
+                what = f"what {_named(producer)} of the {self._side.name} gave"
+                wish = producer.function or producer.layer
+            self.given[number] = self._case.give(wish, traced.source, traced.dtype, what)
+        return self.given[number]
+
+    def parameter(self, site: str) -> str:
+        """The variable of a parameter or buffer."""
+        if site not in self.parameters:
+            record = self._side.weight(site)
+            name = self._case.give(site, record.source, record.dtype, f"{site} of the {self._side.name}")
+            self.parameters[site] = name
+            path, _, slot = site.rpartition("/")
+            layer = self._side.layers.get(path)
+            owned_ = next((p for p in layer.parameters if p.slot == slot), None) if layer is not None else None
+            if self._learns and owned_ is not None and owned_.role == "parameter" and owned_.trainable:
+                self._case.learns.append(name)
+        return self.parameters[site]
+
+    def write(self, call: TracedCall, keep: Collection[int] = ()) -> None:
+        """Write a call.
+
+        Args:
+            keep: of what it gives, tensors that the lines after it do not use: they use what was recorded.
+
+        Raises:
+            CannotWriteError: it is not known here how.
+        """
+        given = {operand.tensor for operand in call.inputs}
+        outputs = [operand.tensor for operand in call.outputs]
+        if outputs and all(tensor in given for tensor in outputs):
+            return  # handed on
+        text = self._function(call) if call.function else self._layer(call)
+        names = []
+        for number in outputs:
+            name = f"t{number}"
+            names.append(name)
+            if number not in keep:
+                self.made[number] = name
+        what = call.function if call.function else f"{call.layer} ({call.layer_type})"
+        self._case.lines.append(f"{', '.join(names)} = {text}  # {_comment(what)}")
+
+    def _function(self, call: TracedCall) -> str:
+        operands = {operand.slot: self.tensor(operand.tensor) for operand in call.inputs}
+        parameters = [self.parameter(site) for site in call.parameters]
+        dtype = self._side.graph.trace.tensors[call.outputs[0].tensor].dtype
+        return function_text(self._side.info.framework, call, operands, parameters, dtype)
+
+    def _layer(self, call: TracedCall) -> str:
+        side = self._side
+        layer = side.layers.get(call.layer)
+        if layer is None or not is_writable(layer) or len(call.inputs) != 1 or len(call.outputs) != 1:
+            raise CannotWriteError(
+                f"`{call.layer}` ({call.layer_type}) of the {side.name} is code of its own, or takes several tensors, "
+                "and the functions that it calls are not in this step: they are heard in the first recorded step. "
+                "Record so that this step is the first one: every_n_steps=padiff.Schedule(every=1, first="
+                f"{side.step.number})"
+            )
+        wanted = owned(layer)
+        tensors = {
+            equivalents.slot(p.slot): self.parameter(f"{layer.path}/{p.slot}")
+            for p in layer.parameters
+            if equivalents.slot(p.slot) in wanted
+        }
+        output = side.graph.trace.tensors[call.outputs[0].tensor]
+        axis = None
+        if equivalents.kind(layer) in ("softmax", "logsoftmax"):
+            axis = self._axis(call, layer)
+        return layer_text(
+            side.info.framework,
+            layer,
+            self.tensor(call.inputs[0].tensor),
+            tensors,
+            side.training(layer),
+            output.shape,
+            axis,
+        )
+
+    def _axis(self, call: TracedCall, layer: Layer) -> int:
+        source = self._side.graph.trace.tensors[call.outputs[0].tensor].source
+        if source is not None and not source.sketched:
+            values = source.read()
+            found = softmax_axis(np.exp(values) if equivalents.kind(layer) == "logsoftmax" else values)
+            if found is not None:
+                return found
+        raise CannotWriteError(
+            f"the axis of `{layer.path}` ({layer.type}) is not recorded, and its output does not tell it"
+        )
+
+
+def calls_in_order(graph: Graph, calls: Sequence[TracedCall]) -> list[TracedCall]:
+    """Calls in the order of the trace, each once."""
+    places = {id(call): graph.places[id(call)] for call in calls}
+    return [call for call in graph.trace.calls if id(call) in places]
+
+
+def _named(call: TracedCall) -> str:
+    return f"{call.function}() in `{call.layer}`" if call.function else f"`{call.layer}`"
+
+
+def _comment(text: str) -> str:
+    return text.encode("unicode_escape").decode("ascii")
