@@ -11,6 +11,7 @@ from padiff.compare import Policy, Tolerance
 from padiff.errors import UsageError
 from padiff.model.selection import nearest
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES, Both
+from padiff_hooks.tags import LAYERS, TAGS
 
 #: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)
 CODES = {MATCH: 0, DIFFER: 1, CANNOT_TELL: 3}
@@ -61,6 +62,17 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
     parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
     parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
+
+
+def add_tags(parser: argparse.ArgumentParser) -> None:
+    """Add what says which curves a command with ``--logdir`` writes."""
+    parser.add_argument(
+        "--tags",
+        choices=TAGS,
+        default=LAYERS,
+        help="curves for TensorBoard: one for each layer and stage (layers), of the ten worst layers of each stage "
+        "(worst), or norms of each run and maxima too (all); default: %(default)s",
+    )
 
 
 def check_pair(args: argparse.Namespace) -> None:

@@ -26,7 +26,17 @@ from padiff.model.given_map import GivenMap
 from padiff.records import printable
 from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
-from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
+from padiff_hooks.arguments import (
+    CODES,
+    EXIT_CODES,
+    Parser,
+    add_pair,
+    add_tags,
+    check_pair,
+    paths_of,
+    policy_of,
+    steps_of,
+)
 from padiff_hooks.doctor.command import add_doctor, split_arguments
 from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_yaml import map_to_yaml
@@ -107,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
     compare.add_argument("--html", metavar="OUT", help="write the report as a page in one file, to look at; - likewise")
     compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
+    add_tags(compare)
     compare.add_argument(
         "--workers",
         type=int,
@@ -175,7 +186,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     check_workers(args.workers)
     check_logdir(args.logdir)
     check_pair(args)
-    streaming = Streaming(args.logdir, paths_of(args), console)
+    streaming = Streaming(args.logdir, paths_of(args), console, args.tags)
     with Progress(console, "comparing") as progress, contextlib.closing(streaming):
         report = compare_runs(
             args.reference,

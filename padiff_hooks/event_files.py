@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 #: What the names of our event files end with.
 SUFFIX = ".padiff"
 
 
 class ScalarSink(Protocol):
-    """Where scalars and texts of one TensorBoard run go."""
+    """Where scalars, texts and pictures of one TensorBoard run go."""
 
     def scalar(self, tag: str, value: float, step: int) -> None: ...
 
     def text(self, tag: str, text: str, step: int) -> None: ...
+
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -57,6 +62,20 @@ class EventFile:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._add(text_pb(tag, text), step)
+
+    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
+        from PIL import Image
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.image.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        content = io.BytesIO()
+        Image.fromarray(pixels).save(content, "PNG", optimize=True)
+        size = [str(length).encode() for length in (pixels.shape[1], pixels.shape[0])]
+        about = create_summary_metadata(display_name=None, description="")
+        summary = Summary()
+        summary.value.add(tag=tag, metadata=about, tensor=make_tensor_proto([*size, content.getvalue()]))
+        self._add(summary, step)
 
     def _add(self, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -14,6 +14,7 @@ from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, printab
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
+from padiff_hooks.tags import LAYERS
 
 
 class LiveComparison:
@@ -25,16 +26,23 @@ class LiveComparison:
         reference, candidate: the run folders.
         on_diff: ``warn``, ``stop`` or ``raise``.
         layer_map, policy: as `PairedRuns` takes them.
+        tags: which curves are streamed, as `DiffStream` takes it.
 
     Attributes:
         first_report: the first report with a diff, or `None`.
     """
 
     def __init__(
-        self, reference: Path, candidate: Path, on_diff: str, layer_map: GivenMap | None, policy: Policy | None
+        self,
+        reference: Path,
+        candidate: Path,
+        on_diff: str,
+        layer_map: GivenMap | None,
+        policy: Policy | None,
+        tags: str = LAYERS,
     ) -> None:
         self._reference, self._candidate, self._on_diff = reference, candidate, on_diff
-        self._layer_map, self._policy = layer_map, policy
+        self._layer_map, self._policy, self._tags = layer_map, policy, tags
         self._logdir: str | Path | None = None
         self._host_sink: ScalarSink | None = None
         self._pairs: PairedRuns | None = None
@@ -53,7 +61,7 @@ class LiveComparison:
 
         Args:
             compares: whether this process does it: only one looks at the pairs, a step is whole when all have written.
-            logdir, sink: where diffs are streamed to.
+            logdir, sink: where diffs are streamed to, and the host's logger that gets the verdict.
         """
         self._logdir, self._host_sink, self._recordings = logdir, sink, None
         if compares:
@@ -141,7 +149,7 @@ class LiveComparison:
     def _opened_stream(self) -> DiffStream | None:
         if self._stream is None and self._logdir is not None:
             names = Both(str(self._reference.resolve()), str(self._candidate.resolve()))
-            self._stream = DiffStream(self._logdir, names, self._host_sink)
+            self._stream = DiffStream(self._logdir, names, self._host_sink, self._tags)
         return self._stream
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.records import Both, Report
 from padiff_hooks.arguments import names_of
 from padiff_hooks.stream import DiffStream
+from padiff_hooks.tags import LAYERS
 
 
 def check_logdir(logdir: str | Path | None) -> None:
@@ -73,13 +74,14 @@ class Streaming:
         logdir: the log folder.
         runs: paths of the two runs.
         console: where it is said what of the log folder is replaced.
+        tags: which curves are written, as `DiffStream` takes it.
 
     Attributes:
         trouble: why nothing more is written; the comparison goes on.
     """
 
-    def __init__(self, logdir: str, runs: Both[str], console: Console) -> None:
-        self._logdir, self._runs, self._console = logdir, runs, console
+    def __init__(self, logdir: str, runs: Both[str], console: Console, tags: str = LAYERS) -> None:
+        self._logdir, self._runs, self._console, self._tags = logdir, runs, console, tags
         self._stream: DiffStream | None = None
         self.trouble: WriterError | None = None
 
@@ -95,7 +97,7 @@ class Streaming:
             self.trouble = error
 
     def _begun(self) -> DiffStream:
-        stream = DiffStream(self._logdir, names_of(self._runs))
+        stream = DiffStream(self._logdir, names_of(self._runs), tags=self._tags)
         stream.begin(self._runs.map(lambda path: open_run(path).info.identity))
         if stream.replaced:
             self._console.print(stream.replaced)

@@ -24,10 +24,11 @@ from padiff.replaying import ReplayBatch
 from padiff.system.switches import say
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
-from padiff_hooks.event_files import EventFile, ScalarSink
+from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.live import LiveComparison
+from padiff_hooks.own_curves import OwnCurves
 from padiff_hooks.replaying import HostReplay
-from padiff_hooks.stream import own_scalars_of
+from padiff_hooks.tags import LAYERS, check_tags
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,6 +49,12 @@ class TrainingOptions(RunOptions, total=False):
     logdir: str | Path | None
     """Where scalars and first-diff events go (without a reference: this run's own loss and norms). Default: nowhere, or
     the host's TensorBoard logger."""
+    tags: str
+    """Which curves go to ``logdir``: ``"layers"`` (default), the diff of each layer at each stage; ``"worst"``, of the
+    ten worst layers of each stage; ``"all"``, norms of each run, maxima and all else that is known, too."""
+    log_to_host: bool
+    """Whether the host's TensorBoard logger gets the verdict, ten tags at most (default); else it gets nothing. All
+    other curves go to folders of their own below its folder."""
     replay: str | Path | None
     """A run with replay packs, whose steps are done again in the place of the training (`padiff.replay`): each batch of
     the host's is exchanged for the reference's, and the training stops when all are done. The model is given back."""
@@ -76,6 +83,10 @@ class TrainingRecorder:
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
         start_from, replay = options.pop("start_from", None), options.pop("replay", None)
         self._logdir = options.pop("logdir", None)
+        self._tags = check_tags(options.pop("tags", LAYERS))
+        self._to_host = options.pop("log_to_host", True)
+        if not isinstance(self._to_host, bool):
+            raise UsageError(f"log_to_host is True or False, got {self._to_host!r}")
         if on_diff not in ON_DIFF:
             raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
         for what, path in (
@@ -100,7 +111,7 @@ class TrainingRecorder:
         policy = options.pop("policy", None)
         self._live: LiveComparison | None = None
         if reference is not None:
-            self._live = LiveComparison(Path(reference), self._dir_path, on_diff, pair_map, policy)
+            self._live = LiveComparison(Path(reference), self._dir_path, on_diff, pair_map, policy, self._tags)
         self._replay: HostReplay | None = None
         if replay is not None:
             existing = options.get("existing", "error")
@@ -110,7 +121,7 @@ class TrainingRecorder:
         self._own_map = own_map
         self._recorder: Recorder | None = None
         self._host_sink: ScalarSink | None = None
-        self._own_sink: ScalarSink | None = None
+        self._own: OwnCurves | None = None
         self._resumes = False
 
     # -- called by the host's callbacks ---------------------------------------------------------------------
@@ -166,7 +177,7 @@ class TrainingRecorder:
                     stacklevel=3,
                 )
             else:
-                self._logdir, self._host_sink = logdir, sink
+                self._logdir, self._host_sink = logdir, sink if self._to_host else None
         if self._live is not None:
             self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
         self._resumes = options.get("existing") == "resume"
@@ -314,23 +325,20 @@ class TrainingRecorder:
         if self._live is not None:
             self._live.compare(self._recorder)
         elif self._logdir is not None:
-            if self._own_sink is None:
+            if self._own is None:
                 folder = Path(self._logdir) / (self._options.get("name") or self._dir_path.name)
-                # Only a resume has points that go on being true.
-                self._own_sink = self._host_sink or EventFile(folder, step.number if self._resumes else 0)
-            for tag, value in own_scalars_of(step):
-                self._own_sink.scalar(tag, value, step.number)
-            self._own_sink.flush()
+                self._own = OwnCurves(folder, self._tags, self._host_sink, self._resumes)
+            self._own.write(step)
 
     def _leave(self) -> None:
         """In a fork: what is open is the parent's."""
-        self._own_sink = None
+        self._own = None
         if self._live is not None:
             self._live.leave()
 
     def _close_streams(self) -> None:
-        sink, self._own_sink = self._own_sink, None
-        for stream in (self._live, sink):
+        own, self._own = self._own, None
+        for stream in (self._live, own):
             if stream is not None:
                 stream.close()
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from padiff.dump.format import RUN_FILE
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
-from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, check_pair, names_of, paths_of, policy_of
+from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, names_of, paths_of, policy_of
 from padiff_hooks.log_folder import check_logdir, explained
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import QUIET, STYLES
@@ -29,6 +29,7 @@ def add_watch(commands: Any) -> None:
     )
     add_pair(watch)
     watch.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
+    add_tags(watch)
     watch.add_argument("--interval", type=float, default=0.5, metavar="S", help="seconds between looks (%(default)s)")
     watch.add_argument(
         "--timeout", type=float, metavar="S", help="end after so many seconds without a new step (default: never)"
@@ -101,7 +102,7 @@ def run_watch(args: argparse.Namespace, console: Console) -> int:
     policy = policy_of(args)
     check_pair(args)
     with explained(args.logdir):
-        stream = DiffStream(args.logdir, names_of(paths_of(args)))
+        stream = DiffStream(args.logdir, names_of(paths_of(args)), tags=args.tags)
     watched = _Watched()
 
     def begin(recordings: Both[str]) -> Collection[int]:

@@ -22,6 +22,8 @@ from page.tensorboards import tensorboard  # noqa: E402
 WIDE, TALL = 1360, 1000
 #: Seconds in which the page comes to rest.
 REST = 0.6
+#: And in which TensorBoard has drawn its cards.
+DRAWN = 5
 
 
 def keep(tab: Tab, name: str) -> None:
@@ -54,6 +56,15 @@ def take(demo: Path) -> None:
             tab.open(f"{board}#padiff", WIDE, TALL)
             tab.wait("document.querySelector('iframe').contentWindow.padiff.heat.frames.length", 60)
             keep(tab, "page-tensorboard.png")
+        with (
+            tempfile.TemporaryDirectory() as installed,
+            tensorboard(demo / "tensorboard/fault", Path(installed)) as board,
+        ):
+            tab = started.tab()
+            tab.open(board, WIDE, TALL)
+            tab.wait("['/heat_map', '/learning_rate', '/loss'].every(one => document.body.innerText.includes(one))", 60)
+            time.sleep(DRAWN)
+            keep(tab, "tensorboard-cold.png")
 
 
 if __name__ == "__main__":

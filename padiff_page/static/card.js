@@ -66,7 +66,7 @@ export class TensorCard {
           { class: "prose" },
           beyond === null ? "It is within its limit in every step." : `It is beyond its limit first in step ${store.steps[beyond]}.`,
         ),
-        diff?.judged ? el("div", { class: "why" }, el("h3", {}, "Why so much is allowed"), el("p", { class: "prose" }, sentence(diff.judged.allowed_because))) : null,
+        allowed(diff) ? el("div", { class: "why" }, el("h3", {}, "Why so much is allowed"), el("p", { class: "prose" }, sentence(allowed(diff)))) : null,
         isFirst && first.picture ? this.#picture(first.picture) : null,
       ),
     );
@@ -165,6 +165,10 @@ function figures(diff) {
       diff.basis ? stat("measured from", diff.basis, diff.spread ? `± ${(100 * diff.spread).toFixed(0)} %` : null) : null,
     ),
   ];
+}
+
+function allowed(diff) {
+  return diff?.judged?.allowed_because ?? diff?.allowed_because;
 }
 
 function slotOf(site, stage) {

@@ -4,6 +4,7 @@
 import { codeOf } from "./codes.js";
 import { numberOf } from "./format.js";
 import { Cells } from "./cells.js";
+import { Packed } from "./packed.js";
 import { LOOP, Tree } from "./tree.js";
 
 export const STAGES = ["input", "weight", "forward", "loss", "backward", "grad", "update"];
@@ -15,13 +16,14 @@ const FURTHER = 200;
 
 /** How many times the allowed a diff is; NaN where nothing was judged. */
 export function timesAllowed(diff) {
+  if (diff.times !== undefined) return numberOf(diff.times);
   const judged = diff.judged;
   if (!judged) return diff.passed ? NaN : Infinity;
   if (diff.problem && !diff.passed) return Infinity;
   const value = numberOf(judged.value);
   const limit = numberOf(judged.limit);
   if (limit === 0) return value === 0 ? 0 : Infinity;
-  return value / limit;
+  return diff.passed ? Math.min(value / limit, 1) : value / limit; // packed figures are rounded
 }
 
 /** Whether a first diff is a setting, which no tensor shows (yet). */
@@ -72,6 +74,7 @@ export class Store {
     this.firstDiff = null;
     this.columns = new Map();
     this.bySite = new Map();
+    this.packed = new Packed();
     this.others = []; // as the report has them
     this.further = []; // cells of faults that do not follow from the first diff, where the report tells them
   }
@@ -92,8 +95,10 @@ export class Store {
   }
 
   /** Add a step; returns its column, or null where it is there already. */
-  addLine(line, place) {
-    if (this.columns.has(line.step)) return null;
+  addLine(given, place) {
+    this.packed.learn(given);
+    if (this.columns.has(given.step)) return null;
+    const line = this.packed.whole(given);
     const column = this.steps.length;
     this.#first(line.first_diff);
     this.#others(line.independent);
@@ -102,7 +107,8 @@ export class Store {
     for (const diff of line.diffs) {
       const site = this.site(diff.stage, diff.reference, diff.candidate);
       const times = timesAllowed(diff);
-      const compared = Boolean(diff.reference && diff.candidate && (diff.judged || !diff.passed));
+      const judged = diff.judged || diff.times !== undefined;
+      const compared = Boolean(diff.reference && diff.candidate && (judged || !diff.passed));
       const equal = compared && diff.max_abs === 0 && !diff.basis;
       this.put(site, column, times, diff.passed, compared, equal);
       if (diff.standing === "new" && this.further.length < FURTHER) this.further.push({ node: site.node, column, stage: site.stage });
@@ -190,7 +196,7 @@ export class Store {
 
   /** The line of a step, read again; the last one is kept. */
   async line(column) {
-    if (this.lastLine?.[0] !== column) this.lastLine = [column, await this.readAgain(this.places[column], column)];
+    if (this.lastLine?.[0] !== column) this.lastLine = [column, this.packed.whole(await this.readAgain(this.places[column], column))];
     return this.lastLine[1];
   }
 

@@ -147,7 +147,7 @@ def test_what_is_no_plain_file_is_written_into_and_not_replaced(bad, tmp_path):
 def test_logdir_streams_every_step(good, tmp_path, capsys):
     for _ in range(2):  # the second time adds nothing
         assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 0
-    assert [number for number, _ in points(tmp_path / "tb", "diff")["forward_rel_l2/fc1"]] == [0, 1, 2]
+    assert [number for number, _ in points(tmp_path / "tb", "diff")["forward_rel_l2/000 fc1"]] == [0, 1, 2]
     assert f"tensorboard --logdir {tmp_path / 'tb'}" in capsys.readouterr().out
 
 

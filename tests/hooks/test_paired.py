@@ -147,7 +147,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> float:
 def shown(logdir: Path) -> list[int]:
     if not any((logdir / "diff").glob("events.*")):
         return []
-    return [number for number, _ in points(logdir, "diff").get("forward_rel_l2/fc1", [])]
+    return [number for number, _ in points(logdir, "diff").get("forward_rel_l2/000 fc1", [])]
 
 
 def ended(process: Child) -> tuple[int, str, str]:

@@ -25,4 +25,10 @@ def texts(folder):
     accumulator = EventAccumulator(str(folder))
     accumulator.Reload()
     found = {tag: make_ndarray(accumulator.Tensors(tag)[-1].tensor_proto) for tag in accumulator.Tags()["tensors"]}
-    return {tag: value.item().decode() for tag, value in found.items() if value.dtype == object}
+    return {tag: value.item().decode() for tag, value in found.items() if value.dtype == object and value.size == 1}
+
+
+def tags(folder):
+    """All tags of the event files right in a folder."""
+    accumulator = EventAccumulator(str(folder)).Reload()
+    return {tag for kind in ("scalars", "images", "tensors") for tag in accumulator.Tags()[kind]}

@@ -290,17 +290,19 @@ def test_diffs_and_both_runs_curves_go_to_the_logdir(tmp_path):
     options = {"reference": tmp_path / "reference", "logdir": tmp_path / "tb"}
     with pytest.warns(RuntimeWarning, match="padiff: "):
         fit(tmp_path / "run", optimizer=faster, options=options)
-    assert dict(events(tmp_path / "tb" / "diff")["update_rel_l2/first"])[0] == pytest.approx(1.0, rel=1e-3)
+    assert dict(events(tmp_path / "tb" / "diff")["update_rel_l2/000 first"])[0] == pytest.approx(1.0, rel=1e-3)
     for name, rate in (("reference", 0.1), ("candidate", 0.2)):
-        assert [value for _, value in events(tmp_path / "tb" / name)["learning_rate"]] == pytest.approx([rate] * 6)
+        assert [value for _, value in events(tmp_path / "tb" / name)["0_verdict/learning_rate"]] == pytest.approx(
+            [rate] * 6
+        )
 
 
 def test_without_a_reference_the_runs_own_curves_go_to_the_logdir(tmp_path):
-    fit(tmp_path / "run", options={"logdir": tmp_path / "tb", "every_n_steps": 3})
+    fit(tmp_path / "run", options={"logdir": tmp_path / "tb", "every_n_steps": 3, "tags": "all"})
     own = events(tmp_path / "tb" / "run")
-    assert [step for step, _ in own["loss"]] == [0, 3]
+    assert [step for step, _ in own["0_verdict/loss"]] == [0, 3]
     expected = np.sqrt(sum((w.astype(np.float64) ** 2).sum() for w in weights()[:2]))
-    assert dict(own["weight_l2/first"])[0] == pytest.approx(expected)
+    assert dict(own["weight_l2/000 first"])[0] == pytest.approx(expected)
 
 
 def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path):

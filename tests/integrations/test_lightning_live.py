@@ -14,7 +14,7 @@ import padiff
 from padiff.errors import RunsDifferError, UsageError
 
 from .lit import Lit, fit, hooks, net
-from .tensorboards import events, texts
+from .tensorboards import events, tags, texts
 
 
 @pytest.fixture
@@ -116,37 +116,66 @@ def test_an_unknown_on_diff_is_told(tmp_path):
         fit(tmp_path / "run", options={"on_diff": "explode"})
 
 
-def test_with_a_tensorboard_logger_the_diffs_are_in_the_loggers_own_event_file(tmp_path, reference):
+VERDICT = {f"0_verdict/times_allowed/{stage}" for stage in ("weight", "forward", "loss", "backward", "grad", "update")}
+
+
+@pytest.mark.parametrize("kind", ["layers", "all"])
+def test_the_trainers_own_logger_gets_the_verdict_and_no_more_than_ten_tags(tmp_path, reference, kind):
     logger = TensorBoardLogger(tmp_path, name="logs", version=0)
     with pytest.warns(RuntimeWarning, match="padiff: "):
-        fit(tmp_path / "run", Lit(rate=0.2), logger=logger, options={"reference": reference})
+        fit(tmp_path / "run", Lit(rate=0.2), logger=logger, options={"reference": reference, "tags": kind})
     folder = Path(logger.log_dir)
-    diff = events(folder)
-    assert dict(diff["update_rel_l2/net.0"])[0] == pytest.approx(1.0, rel=1e-3)
-    assert dict(diff["forward_rel_l2/net.0"])[0] == 0.0
+    mine = tags(folder) - {"hp_metric"}
+    assert mine == VERDICT | {"0_verdict/heat_map", "0_verdict/first_diff/text_summary"} and len(mine) <= 10
+    assert dict(events(folder)["0_verdict/times_allowed/update"])[0] > 1
+    assert dict(events(folder)["0_verdict/times_allowed/forward"])[0] <= 1
+    assert "The runs part at step 0, stage update" in texts(folder)["0_verdict/first_diff/text_summary"]
     for name, rate in (("reference", 0.1), ("candidate", 0.2)):
         own = events(folder / name)
-        assert [value for _, value in own["learning_rate"]] == pytest.approx([rate] * 6)
-        assert len(own["loss"]) == 6
-    assert not (folder / "diff").exists()
-    assert "The runs part at step 0, stage update" in texts(folder)["first_diff/step_00000000/text_summary"]
+        assert [value for _, value in own["0_verdict/learning_rate"]] == pytest.approx([rate] * 6)
+        assert len(own["0_verdict/loss"]) == 6
+    diff = events(folder / "diff")
+    assert dict(diff["update_rel_l2/000 net.0"])[0] == pytest.approx(1.0, rel=1e-3)
+    assert dict(diff["forward_rel_l2/000 net.0"])[0] == 0.0
+    assert ("update_max_abs/000 net.0" in diff) == (kind == "all")
+
+
+def test_the_trainers_own_logger_is_left_alone_where_that_is_asked_for(tmp_path, reference):
+    logger = TensorBoardLogger(tmp_path, name="logs", version=0)
+    fit(tmp_path / "run", logger=logger, options={"reference": reference, "log_to_host": False})
+    folder = Path(logger.log_dir)
+    assert tags(folder) <= {"hp_metric"} and tags(folder / "diff") >= VERDICT
+    logger = TensorBoardLogger(tmp_path, name="logs", version=1)
+    fit(tmp_path / "alone", logger=logger, options={"log_to_host": False})
+    assert tags(logger.log_dir) <= {"hp_metric"}
+    assert tags(Path(logger.log_dir) / "alone") == {"0_verdict/loss", "0_verdict/learning_rate"}
+
+
+@pytest.mark.parametrize(("wrong", "said"), [({"tags": "few"}, "got 'few'"), ({"log_to_host": "no"}, "got 'no'")])
+def test_curves_that_there_are_not_are_told_before_training(tmp_path, wrong, said):
+    with pytest.raises(UsageError, match=said):
+        fit(tmp_path / "run", options=wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_reference_the_runs_own_curves_go_to_the_logger(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="logs", version=0)
-    _, _, module = fit(tmp_path / "run", logger=logger, options={"every_n_steps": 2})
+    _, _, module = fit(tmp_path / "run", logger=logger, options={"every_n_steps": 2, "tags": "all"})
     own = events(logger.log_dir)
-    assert [step for step, _ in own["loss"]] == [0, 2, 4]
-    assert [value for _, value in own["loss"]] == pytest.approx([float(module.losses[k]) for k in (0, 2, 4)])
+    assert [step for step, _ in own["0_verdict/loss"]] == [0, 2, 4]
+    assert [value for _, value in own["0_verdict/loss"]] == pytest.approx([float(module.losses[k]) for k in (0, 2, 4)])
+    # Ten tags at most are the logger's; norms lie beside.
+    assert tags(logger.log_dir) - {"hp_metric"} == {"0_verdict/loss", "0_verdict/learning_rate"}
     norm = net()[0].weight.detach().double().square().sum() + net()[0].bias.detach().double().square().sum()
-    assert dict(own["weight_l2/net.0"])[0] == pytest.approx(float(norm.sqrt()))
+    norms = events(Path(logger.log_dir) / "run")
+    assert dict(norms["weight_l2/000 net.0"])[0] == pytest.approx(float(norm.sqrt()))
 
 
 def test_an_own_logdir_goes_before_the_loggers(tmp_path, reference):
     logger = TensorBoardLogger(tmp_path, name="logs", version=0)
     fit(tmp_path / "run", logger=logger, options={"reference": reference, "logdir": tmp_path / "tb"})
-    assert "forward_rel_l2/net.0" in events(tmp_path / "tb" / "diff")
-    assert not [tag for tag in events(logger.log_dir) if "rel_l2" in tag]
+    assert "forward_rel_l2/000 net.0" in events(tmp_path / "tb" / "diff")
+    assert tags(logger.log_dir) <= {"hp_metric"}
 
 
 def test_a_reference_that_grows_beside_the_run_is_compared_when_its_steps_are_there(tmp_path):

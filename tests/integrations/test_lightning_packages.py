@@ -109,7 +109,7 @@ def test_the_tensorboard_logger_of_either_is_found(host, own, tmp_path):
     kind = host.loggers.TensorBoardLogger
     logger = (type("Mine", (kind,), {}) if own else kind)(tmp_path, name="logs", version=0)
     fitted(host, tmp_path / "run", PaDiffCallback(tmp_path / "run"), logger=logger)
-    assert [step for step, _ in events(logger.log_dir)["loss"]] == [0, 1, 2]
+    assert [step for step, _ in events(logger.log_dir)["0_verdict/loss"]] == [0, 1, 2]
 
 
 # -- processes in which one package, the other, both or none is installed ----------------------------------------------
@@ -198,7 +198,7 @@ def test_whatever_is_installed_and_imported_first_the_trainer_takes_it_and_no_ot
     run = padiff.open_run(tmp_path / "run")
     assert run.numbers() == [0, 2, 4] and run.finished()
     (log_dir,) = (tmp_path / "run-logs").glob("*/version_0")
-    assert [step for step, _ in events(log_dir)["loss"]] == [0, 2, 4]
+    assert [step for step, _ in events(log_dir)["0_verdict/loss"]] == [0, 2, 4]
 
 
 DEMO = """

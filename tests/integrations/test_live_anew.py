@@ -27,8 +27,10 @@ def test_lightning_shows_the_run_that_was_recorded_anew_only(tmp_path):
         callback, *_ = fit(tmp_path / "run", options={**options, "existing": "overwrite"})
     assert len([w for w in told if str(w.message).startswith("padiff")]) == 1
     assert callback.first_report is None and judged(tmp_path / "tb") == [(number, True) for number in range(6)]
-    assert [value for _, value in events(tmp_path / "tb" / "candidate")["learning_rate"]] == pytest.approx([0.1] * 6)
-    assert len(events(tmp_path / "tb" / "diff")["update_rel_l2/net.0"]) == 6 and not texts(tmp_path / "tb" / "diff")
+    assert [value for _, value in events(tmp_path / "tb" / "candidate")["0_verdict/learning_rate"]] == pytest.approx(
+        [0.1] * 6
+    )
+    assert len(events(tmp_path / "tb" / "diff")["update_rel_l2/000 net.0"]) == 6 and not texts(tmp_path / "tb" / "diff")
 
 
 def test_hapi_shows_the_run_that_was_recorded_anew_only(tmp_path):
@@ -39,7 +41,7 @@ def test_hapi_shows_the_run_that_was_recorded_anew_only(tmp_path):
     with pytest.warns(RuntimeWarning, match=r"run was recorded anew: the log folder .*tb begins anew"):
         callback, _ = hapi.fit(tmp_path / "run", options={**options, "existing": "overwrite"})
     assert callback.first_report is None and judged(tmp_path / "tb") == [(number, True) for number in range(6)]
-    assert max(value for _, value in events(tmp_path / "tb" / "diff")["weight_rel_l2/first"]) == 0
+    assert max(value for _, value in events(tmp_path / "tb" / "diff")["weight_rel_l2/000 first"]) == 0
 
 
 def test_a_reference_that_is_recorded_anew_meanwhile_is_compared_from_its_start(tmp_path):
@@ -66,8 +68,8 @@ def test_a_runs_own_curves_are_those_of_the_recording_that_is_there(tmp_path):
     again = {**options, "existing": "overwrite", "start_step": 3}
     _, _, module = fit(tmp_path / "run", Lit(rate=0.2), options=again)
     own = events(tmp_path / "tb" / "run")
-    assert [number for number, _ in own["loss"]] == list(range(3, 9))
-    assert np.allclose([value for _, value in own["loss"]], [float(loss) for loss in module.losses])
+    assert [number for number, _ in own["0_verdict/loss"]] == list(range(3, 9))
+    assert np.allclose([value for _, value in own["0_verdict/loss"]], [float(loss) for loss in module.losses])
 
 
 def test_a_resume_shows_both_parts_once(tmp_path):
@@ -76,4 +78,4 @@ def test_a_resume_shows_both_parts_once(tmp_path):
     fit(tmp_path / "run", options=options, max_steps=3)
     fit(tmp_path / "run", options={**options, "existing": "resume"})
     assert judged(tmp_path / "tb") == [(number, True) for number in range(6)]
-    assert [number for number, _ in events(tmp_path / "tb" / "candidate")["loss"]] == list(range(6))
+    assert [number for number, _ in events(tmp_path / "tb" / "candidate")["0_verdict/loss"]] == list(range(6))

@@ -16,7 +16,7 @@ def tensorboard_logger(trainer: Any) -> Any | None:
 
 
 class LoggerSink:
-    """Scalars and texts through a TensorBoardLogger; it belongs to the Trainer, so it is not closed."""
+    """Scalars, texts and pictures through a TensorBoardLogger; it belongs to the Trainer, so it is not closed."""
 
     def __init__(self, logger: Any) -> None:
         self._experiment = logger.experiment
@@ -26,6 +26,9 @@ class LoggerSink:
 
     def text(self, tag: str, text: str, step: int) -> None:
         self._experiment.add_text(tag, text, step)
+
+    def image(self, tag: str, pixels: Any, step: int) -> None:
+        self._experiment.add_image(tag, pixels, step, dataformats="HWC")
 
     def flush(self) -> None:
         self._experiment.flush()
