@@ -14,6 +14,8 @@ from padiff.records import STAGES
 
 #: Nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor.
 NOTHING, SKETCH, FULL = LEVELS = ("nothing", "sketch", "full")
+#: All of a small tensor, a sketch of a larger one: what sketches are in the first recorded step. Nobody asks for it.
+SMALL = "small"
 
 
 @dataclass(frozen=True)

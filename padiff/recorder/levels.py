@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from padiff.dump.zoom import Requests
-from padiff.recorder.detail import FULL, SKETCH, Detail
+from padiff.recorder.detail import FULL, SKETCH, SMALL, Detail
 from padiff.recorder.schedule import Schedule
 
 
@@ -14,18 +14,20 @@ class Levels:
 
     Args:
         full: whether full tensors are due instead of sketches; a collection of paths: for these layers.
+        sketch: what else becomes of a sketch.
     """
 
-    def __init__(self, detail: Detail, full: bool | frozenset[str] = False) -> None:
-        self._detail, self._full = detail, full
+    def __init__(self, detail: Detail, full: bool | frozenset[str] = False, sketch: str = SKETCH) -> None:
+        self._detail, self._full, self._sketch = detail, full, sketch
         self._known: dict[tuple[str, str], str] = {}
 
     def __call__(self, path: str, stage: str) -> str:
         level = self._known.get((path, stage))
         if level is None:
             level = self._detail.level_of(path, stage)
-            if level == SKETCH and (path in self._full if isinstance(self._full, frozenset) else self._full):
-                level = FULL
+            if level == SKETCH:
+                full = path in self._full if isinstance(self._full, frozenset) else self._full
+                level = FULL if full else self._sketch
             self._known[path, stage] = level
         return level
 
@@ -35,8 +37,8 @@ class LevelsOfSteps:
 
     Args:
         detail: what is kept.
-        functions: whether functions are to be looked at in some steps: the first one that is recorded, and those that
-            are asked for.
+        functions: whether more is to be looked at in some steps: functions in the first one that is recorded and those
+            that are asked for, and in the first one small tensors in full.
 
     Attributes:
         functions: whether they are in the step that was last asked about.
@@ -61,6 +63,8 @@ class LevelsOfSteps:
         self.functions = self._first or (self._wanted and bool(zoomed))
         if full or (self._full is not None and self._full.due(step)):
             return Levels(self._detail, full=True)
+        if self._first:
+            return Levels(self._detail, zoomed or False, SMALL)
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
 
     def recorded(self) -> None:

@@ -21,8 +21,8 @@ class RunOptions(TypedDict, total=False):
     """Which steps are due: a number or a `Schedule`. Default 1."""
     detail: str | Mapping[str, str] | Detail
     """How much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the relative
-    L2 error to another run is estimated), ``"nothing"``; or a mapping from stages and path patterns to these, e.g.
-    ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``."""
+    L2 error to another run is estimated; in the first step small tensors are whole), ``"nothing"``; or a mapping from
+    stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``."""
     full_every_n_steps: int | Schedule | None
     """In which of the due steps full tensors are kept instead of sketches. Default: none."""
     replay_every_n_steps: int | Schedule | None
@@ -35,6 +35,7 @@ class RunOptions(TypedDict, total=False):
     functions: bool
     """Whether the first recorded step, and steps that are asked for, also hold which functions and operators the code
     of the layers calls, what goes into them and what comes out: where in the code between two layers a diff comes from.
+    The first one then has small tensors whole where sketches are asked for, 32 MB of them at most.
     Such a step takes up to three times as long as another one that is recorded. Default true."""
     pack: bool | None
     """Whether all of a step goes into one file, in the safetensors format. Default: where sketches or a compression ask

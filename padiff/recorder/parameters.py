@@ -148,7 +148,7 @@ class Parameters:
             self._records.write(node, "weight", slot, taken, 0)
         if role == "parameter" and later != NOTHING and self._tensors.trainable(tensor):
             # Compared as it is kept: a sample with a sample.
-            before = taken if taken is not None and taken.level == later else self._take(key, later)
+            before = taken if taken is not None and level == later else self._take(key, later)
             if not isinstance(before, Left):
                 self._before[key] = before
 
@@ -181,8 +181,8 @@ class Parameters:
         if level == NOTHING:
             self._unseen.add(key)
         else:
-            taken = self._take(key, level, gradient)
             known = self._sums.get(key)
+            taken = self._take(key, known.level if isinstance(known, (Whole, Sampled)) else level, gradient)
             if known is None or isinstance(taken, Left):
                 self._sums[key] = taken
             elif not isinstance(known, Left):
@@ -243,8 +243,9 @@ class Parameters:
         """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
         node, slot, parameter, _ = self._owners[key]
         tensor = parameter if tensor is None else tensor
-        if level != SKETCH:
+        if self._records.resolved(parameter, level) != SKETCH:
             return self._records.take(tensor, level)
+        level = SKETCH
         view = self._views.get(key)
         try:
             if view is None or view.tensor is not parameter or view.memory != self._tensors.memory(parameter):

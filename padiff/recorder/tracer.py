@@ -193,8 +193,10 @@ class Tracer:
             known = None
             if not seen.sources and seen.traced is None:
                 tensors = self._framework.tensors
-                small = level == FULL and (self._whole or math.prod(tensors.shape(tensor)) <= ELEMENTS)
-                seen.traced = self._records.take(tensor, FULL if small else SKETCH)
+                if level == FULL:
+                    small = self._whole or math.prod(tensors.shape(tensor)) <= ELEMENTS
+                    level = FULL if small else SKETCH
+                seen.traced = self._records.take(tensor, level)
             if seen.best is None:  # it can't be copied, but it is known where it went
                 known = TracedTensor(None, self._framework.tensors.dtype(tensor), ())
             seen.number = len(self._numbered)

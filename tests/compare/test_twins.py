@@ -14,6 +14,9 @@ from padiff.sketches.sketch import ELEMENTS, sample, sketch_of, sketch_of_sample
 
 from .twins import FAULTS, paddle_run, torch_run
 
+# In the first step, too.
+SKETCHES = {"detail": "sketch", "functions": False}
+
 MIXES = {
     "both sketched": (lambda r: True, lambda r: True),
     "reference sketched": (lambda r: True, lambda r: False),
@@ -33,7 +36,7 @@ def torch_full():
 
 def test_recorded_sketches_are_those_of_the_full_tensors():
     """What the other tests make from full tensors is what a recorder keeps; Linear lies the other way in paddle."""
-    for run, sketched in ((torch_run(), torch_run(detail="sketch")), (paddle_run(), paddle_run(detail="sketch"))):
+    for run, sketched in ((torch_run(), torch_run(**SKETCHES)), (paddle_run(), paddle_run(**SKETCHES))):
         for number in (0, 3):
             (expected,), (found,) = sketched_run(run).steps(number), sketched.steps(number)
             assert len(expected.records) == len(found.records)
@@ -46,7 +49,7 @@ def test_recorded_sketches_are_those_of_the_full_tensors():
 
 def test_both_frameworks_look_at_the_same_places():
     """In the first step inputs and weights are equal to the bit: so are their sketches."""
-    (ours,), (theirs,) = torch_run(detail="sketch").steps(0), paddle_run(detail="sketch").steps(0)
+    (ours,), (theirs,) = torch_run(**SKETCHES).steps(0), paddle_run(**SKETCHES).steps(0)
     names = {"_mean": "running_mean", "_variance": "running_var"}
     sketches = {f"{r.layer}/{names.get(r.slot, r.slot)}": r for r in theirs.records if r.stage == "weight"}
     compared = 0

@@ -41,13 +41,17 @@ def full_layers(run, number):
 
 
 def two_runs(kit, tmp_path, rates, options=({}, {})):
-    """Two trainings side by side, compared after each step, the second one with another learning rate."""
+    """Two trainings side by side, compared after each step, the second one with another learning rate.
+
+    With ``functions=False`` the first step is like the others: all of it is sketches.
+    """
     first = model_of(kit)
     second = model_of(kit)
     kit.load(second, kit.state(first))
     models = (first, second)
     optimizers = [kit.sgd(model.parameters(), rate) for model, rate in zip(models, rates)]
     folders = [tmp_path / "a", tmp_path / "b"]
+    options = [{"functions": False, **given} for given in options]
     pairs = PairedRuns(*folders)
     asked = []
     with (
@@ -117,12 +121,12 @@ def test_a_callback_asks_its_own_recorder(kit, tmp_path):
     model = model_of(kit)
     start = kit.state(model)
     optimizer = kit.sgd(model.parameters(), 0.1)
-    with padiff.record(model, tmp_path / "a", optimizer=optimizer, detail="sketch") as rec:
+    with padiff.record(model, tmp_path / "a", optimizer=optimizer, detail="sketch", functions=False) as rec:
         list(trained(kit, model, rec, range(STEPS), optimizer=optimizer))
     finished = os.listdir(tmp_path / "a")
     kit.load(model, start)
     optimizer = kit.sgd(model.parameters(), 0.13)
-    training = TrainingRecorder(tmp_path / "b", detail="sketch", reference=tmp_path / "a")
+    training = TrainingRecorder(tmp_path / "b", detail="sketch", functions=False, reference=tmp_path / "a")
     training.start(model, [optimizer])
     with pytest.warns(RuntimeWarning, match="from sketches"):
         hosted(kit, model, optimizer, training)
@@ -169,7 +173,8 @@ def test_show_says_how_much_is_kept_as_sketches(kit, tmp_path, capsys):
 
     model = model_of(kit)
     optimizer = kit.sgd(model.parameters())
-    with padiff.record(model, tmp_path / "run", optimizer=optimizer, detail={"*": "sketch", "0": "full"}) as rec:
+    options = {"detail": {"*": "sketch", "0": "full"}, "functions": False}
+    with padiff.record(model, tmp_path / "run", optimizer=optimizer, **options) as rec:
         list(trained(kit, model, rec, range(1), optimizer=optimizer))
     assert main(["show", str(tmp_path / "run")]) == 0
     step = padiff.open_run(tmp_path / "run").steps(0)[0]

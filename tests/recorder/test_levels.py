@@ -107,13 +107,13 @@ def test_what_a_run_says_of_it():
 # -- what is recorded --------------------------------------------------------------------------------------------------
 
 
-def kinds(run, number=0):
-    """How each record of a step was kept, by site."""
+def kinds(run, number=1):
+    """How each record of a step was kept, by site; of a step like all others, which the first one is not."""
     (one,) = run.steps(number)
     return {r.site: "sketch" if r.sketch is not None else "full" for r in one.records}
 
 
-def trained(kit, model, steps=1, optimizer=True, **options):
+def trained(kit, model, steps=2, optimizer=True, **options):
     """Train with every step recorded; the same model and data every time."""
     made = kit.sgd(model.parameters())
     with padiff.record(model, optimizer=made if optimizer else None, **options) as rec:
@@ -157,7 +157,7 @@ def of_loop(record, expected):
 def test_levels_by_stage_and_layer(kit, detail, expected, optimizer):
     everything = trained(kit, state_of(kit), optimizer=optimizer)
     run = trained(kit, state_of(kit), optimizer=optimizer, detail=detail)
-    (full,), (some,) = everything.steps(0), run.steps(0)
+    (full,), (some,) = everything.steps(1), run.steps(1)
     planned = {
         r.site: of_loop(r, expected) if r.layer == "(loop)" else expected(r.layer, r.stage) for r in full.records
     }
@@ -198,7 +198,7 @@ def test_full_every_n_steps(kit, full):
     run = trained(kit, state_of(kit), steps=5, detail={"*": "sketch", "grad": "nothing"}, full_every_n_steps=full)
     for number in range(5):
         found = {level for site, level in kinds(run, number).items() if not site.startswith("(loop)")}
-        assert found == {"full" if number % 2 == 0 else "sketch"}
+        assert found == {"full" if number % 2 == 0 else "sketch"}, number
         assert not any("/grad/" in site for site in kinds(run, number))
 
 
@@ -207,12 +207,85 @@ def test_full_steps_among_the_due_ones(kit):
         kit, state_of(kit), steps=7, every_n_steps=2, detail="sketch", full_every_n_steps=Schedule(steps=[3, 4])
     )
     assert run.numbers() == [0, 2, 4, 6]
-    assert [kinds(run, number)["0/forward/output.0"] for number in run.numbers()] == [
-        "sketch",
-        "sketch",
-        "full",
-        "sketch",
-    ]
+    kept = [kinds(run, number)["0/forward/output.0"] for number in run.numbers()]
+    assert kept == ["full", "sketch", "full", "sketch"]  # the first one: it is small
+
+
+# -- the first step ----------------------------------------------------------------------------------------------------
+
+
+def wide(kit):
+    """The first layer's weight and output have more than 3,904 elements for 64 samples, the second one's have not."""
+    kit.seed(1)
+    return kit.Sequential(kit.Linear(64, 64), kit.Linear(64, 5))
+
+
+def recorded_wide(kit, **options):
+    model = wide(kit)
+    made = kit.sgd(model.parameters())
+    with padiff.record(model, optimizer=made, **options) as rec:
+        for k in range(3):
+            one_step(kit, model, made, *batch(kit, (64, 64), 5, seed=k), rec)
+    return rec.run
+
+
+def test_the_first_step_has_small_tensors_whole(kit):
+    run = recorded_wide(kit, detail={"*": "sketch", "backward": "nothing"}, every_n_steps=Schedule(steps=[1, 2]))
+    everything = recorded_wide(kit)
+    first, second = kinds(run, 1), kinds(run, 2)
+    assert first.keys() == second.keys()
+    assert not any("/backward/" in site for site in first)
+    for stage in ("weight", "grad", "update"):
+        assert (first[f"0/{stage}/weight"], first[f"0/{stage}/bias"]) == ("sketch", "full")
+        assert first[f"1/{stage}/weight"] == "full"
+    assert (first["0/forward/output.0"], first["1/forward/output.0"]) == ("sketch", "full")
+    assert {level for site, level in second.items() if not site.startswith("(loop)")} == {"sketch"}
+    exact = {r.site: r.value for r in everything.steps(1)[0].records}
+    for record in run.steps(1)[0].records:
+        if record.sketch is None:
+            np.testing.assert_array_equal(record.value, exact[record.site], err_msg=record.site)
+    (step,) = run.steps(1)
+    # What the trace has of it, too.
+    large = {tensor.source.sketched for tensor in step.trace.tensors if np.prod(tensor.shape) > 3904}
+    small = {tensor.source.sketched for tensor in step.trace.tensors if np.prod(tensor.shape) <= 3904}
+    assert (large, small) == ({True}, {False})
+
+
+def test_without_functions_the_first_step_is_like_the_others(kit):
+    run = recorded_wide(kit, detail="sketch", functions=False)
+    assert kinds(run, 0) == kinds(run, 1)
+    assert {level for site, level in kinds(run, 0).items() if not site.startswith("(loop)")} == {"sketch"}
+
+
+def test_small_tensors_stop_where_there_is_no_room(kit):
+    """Of a run with a limit they take an eighth; so does what a parameter's gradients of two backwards add up to."""
+    x, y = batch(kit, (64, 64), 5)
+
+    def twice(**options):
+        model = wide(kit)
+        with padiff.record(model, **options) as rec:
+            for _ in range(2):
+                kit.cross_entropy(model(x), y).backward()
+            kit.zero(kit.sgd(model.parameters()))
+            rec.try_dump()
+        return rec.run
+
+    limit = 40_000
+    run, exact = twice(detail="sketch", max_bytes=limit), {r.site: r.value for r in twice().steps(0)[0].records}
+    whole = {}
+    for record in run.steps(0)[0].records:
+        if record.sketch is None:
+            np.testing.assert_allclose(record.value, exact[record.site], rtol=1e-5, err_msg=record.site)
+            whole[record.source.identity] = record.value.nbytes
+        else:
+            known = sketch_of(exact[record.site], record.sketch.transposed)
+            np.testing.assert_allclose(record.sketch.l2, known.l2, rtol=1e-5, err_msg=record.site)
+    # The labels are whole, too; and the trace has some besides.
+    assert 0.9 * limit / 8 <= sum(whole.values()) <= limit / 8 + 4 * 3904
+    found = kinds(run, 0)
+    assert (found["1/weight/weight"], found["0/grad/bias"]) == ("full", "sketch")
+    # Without a limit all that is small is whole.
+    assert kinds(twice(detail="sketch"), 0)["0/grad/bias"] == "full"
 
 
 @pytest.mark.filterwarnings("ignore:Accumulating with FP16")

@@ -270,7 +270,7 @@ def test_they_survive_the_run_folder(kit, options, tmp_path):
         records = {r.slot: r for r in step.records if is_of_loss(r)}
         assert set(records) == set(expected)
         for slot, record in records.items():
-            if slot.endswith("logits") and "detail" in options:
+            if slot.endswith("logits") and "detail" in options and number:  # in the first step they are whole
                 assert record.sketch is not None
             else:
                 np.testing.assert_array_equal(record.value, expected[slot])

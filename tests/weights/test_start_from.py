@@ -267,7 +267,7 @@ def test_a_step_that_is_not_there_is_refused(tmp_path):
 
 
 def test_sketches_alone_are_no_weights(tmp_path):
-    trained(tmp_path / "run", detail="sketch")
+    trained(tmp_path / "run", detail="sketch", functions=False)
     net = paddle_net()
     message = refused(net, "of step 0 .* keeps sketches of the weights, not their values", tmp_path / "run", net)
     assert "full_every_n_steps=N" in message
