@@ -111,7 +111,7 @@ class Samples:
         first = len(rows)
         # One after the other in one loop: between the kernels of a training, what costs is not the copying but to
         # come to it, with nothing of it in the processor's cache.
-        for view, chosen, kind in cuts:
+        for view, chosen, kind, _, _ in cuts:
             group = groups.get(kind)
             if group is None:
                 group = groups[kind] = _Group(kind, self._empty, self._counts.get(kind, 0))
