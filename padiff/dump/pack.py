@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
 from padiff.dump.untrusted import check_inside, plain, shape_of
 from padiff.errors import TensorFileError
-from padiff.records import STAGES, Record, Sketched, Step, TensorSource, settings_from_json
+from padiff.records import STAGES, Alike, Record, Sketched, Step, TensorSource, settings_from_json
+from padiff.records.alike import Pattern
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 PACK_FILE = "step.safetensors"
@@ -46,9 +47,40 @@ class PackWriter:
     def __init__(self, run: Path, deduplication: Deduplication, compression: str = "") -> None:
         self._run, self._deduplication, self._compression = run, deduplication, compression
         self._structures = StructureWriter(run, compression)
+        self._last: _Last | None = None
 
     def write(self, folder: Path, step: Step) -> None:
         """Write one rank's step into its folder."""
+        tensors = self._as_before(step)
+        if tensors is not None:
+            assert self._last is not None
+            structure, own = self._last.structure, None
+        else:
+            tensors, places, traced = self._placed(step)
+            structure, own = self._structures.of(step, places, traced)
+            self._last = _Last.of(step, structure, places, traced) if own is None else None
+        if self._compression:
+            tensors = {
+                name: codecs.compressed(array, self._compression) if name != _SKETCHES else array
+                for name, array in tensors.items()
+            }
+        if own is not None:
+            tensors[OWN] = own
+        about = {
+            "schema_version": str(SCHEMA_VERSION),
+            "step": str(step.number),
+            "rank": str(step.rank),
+            "loss_scale": repr(step.loss_scale),
+            "micro_batches": str(step.micro_batches),
+            "notes": json.dumps(list(step.notes)),
+            "structure": structure,
+        }
+        if step.settings:
+            about["settings"] = json.dumps(dict(step.settings))
+        write_safetensors(folder / PACK_FILE, tensors, about)
+
+    def _placed(self, step: Step) -> tuple[dict[str, np.ndarray], list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """The tensors of a step's file, and the place there of each record and of each tensor of the trace."""
         tensors: dict[str, np.ndarray] = {}
         known: dict[Hashable, tuple[str, str]] = {}
         rows: list[np.ndarray] = []
@@ -76,25 +108,73 @@ class PackWriter:
 
         places = [put(record.source, record) for record in step.records]
         traced = [NOWHERE if t.source is None else put(t.source, None) for t in step.trace.tensors]
-        if self._compression:
-            tensors = {name: codecs.compressed(array, self._compression) for name, array in tensors.items()}
         if rows:
             tensors[_SKETCHES] = np.concatenate(rows).reshape(len(rows), -1)
-        structure, own = self._structures.of(step, places, traced)
-        if own is not None:
-            tensors[OWN] = own
-        about = {
-            "schema_version": str(SCHEMA_VERSION),
-            "step": str(step.number),
-            "rank": str(step.rank),
-            "loss_scale": repr(step.loss_scale),
-            "micro_batches": str(step.micro_batches),
-            "notes": json.dumps(list(step.notes)),
-            "structure": structure,
-        }
-        if step.settings:
-            about["settings"] = json.dumps(dict(step.settings))
-        write_safetensors(folder / PACK_FILE, tensors, about)
+        return tensors, places, traced
+
+    def _as_before(self, step: Step) -> dict[str, np.ndarray] | None:
+        """The tensors of the file of a step that is like the one before; `None` where it is not."""
+        last, records, traced = self._last, step.records, step.trace.tensors
+        if last is None or not isinstance(records, Alike) or not isinstance(traced, Alike):
+            return None
+        if not records.pattern is traced.pattern is last.pattern:
+            return None
+        tensors: dict[str, np.ndarray] = {}
+        sources = [*records.others.values(), *traced.others.values()]
+        names = {source.identity: name for source, (name, _) in zip(sources, last.others)}
+        if len(sources) != len(last.others) or len(names) != last.distinct:
+            return None
+        for source, (name, stored) in zip(sources, last.others):
+            if names[source.identity] != name:
+                return None
+            array = plain_array(source.read())
+            if NAMES.get(array.dtype.name) != stored:
+                return None
+            tensors[name] = array
+        if len(last.rows):
+            tensors[_SKETCHES] = records.samples.table[last.rows]
+        return tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Last:
+    """How a step was written that further ones may be like.
+
+    Attributes:
+        pattern: what it is like.
+        structure: the name of the file that says so.
+        rows: numbers of the samples, in the order in which their sketches are stored.
+        others: of what is more than a sample, what it is called in the step's file, and its dtype there.
+        distinct: how many different ones these are.
+    """
+
+    pattern: Pattern
+    structure: str
+    rows: np.ndarray
+    others: Sequence[tuple[str, str]]
+    distinct: int
+
+    @classmethod
+    def of(
+        cls, step: Step, structure: str, places: Sequence[tuple[str, Any]], traced: Sequence[tuple[str, Any]]
+    ) -> _Last | None:
+        """Given where records and the trace's tensors went; `None` where that may be elsewhere for a step that is
+        alike: what is stored once for several steps.
+        """
+        records, tensors = step.records, step.trace.tensors
+        if not isinstance(records, Alike) or not isinstance(tensors, Alike) or records.pattern is not tensors.pattern:
+            return None
+        pattern = records.pattern
+        if any(pattern.sites[place].stage == "weight" for place in records.others):
+            return None
+        rows: dict[int, int] = {}
+        for numbers, where in ((pattern.numbers, places), (pattern.traced_numbers, traced)):
+            for number, (kept_as, row) in zip(numbers, where):
+                if kept_as in ("sketch", "turned"):
+                    rows[row] = number
+        others = [*(places[k][1] for k in records.others), *(traced[k][1] for k in tensors.others)]
+        order = np.array([rows[row] for row in range(len(rows))], np.intp)
+        return cls(pattern, structure, order, others, len({name for name, _ in others}))
 
 
 def plain_array(array: np.ndarray) -> np.ndarray:

@@ -261,7 +261,7 @@ class RunWriter:
                         write_json(self.path / RUN_FILE, run_to_json(info))
                     self._deduplication.follow(info)
                     self._described = info
-                make_sketches(step.sources)
+                make_sketches(step)
                 self._write(step, pack)
                 self._failed = ""
                 if self._on_written is not None:

@@ -18,6 +18,7 @@ from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.losses import LossObserver
 from padiff.records.optimizer_state import OptimizerState
 from padiff.sketches.samples import Empty
+from padiff.sketches.sketch import Cut
 
 #: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
 TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
@@ -142,9 +143,15 @@ def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int)
 class Tensors(Protocol):
     """Values, and what tensors are. What both frameworks call alike (``grad``, ``element_size()``) is asked of them."""
 
+    #: The class of them, for those who ask in every call.
+    TYPE: type
+
     def is_tensor(self, value: Any) -> bool: ...
 
     def trainable(self, tensor: Any) -> bool: ...
+
+    def all_trainable(self, tensors: Sequence[Any]) -> list[bool]:
+        """`trainable` of many, in one go."""
 
     def dtype(self, tensor: Any) -> str: ...
 
@@ -175,8 +182,17 @@ class Tensors(Protocol):
         To be read at once, or for as long as `memory` stays the same: training code may free what is below a tensor.
         """
 
+    def cut(self, tensor: Any, transposed: bool = False) -> Cut | None:
+        """Where the sample that is sketched lies in the tensor's memory, where that is plain memory of the CPU.
+
+        Holds for as long as `live` does. ``transposed`` looks at a matrix transposed.
+        """
+
     def memory(self, tensor: Any) -> Any:
         """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
+
+    def memories(self, tensors: Sequence[Any]) -> list[Any]:
+        """`memory` of many, in one go."""
 
     def same_values(self, tensor: Any, other: Any) -> bool:
         """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""
@@ -219,6 +235,11 @@ class Layers(Protocol):
 
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
+
+    def stamp(self, layers: Sequence[Any]) -> Any:
+        """A value that is another one once these layers hold other layers (`children`), or own other tensors, or
+        tensors of other names or shapes (`parameters`); as long as the tensors live. Cheap.
+        """
 
     def is_builtin(self, layer: Any) -> bool:
         """Whether what the layer computes is the framework's own code, or compiled: none of the user's."""

@@ -86,6 +86,11 @@ def flatten_inputs(
         yield from _items(value, f"input.{name}", is_tensor, 0)
 
 
+def slots_of(forward: Callable[..., Any], count: int) -> list[str]:
+    """The slots of tensors that so many arguments are, given by position; as `flatten_inputs` names them."""
+    return [f"input.{name}" for name, _ in _named(forward, (None,) * count, {})]
+
+
 def flatten_named(given: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield ``(slot, tensor)`` for every tensor of named values, in order: ``x``, ``tensors.0``."""
     for name, value in given.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,6 @@ from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
-from padiff.records import Operand
 
 
 @dataclass(slots=True)
@@ -28,8 +26,8 @@ class Call:
     recomputed: bool
     #: Whether it is made inside of a function transform: then nothing of it is recorded.
     transformed: bool = False
-    #: What went in; `None` where that is not looked at.
-    inputs: tuple[Operand, ...] | None = None
+    #: What went in: slots, and the tensors' numbers in the trace; `None` where that is not looked at.
+    inputs: tuple[tuple[str, int], ...] | None = None
 
 
 class Activations:
@@ -53,13 +51,13 @@ class Activations:
         self._records = records
         self._on_gradient = framework.hooks.on_gradient
         self._levels, self._interrupts, self._tensors = levels, interrupts, tensors
-        self._times: Counter[tuple[str, str, int, bool]] = Counter()
+        self._times: dict[tuple[str, str, int, bool], int] = {}
         self._leaf_handles: list[Handle] = []
         self._closed = False
 
     def see_input(self, call: Call, slot: str, tensor: Any) -> None:
         """Record a tensor that the model is called with."""
-        level = self._levels(call.node.path, "input")
+        level = self._levels[call.node.path, "input"]
         if level == NOTHING:
             return
         taken = self._records.take(tensor, level)
@@ -68,13 +66,13 @@ class Activations:
             with suppress(Exception):  # what is not known again is copied again
                 self._tensors.of(tensor).traced = taken
 
-    def see(self, call: Call, slot: str, tensor: Any) -> None:
-        """Record a tensor that a call gave, and from now on its gradient."""
+    def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:
+        """Record a tensor that a call gave, and from now on its gradient. Returns what is known of it now."""
         path = call.node.path
-        level = self._levels(path, "forward")
-        backward = self._levels(path, "backward") != NOTHING
+        level = self._levels[path, "forward"]
+        backward = self._levels[path, "backward"] != NOTHING
         if level == NOTHING and not backward:
-            return
+            return None
         try:
             seen = self._tensors.of(tensor)
             if not seen.followed:
@@ -87,15 +85,16 @@ class Activations:
                 seen.followed = True
         except Exception as error:
             self._records.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
-            return
+            return None
         if backward:
             seen.sites.append((call.node, slot, call.number, call.training))
         if level == NOTHING or call.recomputed:
-            return
+            return seen
         taken = seen.sources.get(level)
         if taken is None:
             taken = seen.sources[level] = self._records.take(tensor, level)
         self._records.write(call.node, "forward", slot, taken, call.number, call.training)
+        return seen
 
     def _gradient(self, seen: SeenTensor, gradient: Any) -> None:
         try:
@@ -107,13 +106,15 @@ class Activations:
         if self._closed or gradient is None:
             return
         copies: dict[str, Taken | Left] = {}
+        times = self._times
         for node, slot, call, training in seen.sites:
-            level = self._levels(node.path, "backward")
+            level = self._levels[node.path, "backward"]
             if level not in copies:
                 copies[level] = self._records.take(gradient, level)
             taken = copies[level]
-            again = self._times[node.path, slot, call, training]
-            self._times[node.path, slot, call, training] += 1
+            site = node.path, slot, call, training
+            again = times.get(site, 0)
+            times[site] = again + 1
             # A second backward through the same graph is a quantity of its own.
             name = f"{slot}@{again}" if again else slot
             self._records.write(node, "backward", name, taken, call, training)

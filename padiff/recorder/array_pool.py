@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.records import Step
+from padiff.records import Step, arrays_of
 
 # Smaller arrays come from the heap anyway, which keeps its pages.
 _SMALLEST = 1 << 16
@@ -81,7 +81,7 @@ class ArrayPool:
 
     def recycle(self, step: Step) -> None:
         """Take back the buffers of a step that is written and that nobody looks at any more."""
-        found = {id(b): b for source in step.sources for a in source.arrays for b in _below(a)}
+        found = {id(b): b for array in arrays_of(step) for b in _below(array)}
         with self._lock:
             returned = [*found.values(), *self._returned]
             self._returned = []

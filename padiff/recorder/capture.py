@@ -24,9 +24,10 @@ from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.losses import Losses
+from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import Packing
-from padiff.recorder.parameters import Parameters, View
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer, everything
+from padiff.recorder.parameters import Parameters
+from padiff.recorder.record_buffer import EVERYTHING, LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.tracer import Begun, Tracer
 from padiff.records import LOOP, Step
@@ -51,7 +52,7 @@ class Capture:
         optimizers: those whose gradients and updates are recorded; without any, gradients are what backward left.
         records: where records go. Default: a buffer of its own.
         levels: how much is kept of each layer's tensors at each stage. Default: everything.
-        views: where parameters' memory is, as earlier captures of the model found it.
+        owned: what the layers owned, as earlier captures of the model found it.
         stepped: called when an optimizer has stepped, with how often it did within this step.
         stacks: whether to keep each call's Python stack, as `stacks`.
         consuming: called with an optimizer that is about to step.
@@ -71,8 +72,8 @@ class Capture:
         layers: Layers | FixedLayers,
         optimizers: Sequence[Any] = (),
         records: RecordBuffer | None = None,
-        levels: LevelOf = everything,
-        views: dict[int, View] | None = None,
+        levels: LevelOf = EVERYTHING,
+        owned: LastOwned | None = None,
         stepped: Callable[[int], None] | None = None,
         stacks: bool = False,
         consuming: Callable[[Any], None] | None = None,
@@ -87,9 +88,11 @@ class Capture:
         self._consuming = consuming
         framework = layers.framework
         self._framework, self._is_tensor = framework, framework.tensors.is_tensor
+        self._tensor_type = framework.tensors.TYPE
         self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._layers, self._optimizers = layers, optimizers
         self._switches = Switches.from_environment()
+        self._functions = functions
         self._take_layers()
         self._keep_stacks = stacks
         #: Python stack of each layer's call, outermost frame first, by path and number of the call; a
@@ -98,7 +101,7 @@ class Capture:
         self._records = RecordBuffer(framework) if records is None else records
         self._levels = levels
         #: What the layers own.
-        self.parameters = Parameters(self._records, layers, optimizers, levels, views)
+        self.parameters = Parameters(self._records, layers, optimizers, levels, owned)
         self._interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
         self._tensors = SeenTensors(framework)
         self._activations = Activations(self._records, framework, levels, self._interrupts, self._tensors)
@@ -107,8 +110,8 @@ class Capture:
         self._hooks = Hooks(framework)
         self._begun = False
         self._running: list[Call] = []
-        self._calls: Counter[tuple[str, bool]] = Counter()
-        self._recalls: Counter[tuple[str, bool]] = Counter()
+        self._calls: dict[tuple[str, bool], int] = {}
+        self._recalls: dict[tuple[str, bool], int] = {}
         self._outermost: Counter[tuple[str, bool]] = Counter()
         self._transformed: set[str] = set()
         #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
@@ -133,10 +136,11 @@ class Capture:
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
-        self._computing = self._layers.computing
         self._known = {id(node.layer): node for node in self._nodes}
         if self._switches.skip_wrappers:
             self._chosen -= _wrappers(self._nodes, self._framework)
+        #: Of which what goes in is looked at, whichever layer is called first.
+        self._traced = self._chosen if self._functions else self._chosen & self._layers.computing
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
@@ -182,6 +186,7 @@ class Capture:
                 self.losses.follow(self._nodes, self._chosen)
             self._hooks.on_layers(self._nodes)
             self.parameters.follow(self._layers)
+        self.parameters.stamp = self._layers.stamp
         if self._tracer.functions:
             self._tracer.know_parameters(self._nodes)
         if self.packing is not None:
@@ -195,20 +200,22 @@ class Capture:
     # -- forward and backward -----------------------------------------------------------------------------
 
     def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._hearing is None:
+        hearing = self._hearing
+        if hearing is None:
             self._before_call(key, layer, args, kwargs)
             return
-        self._hearing.listen(False)  # what is called here is not the model's
+        hearing.listen(False)  # what is called here is not the model's
         try:
             self._before_call(key, layer, args, kwargs)
         finally:
             self._listen()
 
     def after_call(self, key: int, output: Any, failed: bool) -> None:
-        if self._hearing is None:
+        hearing = self._hearing
+        if hearing is None:
             self._after_call(key, output, failed)
             return
-        self._hearing.listen(False)
+        hearing.listen(False)
         try:
             self._after_call(key, output, failed)
         finally:
@@ -222,11 +229,11 @@ class Capture:
             if heard and not self._tracer.full and not self._framework.layers.is_builtin(inside.node.layer):
                 self._hearing.listen(True)
 
-    def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_call(self, identity: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         transforming = self._transforming()
         if not self._begun and not transforming:
             self._begin()
-        node = self._known.get(key)
+        node = self._known.get(identity)
         if node is None:  # a layer that the model had before
             return
         recomputed = self._recomputing()
@@ -240,8 +247,9 @@ class Capture:
             self.parameters.snapshot_later()
             return
         counter = self._recalls if recomputed else self._calls
-        number = counter[node.path, training]
-        counter[node.path, training] += 1
+        key = node.path, training
+        number = counter.get(key, 0)
+        counter[key] = number + 1
         outermost = not self._running
         if self.packing is not None and not recomputed:
             self.packing.layer_begins(node, args, kwargs, training)
@@ -265,7 +273,7 @@ class Capture:
             if node.path in self._chosen:
                 for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                     self._activations.see_input(call, slot, tensor)
-        if node.path in self._chosen and (node.path in self._computing or outermost or self._tracer.functions):
+        if node.path in self._traced or (outermost and node.path in self._chosen):
             call.inputs = self._tracer.inputs(node, args, kwargs)
 
     def _note_modes(self, training: bool) -> None:
@@ -297,11 +305,14 @@ class Capture:
                 self._hooks.on_losses(True)
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
-        outputs = [("output.0", output)] if self._is_tensor(output) else [*flatten(output, "output", self._is_tensor)]
-        for slot, tensor in outputs:
-            self._activations.see(call, slot, tensor)
+        see = self._activations.see
+        if isinstance(output, self._tensor_type):
+            seen = [("output.0", output, see(call, "output.0", output))]
+        else:
+            slots = flatten(output, "output", self._is_tensor)
+            seen = [(slot, tensor, see(call, slot, tensor)) for slot, tensor in slots]
         if call.inputs is not None:
-            self._tracer.layer_ended(call, outputs)
+            self._tracer.layer_ended(call, seen)
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""
@@ -406,7 +417,7 @@ class Capture:
     @property
     def called(self) -> frozenset[str]:
         """Paths of the layers that were called."""
-        return frozenset(path for path, _ in self._calls) | self._transformed
+        return frozenset([path for path, _ in self._calls]) | self._transformed
 
     def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True, detach: bool = True) -> Step:
         """Take the hooks off and hand the step over; the capture is empty afterwards.
@@ -429,11 +440,18 @@ class Capture:
         self._running.clear()
         self._activations.close()
         self._records.fetch()
-        step = self.peek(rank, loss_scale)
+        step = self._whole(rank, loss_scale) or self.peek(rank, loss_scale)
         self._records.clear()
         self._tracer.clear()
         self._tensors.clear()
         return step
+
+    def _whole(self, rank: int, loss_scale: float) -> Step | None:
+        """The step as one that nothing is left out of; `None` where something is."""
+        if self._evaluations or self._recalls:
+            return None
+        records, trace = self._tracer.finished()
+        return Step(self.number, records, rank, loss_scale, self._micro_batches, self.left_out, trace=trace)
 
     def parameters_now(self) -> Step:
         """A step of weights, buffers and gradients, as they are now."""

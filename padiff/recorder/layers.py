@@ -35,6 +35,7 @@ class Layers:
         computing: paths of those that own parameters, or hold no other layer.
         mapped: paths of the layer map's layers.
         changes: what came, went and was replaced, in words; empty where nothing did.
+        stamp: another value once layers, or what they own, are others; as of the last look. `None`: not known.
 
     Raises:
         UsageError: an item of a list matches no layer, or is none.
@@ -45,6 +46,7 @@ class Layers:
     ) -> None:
         self._model, self.framework = model, framework
         self.changes = ""
+        self.stamp: Any = None
         self._fresh = self._outdated = True
         self.nodes: Sequence[Node] = walk(model, framework)
         white, black = (list(items) if isinstance(items, Iterator) else items for items in (white_list, black_list))
@@ -64,6 +66,10 @@ class Layers:
 
         A matter of microseconds for each layer: it is done in every due step.
         """
+        stamp = self._stamped()
+        if stamp is not None and stamp == self.stamp:
+            return False
+        self.stamp = stamp
         if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
             return False
@@ -72,8 +78,16 @@ class Layers:
         # A white list none of whose layers is left does not mean all layers.
         self.chosen = frozenset() if self._white and not white else select(self.nodes, white, black, mapped)
         self._take(mapped)
+        self.stamp = self._stamped()
         self.changes = _changes(before, self.nodes)
         return True
+
+    def _stamped(self) -> Any:
+        """What tells whether layers, and what they own, are what they were; `None` where that can't be told so."""
+        try:
+            return self.framework.layers.stamp([node.layer for node in self.nodes])
+        except Exception:  # lazy parameters have no shape
+            return None
 
     def settle(self) -> bool:
         """At the end of a step: whether the layers, or what they own, are others than when they were last described.
@@ -122,6 +136,7 @@ class FixedLayers:
     owning: Collection[str] = ()
 
     fresh: ClassVar[bool] = False
+    stamp: ClassVar[Any] = None
 
     @cached_property
     def computing(self) -> frozenset[str]:

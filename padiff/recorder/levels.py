@@ -9,8 +9,8 @@ from padiff.recorder.detail import FULL, SKETCH, SMALL, Detail
 from padiff.recorder.schedule import Schedule
 
 
-class Levels:
-    """The levels of one step, looked up once for each layer and stage.
+class Levels(dict[tuple[str, str], str]):
+    """The levels of one step by layer and stage, each looked up once.
 
     Args:
         full: whether full tensors are due instead of sketches; a collection of paths: for these layers.
@@ -18,17 +18,16 @@ class Levels:
     """
 
     def __init__(self, detail: Detail, full: bool | frozenset[str] = False, sketch: str = SKETCH) -> None:
+        super().__init__()
         self._detail, self._full, self._sketch = detail, full, sketch
-        self._known: dict[tuple[str, str], str] = {}
 
-    def __call__(self, path: str, stage: str) -> str:
-        level = self._known.get((path, stage))
-        if level is None:
-            level = self._detail.level_of(path, stage)
-            if level == SKETCH:
-                full = path in self._full if isinstance(self._full, frozenset) else self._full
-                level = FULL if full else self._sketch
-            self._known[path, stage] = level
+    def __missing__(self, key: tuple[str, str]) -> str:
+        path, stage = key
+        level = self._detail.level_of(path, stage)
+        if level == SKETCH:
+            full = path in self._full if isinstance(self._full, frozenset) else self._full
+            level = FULL if full else self._sketch
+        self[key] = level
         return level
 
 

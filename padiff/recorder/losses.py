@@ -177,7 +177,7 @@ class Losses:
             return
         facts = {"kind": call.kind, "limit": call.limit, "norm_type": call.norm_type}
         self._clips[tuple((name, value) for name, value in facts.items() if value is not None)] = None
-        if self._framework.tensors.is_tensor(call.total_norm) and self._levels(LOOP, "grad") != NOTHING:
+        if self._framework.tensors.is_tensor(call.total_norm) and self._levels[LOOP, "grad"] != NOTHING:
             number = self._calls["clip_grad_norm", True]
             self._calls["clip_grad_norm", True] += 1
             taken = self._records.take_later(call.total_norm)
@@ -197,7 +197,7 @@ class Losses:
             return  # a figure that is only looked at
         if self._heard is not None:
             self._heard(call)
-        level = self._levels(LOOP, "loss")
+        level = self._levels[LOOP, "loss"]
         number = self._calls[call.function, training]
         self._calls[call.function, training] += 1
         self._note(call)

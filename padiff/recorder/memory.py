@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from padiff.records import RunInfo, Sketched, Step, make_sketches, run_card, run_line, run_text
+from padiff.records import RunInfo, Sketched, Step, make_sketches, run_card, run_line, run_text, sources_of
 from padiff.records.pack import Pack
 
 #: Bytes that a run in memory holds, unless ``max_bytes`` says otherwise.
@@ -62,7 +62,7 @@ class MemoryRun:
     # The same calls as the folder's writer has.
 
     def put(self, step: Step, pack: Pack | None = None) -> None:
-        make_sketches(step.sources)
+        make_sketches(step)
         self._steps[step.number] = step
         self._sizes[step.number] = _size(step)
         if pack is not None:
@@ -87,5 +87,5 @@ class MemoryRun:
 
 def _size(step: Step) -> int:
     """Bytes of a step's values; what several records share is there once."""
-    arrays = [a for s in step.sources for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
+    arrays = [a for s in sources_of(step) for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
     return sum({id(array): array.nbytes for array in arrays}.values())

@@ -17,7 +17,7 @@ from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
-from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, RecordBuffer
+from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, Known, RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
 from padiff.records.pack import Pack
 from padiff.sketches.samples import Samples
@@ -63,6 +63,7 @@ class Output:
         #: Bytes of each step that this process wrote.
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
+        self._known = Known()
 
     def open(self, info: RunInfo, rank: int) -> None:
         """Make the run.
@@ -97,7 +98,8 @@ class Output:
         empty, take_back = (np.empty, None) if self.run is not None else (self.pool.empty, self.pool.take_back)
         limit = self._storage.max_bytes
         room = SMALL_BYTES if limit is None else min(SMALL_BYTES, limit * SMALL_SHARE)
-        return RecordBuffer(framework, empty, Samples(empty, take_back, framework.tensors.fetch, self._counts), room)
+        samples = Samples(empty, take_back, framework.tensors.fetch, self._counts)
+        return RecordBuffer(framework, empty, samples, self._known, room)
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Hand something on to the sink. Returns whether that went well.

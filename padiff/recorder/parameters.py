@@ -4,40 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from padiff.model.selection import Node
 from padiff.recorder.detail import NOTHING, SKETCH
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
+from padiff.recorder.owned import About, LastOwned, Owned, Owner
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole
-from padiff.records import LOOP
-from padiff.sketches.sketch import Cut, cut_of
 
 # How many parameters are looked at to see whether something stepped.
 _LOOKED_AT = 8
+# Bytes of an element from which on updates are kept in the dtype of the parameter.
+_WIDE = 4
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
 
 
-class View(NamedTuple):
-    """A parameter's own memory.
+@dataclass(slots=True)
+class _Batch:
+    """Samples of all that is owned, taken at once; by its places.
 
     Attributes:
-        tensor: the parameter.
-        memory: what `Tensors.memory` said when this was made; it is of no use any more when that says something else.
-        dtype, shape: of the parameter.
-        transposed: whether its sketch is of the transposed matrix.
-        cut: where its sample is, if it is plain memory of the CPU.
+        numbers: the samples.
+        shapes: of the tensors then.
+        trains: which are parameters that an optimizer may change.
     """
 
-    tensor: Any
-    memory: Any
-    dtype: str
-    shape: tuple[int, ...]
-    transposed: bool
-    cut: Cut | None
+    numbers: list[int]
+    shapes: list[tuple[int, ...]]
+    trains: list[bool]
 
 
 class Parameters:
@@ -51,7 +48,10 @@ class Parameters:
         layers: the model's layers, and which of them own what is recorded.
         optimizers: those whose gradients and updates are recorded.
         levels: how much is kept of each.
-        views: where parameters' memory is, known from the steps before and kept for those to come.
+        last: what was owned in the step before, kept for those to come.
+
+    Attributes:
+        stamp: what says that the layers own what they did; `None` where that is not known.
     """
 
     def __init__(
@@ -60,20 +60,25 @@ class Parameters:
         layers: Layers | FixedLayers,
         optimizers: Sequence[Any],
         levels: LevelOf,
-        views: dict[int, View] | None,
+        last: LastOwned | None = None,
     ) -> None:
         self._records = records
         self._framework, self._tensors = layers.framework, layers.framework.tensors
         self._optimizers = optimizers
         self._levels = levels
-        self._views = {} if views is None else views
+        self._last = LastOwned() if last is None else last
+        self.stamp: Any = None
+        #: What the parameters that train were before the step, by identity: or where samples of all were taken at once,
+        #: these.
         self._before: dict[int, Taken] = {}
+        self._batch: _Batch | None = None
         self._consumed: dict[int, Taken | Left | None] = {}
         self._sums: dict[int, Taken | Left] = {}
         #: Which had gradients of which nothing is kept.
         self._unseen: set[int] = set()
         self._steps: Counter[int] = Counter()
         self._rates_seen: set[int] = set()
+        self._rates = 0
         self._snapped = self._late = self._closed = False
         #: Whether parameters of the optimizers are others than before, though none of these took a step.
         self.moved_unseen = False
@@ -83,20 +88,15 @@ class Parameters:
         self._nodes, self._owning = layers.nodes, layers.owning
 
     @cached_property
-    def _owners(self) -> dict[int, tuple[Node, str, Any, str]]:
-        """By identity: a tied parameter once, under the first path that reaches it.
+    def _owned(self) -> Owned:
+        """As it is when first asked for, in the step's first call: between two steps it may become something else."""
+        if self.stamp is None:
+            return Owned(self._nodes, self._owning, self._framework)
+        return self._last.of((self.stamp, self._owning), self._nodes, self._owning, self._framework)
 
-        As they are when they are first asked for, in the step's first call: between two steps they may become others.
-        """
-        owners: dict[int, tuple[Node, str, Any, str]] = {}
-        for node in self._nodes:
-            if node.path not in self._owning:
-                continue
-            sharded = self._framework.layers.sharded(node.layer)
-            for slot, tensor, role in self._framework.layers.parameters(node.layer):
-                if not (sharded and role == "parameter"):
-                    owners.setdefault(id(tensor), (node, slot, tensor, role))
-        return owners
+    @property
+    def _owners(self) -> dict[int, Owner]:
+        return self._owned.owners
 
     @property
     def steps_taken(self) -> int:
@@ -107,7 +107,11 @@ class Parameters:
         """Record what came into being in the step's first call; whether anything did."""
         if not self._snapped:
             return False
-        known = self.__dict__.pop("_owners")
+        known = self._owners
+        self._leave_batch()
+        self._last.clear()
+        self.stamp = None
+        self.__dict__.pop("_owned")
         new = [key for key in self._owners if key not in known]
         for key in new:
             self._snapshot_of(key)
@@ -116,16 +120,13 @@ class Parameters:
     def follow(self, layers: Layers | FixedLayers) -> None:
         """Go on with other layers; nothing was recorded yet."""
         self._nodes, self._owning = layers.nodes, layers.owning
-        self.__dict__.pop("_owners", None)
+        self.__dict__.pop("_owned", None)
         self._consumed = {key: taken for key, taken in self._consumed.items() if key in self._owners}
 
     def trainable(self) -> list[tuple[int, Any]]:
         """The parameters that a backward gives gradients, with their identities."""
-        return [
-            (key, tensor)
-            for key, (_, _, tensor, role) in self._owners.items()
-            if role == "parameter" and self._tensors.trainable(tensor)
-        ]
+        trains = self._owned.training()
+        return [(key, owner.tensor) for (key, owner), each in zip(self._owners.items(), trains) if each]
 
     def snapshot_later(self) -> None:
         """Record weights and buffers before an optimizer steps, if `snapshot` is not called before."""
@@ -137,12 +138,26 @@ class Parameters:
             return
         self._snapped = True
         self._note_sharded()
-        for key in self._owners:
-            self._snapshot_of(key)
+        if not self._owned.all_sketched(self._levels) or not self._snapshot_together():
+            for key in self._owners:
+                self._snapshot_of(key)
+
+    def _snapshot_together(self) -> bool:
+        """Record a sample of each at once. Whether that could be done: all are plain memory of the CPU."""
+        owned, records = self._owned, self._records
+        cuts = owned.cuts()
+        first = records.sample(cuts)
+        if first is None:
+            return False
+        about = [("weight", k, cut.dtype, cut.shape, 0) for k, cut in enumerate(cuts) if cut is not None]
+        numbers = list(range(first, first + len(cuts)))
+        records.write_all(owned.sites(about, records.known), numbers)
+        self._batch = _Batch(numbers, [shape for _, _, _, shape, _ in about], owned.training())
+        return True
 
     def _snapshot_of(self, key: int) -> None:
         node, slot, tensor, role = self._owners[key]
-        level, later = self._levels(node.path, "weight"), self._levels(node.path, "update")
+        level, later = self._levels[node.path, "weight"], self._levels[node.path, "update"]
         taken = self._take(key, level) if level != NOTHING else None
         if taken is not None:
             self._records.write(node, "weight", slot, taken, 0)
@@ -153,9 +168,8 @@ class Parameters:
                 self._before[key] = before
 
     def _note_sharded(self) -> None:
-        for node in self._nodes:
-            wanted = any(self._levels(node.path, stage) != NOTHING for stage in ("weight", "grad", "update"))
-            if wanted and node.path in self._owning and self._framework.layers.sharded(node.layer):
+        for node in self._owned.sharded:
+            if any(self._levels[node.path, stage] != NOTHING for stage in ("weight", "grad", "update")):
                 for _, _, role in self._framework.layers.parameters(node.layer):
                     if role == "parameter":
                         self._records.left_out.add(node.path, _SHARDED, training=True, what="parameter")
@@ -165,11 +179,13 @@ class Parameters:
         if not self._optimizers:
             self._take_what_is_there()
         if not updates:
+            self._leave_batch()
             self._before.clear()
         if self._optimizers and not self._stepped:
             self.moved_unseen = self._moved()
         self._record(self._consumed)
         self._before.clear()
+        self._batch = None
         self._closed = True
 
     # -- hooks ---------------------------------------------------------------------------------------------
@@ -192,22 +208,38 @@ class Parameters:
         self._stepped = True
         if self._late:
             self.snapshot()
-        unknown = set()
+        unknown, together, cuts = set(), [], []
+        owned, levels = self._owned, self._levels
+        index, owners, transposed, cut_of = owned.index, owned.owners, owned.transposed, self._tensors.cut
         for parameter, gradient in pairs:
-            key = id(parameter)
             if gradient is None:
                 continue
-            if key in self._owners:
-                level = self._level(key, "grad")
+            key = id(parameter)
+            place = index.get(key)
+            if place is None:
+                unknown.add(key)
+                continue
+            level = levels[owners[key].node.path, "grad"]
+            cut = cut_of(gradient, transposed[place]) if level == SKETCH else None
+            if cut is None:
                 self._consumed[key] = self._take(key, level, gradient) if level != NOTHING else None
             else:
-                unknown.add(key)
+                self._consumed[key] = None  # for the order
+                together.append((key, gradient))
+                cuts.append(cut)
+        first = self._records.sample(cuts)
+        for k, (key, gradient) in enumerate(together):
+            if first is None:  # one by one it is said which could not be copied
+                self._consumed[key] = self._take(key, SKETCH, gradient)
+                continue
+            turned = owned.transposed[owned.index[key]]
+            self._consumed[key] = Sampled(cuts[k].dtype, cuts[k].shape, self._records.samples, first + k, turned)
         if unknown:
             self._note_exchanged(unknown)
         if id(optimizer) not in self._rates_seen:
             self._rates_seen.add(id(optimizer))
             for rate in self._framework.optimizers.learning_rates(optimizer):
-                known = self._records.count(LOOP, "update")
+                known, self._rates = self._rates, self._rates + 1
                 self._records.scalar("update", f"learning_rate.{known}" if known else "learning_rate", rate, 0)
 
     def stepped(self, optimizer: Any) -> None:
@@ -227,6 +259,7 @@ class Parameters:
 
     def _moved(self) -> bool:
         """Whether parameters of the optimizers have changed since the step began; some of them tell."""
+        self._leave_batch()
         optimized = self._framework.optimizers.optimized
         stepping = {id(parameter) for optimizer in self._optimizers for parameter in optimized(optimizer)}
         keys = [key for key in self._before if key in stepping]
@@ -237,36 +270,31 @@ class Parameters:
     # -- records -------------------------------------------------------------------------------------------
 
     def _level(self, key: int, stage: str) -> str:
-        return self._levels(self._owners[key][0].path, stage)
+        return self._levels[self._owners[key][0].path, stage]
 
     def _take(self, key: int, level: str, tensor: Any = None) -> Taken | Left:
         """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
-        node, slot, parameter, _ = self._owners[key]
-        tensor = parameter if tensor is None else tensor
+        owned = self._owned
+        place = owned.index[key]
+        parameter = owned.tensors[place]
         if self._records.resolved(parameter, level) != SKETCH:
-            return self._records.take(tensor, level)
-        level = SKETCH
-        view = self._views.get(key)
-        try:
-            if view is None or view.tensor is not parameter or view.memory != self._tensors.memory(parameter):
-                view = self._views[key] = self._view(node, slot, parameter)
-        except Exception:  # of a kind that has no memory, or no shape; `take` says what to make of it
-            return self._records.take(tensor, level)
-        if view.cut is not None and tensor is parameter:
-            return self._records.take_cut(view.dtype, view.shape, view.cut, view.transposed)
-        return self._records.take(tensor, level, view.transposed)
-
-    def _view(self, node: Node, slot: str, parameter: Any) -> View:
-        tensors = self._tensors
-        transposed = self._framework.layers.layout(node.layer, slot) == "in_out"
-        live = tensors.live(parameter)
-        cut = cut_of(live, transposed) if live is not None and live.dtype.kind != "c" else None
-        about = tensors.dtype(parameter), tensors.shape(parameter)
-        return View(parameter, tensors.memory(parameter), *about, transposed, cut)
+            return self._records.take(parameter if tensor is None else tensor, level)
+        turned = owned.transposed[place]
+        if tensor is not None:
+            return self._records.take(tensor, SKETCH, turned)
+        cut = owned.cuts([place])
+        first = self._records.sample(cut)
+        if first is None or cut[0] is None:
+            return self._records.take(parameter, SKETCH, turned)
+        return Sampled(cut[0].dtype, cut[0].shape, self._records.samples, first, turned)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
-        for key in list(keys):
+        keys = list(keys)
+        if not keys or self._record_together(keys):
+            return
+        self._leave_batch()
+        for key in keys:
             taken = self._consumed.pop(key)
             node, slot, tensor, _ = self._owners[key]
             call = self._steps[key]
@@ -281,8 +309,55 @@ class Parameters:
                     self._records.write(node, "update", slot, after, call)
                     continue
                 self._before[key] = after
-                dtype = after.dtype if tensor.element_size() >= 4 else "float32"
+                dtype = after.dtype if tensor.element_size() >= _WIDE else "float32"
                 self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call)
+
+    def _record_together(self, keys: Sequence[int]) -> bool:
+        """`_record`, of samples, at once. Whether that could be done."""
+        owned, records, batch = self._owned, self._records, self._batch
+        if batch is None:
+            return False
+        places = [owned.index[key] for key in keys]
+        gradients = [self._consumed[key] for key in keys]
+        cuts = owned.cuts(places)
+        about: list[About] = []
+        numbers: list[int] = []
+        for key, place, taken, cut in zip(keys, places, gradients, cuts):
+            if cut is None or not isinstance(taken, Sampled):
+                return False
+            if not batch.trains[place] or cut.shape != batch.shapes[place]:
+                return False
+            call = self._steps.get(key, 0)
+            about.append(("grad", place, taken.dtype, taken.shape, call))
+            # The difference of two neighbours in 16 bits is kept in more.
+            dtype = "float32" if cut.view.dtype.itemsize < _WIDE else cut.dtype
+            about.append(("update", place, dtype, cut.shape, call))
+        first = records.sample(cuts)
+        if first is None:
+            return False
+        before = [batch.numbers[place] for place in places]
+        after = range(first, first + len(places))
+        difference = records.samples.differences(after, before)
+        for k, (key, place) in enumerate(zip(keys, places)):
+            taken = self._consumed.pop(key)
+            assert isinstance(taken, Sampled)
+            numbers += (taken.number, difference + k)
+            batch.numbers[place] = first + k
+            self._steps[key] = self._steps.get(key, 0) + 1
+        records.write_all(owned.sites(about, records.known), numbers)
+        return True
+
+    def _leave_batch(self) -> None:
+        """From now on each parameter for itself."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        for place, (key, owner) in enumerate(self._owners.items()):
+            if batch.trains[place]:
+                dtype, turned = self._tensors.dtype(owner.tensor), self._owned.transposed[place]
+                self._before[key] = Sampled(
+                    dtype, batch.shapes[place], self._records.samples, batch.numbers[place], turned
+                )
 
     def _take_what_is_there(self) -> None:
         for key, tensor in self.trainable():

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from padiff.frameworks.base import Framework, Tensors
+from padiff.model.nested import slots_of
 from padiff.model.selection import Node
 from padiff.recorder.detail import FULL, SKETCH, SMALL
 from padiff.recorder.left_out import Left, LeftOut
-from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource
+from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
+from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
 from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
 
-#: ``levels(path, stage)``: how much is kept of a layer's tensors.
-LevelOf = Callable[[str, str], str]
+# Sites that are kept in mind.
+_MOST_SITES = 200_000
 
-#: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured: of faults
-#: planted in small nets 75 % are proven where the first step has such tensors whole, 42 % where it has sketches.
+#: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured: of
+#: faults planted in small nets 75 % are proven where the first step has such tensors whole, 42 % where it has sketches.
 SMALL_ELEMENTS = ELEMENTS
 #: Bytes of small tensors that are kept of a step, those that come first. Chosen: some 2,000 of the largest (a ResNet-18
 #: has 0.1 MB).
@@ -31,9 +33,19 @@ SMALL_BYTES = 32 << 20
 SMALL_SHARE = 1 / 8
 
 
-def everything(path: str, stage: str) -> str:
-    """Full tensors everywhere."""
-    return FULL
+class LevelOf(Protocol):
+    """How much is kept of a layer's tensors, by its path and the stage."""
+
+    def __getitem__(self, key: tuple[str, str], /) -> str: ...
+
+
+class _Everything:
+    def __getitem__(self, key: tuple[str, str], /) -> str:
+        return FULL
+
+
+#: Full tensors everywhere.
+EVERYTHING: LevelOf = _Everything()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +152,7 @@ class Sampled:
         self.samples.add_to(self.number, other.number)
 
     def _sketched(self, number: int) -> Sketched:
-        # Real and imaginary parts are numbers of their own.
-        size = math.prod(self.shape) * (2 if self.dtype.startswith("complex") else 1)
-        return Sketched((self.samples, number), size, self.transposed)
+        return sketched(self.samples, number, self.dtype, self.shape, self.transposed)
 
 
 class Awaited(TensorSource):
@@ -212,17 +222,38 @@ class OnItsWay:
 Taken = Whole | Sampled
 
 
-class _Entry(NamedTuple):
-    """A record to be, without its place in the order."""
+@dataclass(slots=True)
+class Known:
+    """What is known from the steps before of what a step will be.
 
-    node: Node | None
-    stage: str
-    slot: str
-    source: TensorSource
-    dtype: str
-    shape: tuple[int, ...]
-    call: int
-    training: bool
+    Attributes:
+        pattern: the last step's, with what its trace was made of.
+        sites: every site that was recorded: one that is met again is the same object.
+    """
+
+    pattern: tuple[Pattern, Sequence[object]] | None = None
+    sites: dict[Site, Site] = field(default_factory=dict)
+    #: By the function: what a layer's first argument is called.
+    _slots: dict[Any, str] = field(default_factory=dict)
+
+    def first_slot(self, forward: Any) -> str:
+        """The slot of the first argument that a layer is called with, by position."""
+        function = getattr(forward, "__func__", None)
+        slot = self._slots.get(function)
+        if slot is None:
+            slot = next(iter(slots_of(forward, 1)))
+            if function is not None:  # else it is set on the object itself
+                self._slots[function] = slot
+        return slot
+
+    def site(self, site: Site) -> Site:
+        """The one object for a site."""
+        found = self.sites.get(site)
+        if found is None:
+            if len(self.sites) >= _MOST_SITES:  # sequences of ever other lengths
+                self.sites.clear()
+            found = self.sites[site] = site
+        return found
 
 
 class RecordBuffer:
@@ -246,21 +277,27 @@ class RecordBuffer:
         framework: Framework,
         empty: Empty = np.empty,
         samples: Samples | None = None,
+        known: Known | None = None,
         room: float = SMALL_BYTES,
     ) -> None:
         self._tensors = framework.tensors
         self._empty, self._room = empty, room
-        self._samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
-        self._entries: list[_Entry] = []
+        self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
+        self.known = Known() if known is None else known
+        #: Of each record so far: what it is; the number of its sample, and where that is `NO_SAMPLE`, its source.
+        self._sites: list[Site] = []
+        self._numbers: list[int] = []
+        self._sources: dict[int, TensorSource] = {}
         self._later: list[Awaited] = []
         self.left_out = LeftOut()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sites)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entries.clear()
+        # Not cleared: the step that was made of them has them.
+        self._sites, self._numbers, self._sources = [], [], {}
         self._later.clear()
 
     def copy(self, tensor: Any) -> np.ndarray:
@@ -283,21 +320,20 @@ class RecordBuffer:
 
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
-        tensors, samples = self._tensors, self._samples
+        tensors, samples = self._tensors, self.samples
         RecordBuffer.copying = True
         try:
-            dtype = tensors.dtype(tensor)
             if level == SMALL and self.resolved(tensor, level) == FULL:
-                level, array = FULL, tensors.copy(tensor, self._empty)
+                array = tensors.copy(tensor, self._empty)
                 self._room -= array.nbytes
-                return Whole(dtype, array.shape, array)
+                return Whole(tensors.dtype(tensor), array.shape, array)
             if level == FULL:
                 array = tensors.copy(tensor, self._empty)
-                return Whole(dtype, array.shape, array)
-            live = tensors.live(tensor)
-            if live is not None:
-                return self.take_cut(dtype, live.shape, cut_of(live, transposed), transposed)
-            values = tensors.sample(tensor, transposed)
+                return Whole(tensors.dtype(tensor), array.shape, array)
+            cut = tensors.cut(tensor, transposed)
+            if cut is not None:
+                return Sampled(cut.dtype, cut.shape, samples, samples.add_all((cut,)), transposed)
+            dtype, values = tensors.dtype(tensor), tensors.sample(tensor, transposed)
             number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
             return Sampled(dtype, tensors.shape(tensor), samples, number, transposed)
         except Exception as error:
@@ -322,16 +358,38 @@ class RecordBuffer:
         finally:
             RecordBuffer.copying = False
 
-    def take_cut(self, dtype: str, shape: tuple[int, ...], cut: Cut, transposed: bool) -> Sampled:
-        """A sample from where a tensor's memory is."""
-        return Sampled(dtype, shape, self._samples, self._samples.add(cut), transposed)
+    def sample(self, cuts: Sequence[Cut | None]) -> int | None:
+        """Samples from where the memory of tensors is: the number of the first, which the others follow. `None` where
+        that can't be done: one of them is none.
+        """
+        if not cuts or None in cuts:
+            return None
+        RecordBuffer.copying = True
+        try:
+            return self.samples.add_all(cuts)  # type: ignore[arg-type]
+        except MemoryError:
+            raise
+        except Exception:  # one by one it is said which
+            return None
+        finally:
+            RecordBuffer.copying = False
 
     def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
         """Write down what was copied, or that it was not."""
-        if isinstance(taken, Left):
+        if isinstance(taken, Sampled):
+            kind = type(node.layer).__name__
+            about = node.path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed
+            self._sites.append(self.known.sites.get(about) or self.known.site(Site(*about)))  # type: ignore[call-overload]
+            self._numbers.append(taken.number)
+        elif isinstance(taken, Left):
             self.left_out.add(node.path, taken.reason, training)
         else:
             self.put(node, stage, slot, taken.source, taken.dtype, taken.shape, call, training)
+
+    def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
+        """Write down samples, given what they are: sites that `Known.site` gave."""
+        self._sites += sites
+        self._numbers += numbers
 
     def put(
         self,
@@ -345,12 +403,13 @@ class RecordBuffer:
         training: bool = True,
     ) -> None:
         """Write down values that are copied already."""
-        self._entries.append(_Entry(node, stage, slot, source, dtype, tuple(shape), call, training))
+        kind = type(node.layer).__name__
+        self._put(Site(node.path, kind, stage, slot, dtype, tuple(shape), call, training, False), source)
 
     def scalar(self, stage: str, slot: str, value: float, call: int, dtype: str = "float64") -> None:
         """Write down a number that belongs to the whole step."""
         source = InMemory(np.asarray(value, dtype=np.float64))
-        self._entries.append(_Entry(None, stage, slot, source, dtype, (), call, True))
+        self._put(Site(LOOP, "", stage, slot, dtype, (), call, True, False), source)
 
     def loop(
         self,
@@ -368,16 +427,26 @@ class RecordBuffer:
         if isinstance(taken, Left):
             self.left_out.add(LOOP, taken.reason, training)
             return
-        entry = _Entry(None, stage, slot, taken.source, taken.dtype, tuple(taken.shape), call, training)
-        self._entries.insert(len(self._entries) if place is None else place, entry)
+        site = Site(LOOP, "", stage, slot, taken.dtype, tuple(taken.shape), call, training, False)
+        self._put(site, taken.source, place)
 
-    def count(self, path: str, stage: str) -> int:
-        """How many records there are of a layer at a stage."""
-        return sum(n.stage == stage and (n.node.path if n.node else LOOP) == path for n in self._entries)
+    def _put(self, site: Site, source: TensorSource, place: int | None = None) -> None:
+        end = len(self._sites)
+        if place is not None and place < end:
+            self._sources = {at + (at >= place): other for at, other in self._sources.items()}
+            end = place
+        number = NO_SAMPLE
+        if isinstance(source, Sketched) and source.sample is not None and source.sample[0] is self.samples:
+            number = source.sample[1]
+            site = site._replace(transposed=source.transposed)
+        else:
+            self._sources[end] = source
+        self._sites.insert(end, self.known.site(site))
+        self._numbers.insert(end, number)
 
     def fetch(self) -> None:
         """Begin to bring over what is still on another device: all of it at once."""
-        self._samples.fetch()
+        self.samples.fetch()
         if self._later:
             _Batch(list(self._later), self._tensors)
             self._later.clear()
@@ -389,21 +458,61 @@ class RecordBuffer:
             training_only: leave out those of calls in evaluation mode.
             recomputed: layers whose forward ran again inside of a backward.
         """
-        kept = [entry for entry in self._entries if entry.training] if training_only else self._entries
+        kept = [
+            (site, number, self._sources.get(place))
+            for place, (site, number) in enumerate(zip(self._sites, self._numbers))
+            if site.training or not training_only
+        ]
         return tuple(
-            Record(LOOP, n.stage, n.slot, n.source, n.dtype, n.shape, n.call, order)
-            if n.node is None
-            else Record(
-                n.node.path,
-                n.stage,
-                n.slot,
-                n.source,
-                n.dtype,
-                n.shape,
-                n.call,
-                order,
-                type(n.node.layer).__name__,
-                n.stage == "forward" and n.node.path in recomputed,
-            )
-            for order, n in enumerate(kept)
+            [
+                Record(
+                    site.layer,
+                    site.stage,
+                    site.slot,
+                    sketched(self.samples, number, site.dtype, site.shape, site.transposed) if other is None else other,
+                    site.dtype,
+                    site.shape,
+                    site.call,
+                    order,
+                    site.layer_type,
+                    site.stage == "forward" and site.layer in recomputed,
+                )
+                for order, (site, number, other) in enumerate(kept)
+            ]
         )
+
+    def alike(
+        self,
+        traced: Sequence[Taken | None],
+        unknown: Mapping[int, TracedSite],
+        calls: Sequence[object],
+        made: Callable[[], Sequence[TracedCall]],
+    ) -> tuple[Alike[Record], Alike[TracedTensor], Sequence[TracedCall]]:
+        """The records of a whole step, and the tensors and calls of its trace: all that is known already as it is.
+
+        Args:
+            traced: what was copied of the trace's tensors.
+            unknown: by their places, what those are of which nothing was.
+            calls: what tells whether the calls are those of the step before.
+            made: makes them.
+        """
+        sites, numbers, others = [], [], {}
+        for place, taken in enumerate(traced):
+            if isinstance(taken, Sampled) and taken.samples is self.samples:
+                sites.append((taken.dtype, taken.shape, taken.transposed))
+                numbers.append(taken.number)
+            elif taken is None:
+                sites.append(unknown[place])
+                numbers.append(NO_SAMPLE)
+            else:
+                sites.append((taken.dtype, taken.shape, False))
+                numbers.append(NO_SAMPLE)
+                others[place] = taken.source
+        before = self.known.pattern
+        if before is not None:
+            pattern, its_calls = before
+            same = pattern.same_as(self._sites, self._numbers, sites, numbers) and its_calls == calls
+        if before is None or not same:
+            pattern = Pattern(self._sites, self._numbers, [TracedSite(*site) for site in sites], numbers, made())
+            self.known.pattern = pattern, calls
+        return (*alike(pattern, self.samples, self._sources, others), pattern.calls)

@@ -42,9 +42,14 @@ class SeenTensor:
 
     @property
     def best(self) -> Taken | None:
-        """The best copy that there is."""
-        copies = [taken for taken in (*self.sources.values(), self.traced) if taken and not isinstance(taken, Left)]
-        return next((taken for taken in copies if taken.level == FULL), copies[0] if copies else None)
+        """The best copy that there is: what is kept in full, else what came first."""
+        best: Taken | None = None
+        for taken in (*self.sources.values(), self.traced):
+            if taken is not None and not isinstance(taken, Left):
+                if taken.level == FULL:
+                    return taken
+                best = best or taken
+        return best
 
 
 class SeenTensors:

@@ -23,8 +23,8 @@ from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
+from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import say_size
-from padiff.recorder.parameters import View
 from padiff.recorder.processes import OtherRanks
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
@@ -77,7 +77,7 @@ class Recorder:
         # Traced in all steps as steps with a pack are: functions too, and what goes into layers in full.
         self._replays, self._functions = replay_of is not None, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
-        self._views: dict[int, View] = {}
+        self._owned = LastOwned()
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
         self._hooked: Capture | None = None
@@ -252,7 +252,7 @@ class Recorder:
                 self._optimizers,
                 records,
                 levels,
-                self._views,
+                self._owned,
                 self._stepped,
                 consuming=self._settings.look,
                 functions=self._levels.functions or (whole and self._functions),
@@ -336,7 +336,7 @@ class Recorder:
             news = (first and self._description.with_settings(self._settings.first or {})) or news
         changed = self._layers.settle()
         if changed:
-            self._views.clear()  # they keep the parameters that they are of
+            self._owned.clear()
             self._description.with_layers()
         if news or changed:
             sink.describe(self._description.info)
@@ -371,7 +371,7 @@ class Recorder:
             if raise_errors:
                 raise
         finally:
-            self._views.clear()
+            self._owned.clear()
 
     def __str__(self) -> str:
         folder = self._output.folder
@@ -389,7 +389,8 @@ class Recorder:
     def leave_in_fork(self) -> None:
         """The run is the parent's, whose thread writes it: hooks off, the model free, nothing is recorded any more."""
         self.forked = True
-        _of_the_parent.append((self._capture, self._hooked, self._output.sink, dict(self._views)))
+        _of_the_parent.append((self._capture, self._hooked, self._output.sink, self._owned))
+        self._owned = LastOwned()
         self.detach()
         self._capture = self._output.sink = None
         if self._claim is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from padiff.frameworks.base import Framework
@@ -12,11 +13,16 @@ from padiff.model.nested import flatten, flatten_inputs, flatten_named
 from padiff.model.selection import Node
 from padiff.recorder.activations import Call
 from padiff.recorder.detail import FULL, NOTHING, SKETCH
+from padiff.recorder.left_out import Left
 from padiff.recorder.plain_arguments import plain_arguments
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
-from padiff.records import Operand, Trace, TracedCall, TracedTensor
+from padiff.records import Alike, Operand, Record, Trace, TracedCall, TracedTensor
+from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
+
+# Slots, and the numbers of the tensors.
+_Operands = tuple[tuple[str, int], ...]
 
 #: Calls of functions that are written down of a step: a loop over a long sequence may make any number of them.
 MOST = 5000
@@ -61,8 +67,12 @@ class Tracer:
         self._records, self._framework, self._levels = records, framework, levels
         self._is_tensor, self._tensors = framework.tensors.is_tensor, tensors
         self.functions = functions
-        self._calls: list[tuple[TracedCall, bool]] = []
-        self._numbered: list[tuple[SeenTensor, TracedTensor | None]] = []
+        self._tensor_type = framework.tensors.TYPE
+        #: Whether in training mode, and a function's call; or of a layer's call what `TracedCall` has of it.
+        self._calls: list[tuple[bool, TracedCall] | tuple[bool, str, int, _Operands, _Operands, str]] = []
+        self._numbered: list[SeenTensor] = []
+        #: Of what nothing was copied: what it is.
+        self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
         self._parameters: dict[int, str] = {}
 
@@ -78,34 +88,44 @@ class Tracer:
 
     # -- layers --------------------------------------------------------------------------------------------
 
-    def inputs(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Operand, ...] | None:
+    def inputs(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Operands | None:
         """What goes into a layer's call; `None` where nothing is kept of the layer."""
-        level = self._levels(node.path, "forward")
+        level = self._levels[node.path, "forward"]
         if level == NOTHING:
             return None
         try:
+            if len(args) == 1 and not kwargs and isinstance(args[0], self._tensor_type):
+                seen = self._tensors.of(args[0])
+                if seen.number < 0:
+                    self._enter(seen, args[0], level)
+                return ((self._records.known.first_slot(node.layer.forward), seen.number),)
             named = flatten_inputs(node.layer.forward, args, kwargs, self._is_tensor)
-            return tuple([Operand(slot, self._number(tensor, level)) for slot, tensor in named])
+            return tuple([(slot, self._number(tensor, level)) for slot, tensor in named])
         except Exception as error:
             _let_go(error)
             return None
 
-    def layer_ended(self, call: Call, outputs: Sequence[tuple[str, Any]]) -> None:
-        """A layer's call has ended; its outputs are recorded already."""
+    def layer_ended(self, call: Call, outputs: Sequence[tuple[str, Any, SeenTensor | None]]) -> None:
+        """A layer's call has ended; its outputs are recorded already.
+
+        Args:
+            outputs: their slots, the tensors, and what is known of each, as far as that is known.
+        """
+        node = call.node
         try:
-            level = self._levels(call.node.path, "forward")
-            given = tuple([Operand(slot, self._number(tensor, level)) for slot, tensor in outputs])
+            level = self._levels[node.path, "forward"]
+            given = []
+            for slot, tensor, seen in outputs:
+                if seen is None:
+                    seen = self._tensors.of(tensor)
+                if seen.number < 0:
+                    self._enter(seen, tensor, level)
+                given.append((slot, seen.number))
         except Exception as error:
             _let_go(error)
-            given = ()
-        traced = TracedCall(
-            call.node.path,
-            call.number,
-            inputs=call.inputs or (),
-            outputs=given,
-            layer_type=type(call.node.layer).__name__,
-        )
-        self._calls.append((traced, call.training))
+            given = []
+        kind = type(node.layer).__name__
+        self._calls.append((call.training, node.path, call.number, call.inputs or (), tuple(given), kind))
 
     # -- functions -----------------------------------------------------------------------------------------
 
@@ -118,7 +138,7 @@ class Tracer:
         self, name: str, parameters: Sequence[str], inside: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Begun | None:
         """A layer's code calls a function; what goes in is looked at before it may be written over."""
-        level = self._levels(inside.node.path, "forward")
+        level = self._levels[inside.node.path, "forward"]
         if level == NOTHING or self.full:
             return None
         try:
@@ -141,7 +161,7 @@ class Tracer:
     def function_ended(self, begun: Begun, output: Any) -> None:
         """The function has given this."""
         inside, name = begun.inside, begun.name
-        path, level = inside.node.path, self._levels(inside.node.path, "forward")
+        path, level = inside.node.path, self._levels[inside.node.path, "forward"]
         try:
             given = begun.given if output is None and name in _CHANGING else output
             outputs = tuple(
@@ -168,7 +188,7 @@ class Tracer:
             begun.parameters,
             type(inside.node.layer).__name__,
         )
-        self._calls.append((traced, inside.training))
+        self._calls.append((inside.training, traced))
 
     # -- the end of the step -------------------------------------------------------------------------------
 
@@ -178,36 +198,61 @@ class Tracer:
         Args:
             training_only: leave out calls in evaluation mode.
         """
-        calls = tuple([call for call, training in self._calls if training or not training_only])
-        return Trace(tuple([_traced(*each) for each in self._numbered]), calls, self.functions)
+        calls = tuple([_call(each) for each in self._calls if each[0] or not training_only])
+        copies = zip(self._copies(), range(len(self._numbered)))
+        return Trace(tuple([_traced(taken, self._unknown.get(k)) for taken, k in copies]), calls, self.functions)
+
+    def finished(self) -> tuple[tuple[Record, ...] | Alike[Record], Trace]:
+        """The records of a whole step, nothing of which is left out, and its trace."""
+        made = partial(_calls_of, self._calls)
+        records, tensors, calls = self._records.alike(self._copies(), self._unknown, self._calls, made)
+        return records, Trace(tensors, calls, self.functions)
+
+    def _copies(self) -> list[Taken | None]:
+        """The best copy of each numbered tensor."""
+        return [seen.best for seen in self._numbered]
 
     def clear(self) -> None:
         """Forget all."""
-        self._calls.clear()
-        self._numbered.clear()
+        self._calls, self._numbered, self._unknown = [], [], {}
 
     def _number(self, tensor: Any, level: str) -> int:
         """The number of a tensor, a copy of which is made if there is none."""
         seen = self._tensors.of(tensor)
         if seen.number < 0:
-            known = None
-            if not seen.sources and seen.traced is None:
-                tensors = self._framework.tensors
-                if level == FULL:
-                    small = self._whole or math.prod(tensors.shape(tensor)) <= ELEMENTS
-                    level = FULL if small else SKETCH
-                seen.traced = self._records.take(tensor, level)
-            if seen.best is None:  # it can't be copied, but it is known where it went
-                known = TracedTensor(None, self._framework.tensors.dtype(tensor), ())
-            seen.number = len(self._numbered)
-            self._numbered.append((seen, known))
+            self._enter(seen, tensor, level)
         return seen.number
 
+    def _enter(self, seen: SeenTensor, tensor: Any, level: str) -> None:
+        """Give a tensor a number, and make a copy of it if there is none."""
+        if not seen.sources and seen.traced is None:
+            if level == FULL and not self._whole and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS:
+                level = SKETCH
+            seen.traced = self._records.take(tensor, level)
+            if isinstance(seen.traced, Left):  # it can't be copied, but it is known where it went
+                self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
+        elif seen.best is None:
+            self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
+        seen.number = len(self._numbered)
+        self._numbered.append(seen)
 
-def _traced(seen: SeenTensor, known: TracedTensor | None) -> TracedTensor:
-    taken = seen.best
+
+def _calls_of(entries: Sequence[Any]) -> tuple[TracedCall, ...]:
+    return tuple([_call(entry) for entry in entries])
+
+
+def _call(entry: Any) -> TracedCall:
+    if len(entry) == 2:
+        called: TracedCall = entry[1]
+        return called
+    _, path, number, inputs, outputs, kind = entry
+    given, gave = (tuple([Operand(*operand) for operand in some]) for some in (inputs, outputs))
+    return TracedCall(path, number, inputs=given, outputs=gave, layer_type=kind)
+
+
+def _traced(taken: Taken | None, unknown: TracedSite | None) -> TracedTensor:
     if taken is None:
-        return known or TracedTensor(None, "", ())
+        return TracedTensor(None, "" if unknown is None else unknown.dtype, ())
     return TracedTensor(taken.source, taken.dtype, tuple(taken.shape))
 
 

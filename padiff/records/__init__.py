@@ -4,6 +4,7 @@ Numpy only. Everything here is frozen: a room makes new values, it does not edit
 """
 
 from padiff.records.aftermath import Aftermath, Standing, mark_of
+from padiff.records.alike import Alike, arrays_of, make_sketches, sources_of
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cards import report_card, run_card
 from padiff.records.cause import Cause
@@ -61,7 +62,7 @@ from padiff.records.run_text import (
     steps_text,
 )
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
-from padiff.records.sources import InMemory, Sketched, TensorSource, make_sketches
+from padiff.records.sources import InMemory, Sketched, TensorSource
 from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 from padiff.system.printable import printable
 
@@ -136,7 +137,10 @@ __all__ = [
     "is_loss",
     "is_of_loss",
     "loss_role",
+    "Alike",
+    "arrays_of",
     "make_sketches",
+    "sources_of",
     "mark_of",
     "model_text",
     "owned_text",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -161,7 +161,8 @@ class Step:
 
     Attributes:
         number: the step, counted from 0.
-        records: all of the step's records, in the order of ``Record.order``.
+        records: all of the step's records, in the order of ``Record.order``; some sequences make them when they are
+            looked at.
         rank: which process of a distributed run.
         loss_scale: factor by which the loss was scaled before backward (AMP); gradients of
             activations are divided by it when compared, `grad` records are unscaled already.
@@ -173,22 +174,13 @@ class Step:
     """
 
     number: int
-    records: tuple[Record, ...]
+    records: Sequence[Record]
     rank: int = 0
     loss_scale: float = 1.0
     micro_batches: int = 1
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace = NO_TRACE
-
-    @property
-    def sources(self) -> Iterator[TensorSource]:
-        """Where the values of all that the step holds are; some may come more than once."""
-        for record in self.records:
-            yield record.source
-        for tensor in self.trace.tensors:
-            if tensor.source is not None:
-                yield tensor.source
 
 
 @dataclass(frozen=True, slots=True)

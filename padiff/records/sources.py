@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,19 +113,11 @@ class Sketched(TensorSource):
         return Sketch.of_row(self.row, self.size, self.transposed)
 
     @property
-    def samples(self) -> Samples | None:
-        """What the sketch is made from, with the others of its step; `None` if it was read from a file."""
-        return self._row[0] if isinstance(self._row, tuple) else None
+    def sample(self) -> tuple[Samples, int] | None:
+        """The step's samples, and the number of the one that the sketch is of; `None` if it was read from a file."""
+        return self._row if isinstance(self._row, tuple) else None
 
     def read(self) -> np.ndarray:
         raise SketchOnlyError(
             "of this tensor a sketch was recorded, not its values: record it with detail='full' to look at them"
         )
-
-
-def make_sketches(sources: Iterable[TensorSource]) -> None:
-    """Make what is still to be made of sketches, and let the samples go."""
-    samples = {id(s.samples): s.samples for s in sources if isinstance(s, Sketched)}
-    for some in samples.values():
-        if some is not None:
-            some.close()

@@ -5,12 +5,13 @@ Those of one length lie side by side in memory, so that a few calls of numpy ske
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from padiff.sketches.sketch import BUCKETS, FIGURES, Cut, Kind, arithmetic, padded, rows_of
+from padiff.sketches.sketch import BLOCK, BUCKETS, ELEMENTS, FIGURES, Cut, Kind, arithmetic, padded, rows_of
 
 #: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]
@@ -28,27 +29,35 @@ class _Group:
         expected: how many there will be, as far as that is known.
     """
 
-    __slots__ = ("_empty", "_expected", "_waiting", "kind", "numbers", "pieces", "width")
+    __slots__ = ("_empty", "_expected", "kind", "numbers", "pieces", "waiting", "width")
 
     def __init__(self, kind: Kind, empty: Empty, expected: int = 0) -> None:
         self.kind, self.width = kind, padded(kind[0])
         self._empty, self._expected = empty, expected
-        self._waiting: list[np.ndarray] = []
+        #: Rows for the samples to come, the next one last; of the longest ones as blocks.
+        self.waiting: list[np.ndarray] = []
         self.pieces: list[np.ndarray] = []
         #: Of the samples, in the order of the rows.
         self.numbers: list[int] = []
 
+    def more(self) -> list[np.ndarray]:
+        """Have memory for at least one more sample."""
+        length, dtype = self.kind
+        wanted = max(self._expected - len(self.numbers), len(self.numbers), _FEW)
+        piece = self._empty((max(1, min(wanted, _AT_ONCE // max(self.width, 1))), self.width), dtype)
+        piece[:, length:] = 0
+        self.pieces.append(piece)
+        if length == ELEMENTS:
+            self.waiting = list(piece.reshape(len(piece), -1, BLOCK)[::-1])
+        else:
+            self.waiting = list(piece[::-1, :length])
+        return self.waiting
+
     def row(self, number: int) -> np.ndarray:
         """Memory for one more sample."""
-        if not self._waiting:
-            length, dtype = self.kind
-            wanted = max(self._expected - len(self.numbers), len(self.numbers), _FEW)
-            piece = self._empty((max(1, min(wanted, _AT_ONCE // max(self.width, 1))), self.width), dtype)
-            piece[:, length:] = 0
-            self.pieces.append(piece)
-            self._waiting = list(piece[::-1, :length])
+        waiting = self.waiting or self.more()
         self.numbers.append(number)
-        return self._waiting.pop()
+        return waiting.pop()
 
     def sketch(self, out: np.ndarray, memory: np.ndarray) -> None:
         """Write what is stored of each sample into its row of the table."""
@@ -94,11 +103,33 @@ class Samples:
 
     def add(self, cut: Cut) -> int:
         """Copy a sample; returns its number."""
-        number = len(self._rows)
-        row = self._new(cut.kind, number)
-        cut.copy_to(row)
-        self._rows.append(row)
-        return number
+        return self.add_all((cut,))
+
+    def add_all(self, cuts: Iterable[Cut]) -> int:
+        """Copy samples; returns the number of the first, which the others follow."""
+        rows, groups = self._rows, self._groups
+        first = len(rows)
+        # One after the other in one loop: between the kernels of a training, what costs is not the copying but to
+        # come to it, with nothing of it in the processor's cache.
+        for view, chosen, kind, _, _ in cuts:
+            group = groups.get(kind)
+            if group is None:
+                group = groups[kind] = _Group(kind, self._empty, self._counts.get(kind, 0))
+            row = (group.waiting or group.more()).pop()
+            group.numbers.append(len(rows))
+            rows.append(row)
+            if chosen is None:
+                if view.ndim == row.ndim:
+                    row[...] = view
+                else:
+                    row.reshape(view.shape)[...] = view
+            elif isinstance(chosen, tuple):
+                row.reshape(-1)[...] = view[chosen]
+            elif view.dtype == row.dtype:
+                view.take(chosen, 0, row, "clip")  # with "raise" numpy would copy twice
+            else:
+                row[...] = view.take(chosen, 0)
+        return first
 
     def add_elsewhere(self, taken: Any) -> int:
         """Note a sample that is on another device, until `fetch`."""
@@ -109,10 +140,15 @@ class Samples:
 
     def difference(self, after: int, before: int) -> int:
         """A sample less another of the same length; in float32 at least, as all samples are."""
-        number = len(self._rows)
-        self._differences.append((number, after, before))
-        self._rows.append(None)
-        return number
+        return self.differences((after,), (before,))
+
+    def differences(self, after: Iterable[int], before: Iterable[int]) -> int:
+        """Samples less others; returns the number of the first difference, which the others follow."""
+        first = len(self._rows)
+        new = list(zip(count(first), after, before))
+        self._differences += new
+        self._rows += [None] * len(new)
+        return first
 
     def add_to(self, number: int, other: int) -> None:
         """Add another sample to one."""
@@ -180,13 +216,13 @@ class Samples:
             assert self._fetched is not None
             for number, array in zip(self._elsewhere, self._fetched()):
                 row = self._rows[number] = self._new((array.size, arithmetic(array.dtype)), number)
-                row[:] = array
+                row.reshape(-1)[...] = array
             self._elsewhere.clear()
             self._fetched = None
-        for number, after, before in self._differences:
-            one, other = self._rows[after], self._rows[before]
-            assert one is not None and other is not None
-            row = self._rows[number] = self._new((len(one), one.dtype.type), number)
-            with np.errstate(all="ignore"):  # of infinities
+        with np.errstate(all="ignore"):  # of infinities
+            for number, after, before in self._differences:
+                one, other = self._rows[after], self._rows[before]
+                assert one is not None and other is not None
+                row = self._rows[number] = self._new((one.size, one.dtype.type), number)
                 np.subtract(one, other, out=row)
         self._differences.clear()

@@ -55,11 +55,11 @@ def test_rules(given, path, stage, expected):
     detail = Detail.of(given)
     assert detail.level_of(path, stage) == expected
     levels = Levels(detail)
-    assert [levels(path, stage) for _ in range(2)] == [expected] * 2
+    assert [levels[path, stage] for _ in range(2)] == [expected] * 2
     full = "full" if expected == "sketch" else expected
-    assert Levels(detail, full=True)(path, stage) == full
-    assert Levels(detail, full=frozenset({path}))(path, stage) == full
-    assert Levels(detail, full=frozenset({"another"}))(path, stage) == expected
+    assert Levels(detail, full=True)[path, stage] == full
+    assert Levels(detail, full=frozenset({path}))[path, stage] == full
+    assert Levels(detail, full=frozenset({"another"}))[path, stage] == expected
     assert detail.sketches == (expected == "sketch" or "sketch" in str(given))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -51,6 +51,25 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
         # An RNN holds an uninitialised buffer for cuDNN's dropout state.
         if tensor is not None and tensor._is_initialized():
             yield slot, tensor, "buffer"
+
+
+def stamp(layers: Sequence[Any]) -> Any:
+    names: list[Any] = []
+    held: list[Any] = []
+    about: list[Any] = []
+    for layer in layers:
+        parameters, buffers, children = layer._parameters, layer._buffers, layer._sub_layers
+        names += children
+        names.append(len(parameters))
+        names += parameters
+        names.append(len(buffers))
+        names += buffers
+        held += children.values()
+        held += parameters.values()
+        held += buffers.values()
+        about += [None if t is None else t._is_initialized() and tuple(t.shape) for t in parameters.values()]
+        about += [None if t is None else t._is_initialized() for t in buffers.values()]
+    return names, list(map(id, held)), list(map(type, held)), about
 
 
 def is_builtin(layer: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +15,7 @@ import paddle
 from padiff.frameworks.base import UncopiedError
 from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
-from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows
+from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Kind, arithmetic, block_rows, cut_of
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
 _BITS = {
@@ -28,6 +30,9 @@ _LARGE = 1 << 14
 _SHARED_DTYPES = frozenset(getattr(paddle, name) for name in _SHARED)
 
 
+TYPE: type = paddle.Tensor
+
+
 def is_tensor(value: Any) -> bool:
     return isinstance(value, paddle.Tensor)
 
@@ -36,8 +41,17 @@ def trainable(tensor: Any) -> bool:
     return not tensor.stop_gradient
 
 
+def all_trainable(tensors: Sequence[Any]) -> list[bool]:
+    return [not tensor.stop_gradient for tensor in tensors]
+
+
 def dtype(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("paddle.")
+    return _name(tensor.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("paddle.")
 
 
 def shape(tensor: Any) -> tuple[int, ...]:
@@ -101,8 +115,74 @@ def live(tensor: Any) -> np.ndarray | None:
     return np.from_dlpack(tensor.detach())
 
 
+class _Memory:
+    """A tensor's memory, as numpy asks for it, through a tensor that shares it and is of no graph."""
+
+    tensor: Any
+    __array_interface__: dict[str, Any]
+    __slots__ = ("__array_interface__", "tensor")
+
+
+#: A named tuple's own constructor is a function of Python's: these are made by the hundred in each step.
+_new_cut: Callable[[Iterable[Any]], Cut] = partial(tuple.__new__, Cut)
+
+
+class _Form(NamedTuple):
+    """How the sample of tensors of one shape and dtype lies in their memory, where they are contiguous.
+
+    Attributes:
+        typestr: the dtype in numpy's array interface.
+        first: bytes from the first element to the first block.
+        shape: of the memory that is looked at: one axis, or blocks.
+        chosen, kind, dtype, lengths: as `padiff.sketches.sketch.Cut` has them; the last one is its shape.
+    """
+
+    typestr: str
+    first: int
+    shape: tuple[int, ...]
+    chosen: np.ndarray | None
+    kind: Kind
+    dtype: str
+    lengths: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _form(shape: tuple[int, ...], dtype: Any) -> _Form | None:
+    """`None` of dtypes that numpy does not take."""
+    if dtype not in _SHARED_DTYPES:
+        return None
+    of_numpy, size = np.dtype(_name(dtype)), math.prod(shape)
+    calculated, about = arithmetic(of_numpy), (of_numpy.name, shape)
+    if size <= ELEMENTS:
+        return _Form(of_numpy.str, 0, (size,), None, (size, calculated), *about)
+    first, rows = block_rows(size)
+    blocks = (size - first) // BLOCK, BLOCK
+    return _Form(of_numpy.str, first * of_numpy.itemsize, blocks, rows, (ELEMENTS, calculated), *about)
+
+
+def cut(tensor: Any, transposed: bool = False) -> Cut | None:
+    plain = tensor.is_dense() and not (tensor.is_selected_rows() or tensor.is_dist())
+    if not plain or not tensor.place.is_cpu_place():
+        return None
+    form, start = _form(tuple(tensor.shape), tensor.dtype), tensor.data_ptr()
+    if form is None or not form.kind[0]:
+        return None
+    if transposed or not start or not tensor.is_contiguous():
+        array = live(tensor)
+        return None if array is None else cut_of(array, transposed)
+    at = start + form.first
+    held = _Memory()
+    held.tensor = tensor.detach()
+    held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
+    return _new_cut((np.asarray(held), *form[3:]))
+
+
 def memory(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.strides
+
+
+def memories(tensors: Sequence[Any]) -> list[Any]:
+    return [(t.data_ptr(), t.shape, t.strides) for t in tensors]
 
 
 def same_values(tensor: Any, other: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -41,6 +41,26 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
         for slot, tensor in tensors.items():
             if tensor is not None and not isinstance(tensor, lazy):
                 yield slot, tensor, role
+
+
+def stamp(layers: Sequence[Any]) -> Any:
+    names: list[Any] = []
+    held: list[Any] = []
+    shapes: list[Any] = []
+    for layer in layers:
+        layer = original(layer) if type(layer).__name__ == "OptimizedModule" else layer
+        parameters, buffers, children = layer._parameters, layer._buffers, layer._modules
+        names += children
+        names.append(len(parameters))
+        names += parameters
+        names.append(len(buffers))
+        names += buffers
+        held += children.values()
+        held += parameters.values()
+        held += buffers.values()
+        shapes += [None if tensor is None else tensor.shape for tensor in parameters.values()]
+    # Lazy parameters become others by getting another class.
+    return names, list(map(id, held)), list(map(type, held)), shapes
 
 
 def is_builtin(layer: Any) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import torch
 
 from padiff.frameworks.base import TRANSFORMED, UncopiedError
+from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Kind, arithmetic, block_rows, cut_of
 
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
 _BITS = {
@@ -41,10 +44,9 @@ class _Memory:
     The storage keeps the memory, until somebody resizes it: then the memory is another, and this one is freed.
     """
 
-    __slots__ = ("__array_interface__", "_storage")
-
-    def __init__(self, storage: Any, interface: dict[str, Any]) -> None:
-        self._storage, self.__array_interface__ = storage, interface
+    storage: Any
+    __array_interface__: dict[str, Any]
+    __slots__ = ("__array_interface__", "storage")
 
 
 @lru_cache(maxsize=4096)
@@ -81,16 +83,82 @@ def memory_of(tensor: Any) -> np.ndarray | None:
         # A null pointer with an offset is no null pointer: only the storage says whether there is memory, and how much.
         if (not start or end > storage.nbytes()) and 0 not in shape:
             return None  # made of other tensors, or freed, or shrunk
-        array = np.asarray(_Memory(storage, interface))
+        held = _Memory()
+        held.storage, held.__array_interface__ = storage, interface
+        array = np.asarray(held)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None  # sparse, quantized, nested, or of a kind that has no memory of its own
     bits = _BITS.get(dtype)
     return array if bits is None else array.view(bits)
 
 
+#: A named tuple's own constructor is a function of Python's: these are made by the hundred in each step.
+_new_cut: Callable[[Iterable[Any]], Cut] = partial(tuple.__new__, Cut)
+
+
+class _Form(NamedTuple):
+    """How the sample of tensors of one shape and dtype lies in their memory, where they are contiguous.
+
+    Attributes:
+        typestr: the dtype in numpy's array interface.
+        first: bytes from the first element to the first block.
+        shape: of the memory that is looked at: one axis, or blocks.
+        chosen, kind, dtype, lengths: as `padiff.sketches.sketch.Cut` has them; the last one is its shape.
+    """
+
+    typestr: str
+    first: int
+    shape: tuple[int, ...]
+    chosen: np.ndarray | None
+    kind: Kind
+    dtype: str
+    lengths: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _form(shape: torch.Size, dtype: torch.dtype) -> _Form:
+    typestr, width, _ = _SPELT[dtype]
+    size, calculated = math.prod(shape), arithmetic(np.dtype(typestr))
+    about = str(dtype).removeprefix("torch."), tuple(shape)
+    if size <= ELEMENTS:
+        return _Form(typestr, 0, (size,), None, (size, calculated), *about)
+    first, rows = block_rows(size)
+    return _Form(typestr, first * width, ((size - first) // BLOCK, BLOCK), rows, (ELEMENTS, calculated), *about)
+
+
+def cut(tensor: Any, transposed: bool = False) -> Cut | None:
+    """Where the sample of a tensor is, if its memory is plain memory of the CPU."""
+    dtype = tensor.dtype
+    if not tensor.is_cpu or dtype not in PLAIN:
+        return None
+    try:
+        if transposed or not tensor.is_contiguous():
+            array = memory_of(tensor)
+            return None if array is None else cut_of(array, transposed)
+        if tensor.is_neg():
+            return None
+        form = _form(tensor.shape, dtype)
+        storage = tensor.untyped_storage()
+        start, first = storage.data_ptr(), tensor.storage_offset() * tensor.element_size()
+        if (not start or first + tensor.nbytes > storage.nbytes()) and form.kind[0]:
+            return None  # as `memory_of` says
+        at = start + first + form.first
+        held = _Memory()
+        held.storage = storage
+        held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
+        return _new_cut((np.asarray(held), *form[3:]))
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
+        return None
+
+
 def memory(tensor: Any) -> tuple[Any, ...]:
     """Where a tensor's memory is, how far it reaches, and how the tensor lies in it; for comparing with a later one."""
     return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
+
+
+def memories(tensors: Sequence[Any]) -> list[Any]:
+    """`memory` of many, in one go."""
+    return [(t.data_ptr(), t.untyped_storage().nbytes(), t.shape, t.stride()) for t in tensors]
 
 
 def _unreadable(tensor: Any) -> str:

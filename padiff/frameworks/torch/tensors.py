@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
+from padiff.frameworks.torch.memory import cut as cut
+from padiff.frameworks.torch.memory import memories as memories
 from padiff.frameworks.torch.memory import memory as memory
 from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
@@ -19,12 +21,19 @@ from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows
 _WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
+TYPE: type = torch.Tensor
+
+
 def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
 def trainable(tensor: Any) -> bool:
     return bool(tensor.requires_grad)
+
+
+def all_trainable(tensors: Sequence[Any]) -> list[bool]:
+    return [tensor.requires_grad for tensor in tensors]
 
 
 def dtype(tensor: Any) -> str:
