@@ -6,6 +6,7 @@ and there is no cycle between it and the model.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,6 +60,7 @@ class Capture:
         losses: whether to record what loss functions are called with.
         packing: whether to keep what the step needs to be done again.
         whole: whether the trace is to have tensors in full.
+        loss_logged: whether losses are logged, so that a scalar ``loss`` among the model's own outputs is no activation.
 
     Attributes:
         packing: what keeps it; `None` where nothing does.
@@ -80,7 +82,9 @@ class Capture:
         losses: bool = False,
         packing: bool = False,
         whole: bool = False,
+        loss_logged: bool = False,
     ) -> None:
+        self._loss_logged = loss_logged
         self.number = number
         #: What the step showed of how the training is set (`padiff.records.settings`).
         self.settings: dict[str, Any] = {}
@@ -186,6 +190,8 @@ class Capture:
             self._tracer.know_parameters(self._nodes)
         if self.packing is not None:
             self.packing.begin(self._nodes)
+        if self.parameters.gradients_left():
+            self.settings["gradients.left_over"] = "of the step before"
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -299,9 +305,14 @@ class Capture:
             return
         outputs = [("output.0", output)] if self._is_tensor(output) else [*flatten(output, "output", self._is_tensor)]
         for slot, tensor in outputs:
-            self._activations.see(call, slot, tensor)
+            if not (self._loss_logged and not self._running and self._is_loss(slot, tensor)):
+                self._activations.see(call, slot, tensor)
         if call.inputs is not None:
             self._tracer.layer_ended(call, outputs)
+
+    def _is_loss(self, slot: str, tensor: Any) -> bool:
+        """Whether an output of the model is its loss: by name, or the first of a tuple."""
+        return slot in ("output.loss", "output.0") and math.prod(self._framework.tensors.shape(tensor)) == 1
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""

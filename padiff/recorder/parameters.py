@@ -15,7 +15,7 @@ from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken,
 from padiff.records import LOOP
 from padiff.sketches.sketch import Cut, cut_of
 
-# How many parameters are looked at to see whether something stepped.
+# How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
@@ -126,6 +126,17 @@ class Parameters:
             for key, (_, _, tensor, role) in self._owners.items()
             if role == "parameter" and self._tensors.trainable(tensor)
         ]
+
+    def gradients_left(self) -> bool:
+        """Whether parameters hold gradients that are not zero, in the step's first call; some of them tell."""
+        held = [tensor for _, tensor in self.trainable() if tensor.grad is not None]
+        for tensor in held[:: max(1, len(held) // _LOOKED_AT)]:
+            try:
+                if bool((tensor.grad != 0).any()):
+                    return True
+            except Exception:  # of a kind that has no values to look at
+                continue
+        return False
 
     def snapshot_later(self) -> None:
         """Record weights and buffers before an optimizer steps, if `snapshot` is not called before."""
