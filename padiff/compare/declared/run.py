@@ -9,10 +9,15 @@ from typing import Any
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
+from padiff.compare.declared.trainers import TRAINER
 from padiff.model import equivalents
 from padiff.records import Both, Difference, RunInfo, Step, setting_text
 
 _NO_CLIP = {"kind": "none"}
+_LEFT_OVER = (
+    "what a step does not clear, or an epoch that ends within a step leaves, is added to the next step's gradients: "
+    "clear them, or have the number of batches in an epoch be a multiple of the accumulation"
+)
 #: Settings that say how the classes lie: two runs may have them in other axes.
 OF_LAYOUT = ("axis",)
 # What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
@@ -130,6 +135,15 @@ def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
     if None not in (batches.reference, batches.candidate) and not same(*batches):
         note = "gradients of so many batches make a step"
         yield Difference("accumulation", batches, "input", "accumulation", changes=False, note=note)
+    left = settings.map(lambda side: side.get("gradients.left_over", "none"))
+    if left.reference != left.candidate:
+        yield Difference("gradients left over", left, "grad", "left_over", changes=False, note=_LEFT_OVER)
+    for setting in TRAINER:
+        values = settings.map(lambda side, name=setting.name: side.get(f"trainer.{name}"))  # type: ignore[misc]
+        if None not in (values.reference, values.candidate) and not same(*values):
+            yield Difference(
+                setting.words, values, setting.stage, "trainer", changes=False, fix=setting.fix(settings), note=setting.note
+            )
 
 
 def trained_differences(

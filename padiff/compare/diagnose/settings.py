@@ -24,6 +24,8 @@ _SHOWS = {
     "tied": ("grad", "update"),
     "optimizer_setting": ("update",),
     "learning_rate": ("update",),
+    "left_over": ("grad",),
+    "trainer": ("loss", "backward", "grad", "update"),
 }
 
 
