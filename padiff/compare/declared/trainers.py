@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from padiff.records import Both
+from padiff.compare.declared.optimizers import same
+from padiff.records import Both, Difference
+
+# Has the Trainer alone divide; to be written before ``trainer.train()``.
+_DIVIDE_ONCE = "trainer.accelerator.gradient_accumulation_steps = 1"
 
 
 @dataclass(frozen=True)
@@ -18,20 +22,12 @@ class TrainerSetting:
         words: what reports call it.
         stage: where in a step it shows first.
         note: what it means.
-        line: what undoes it where the candidate's value is the larger number. May be empty.
     """
 
     name: str
     words: str
     stage: str
     note: str
-    line: str = ""
-
-    def fix(self, settings: Both[Mapping[str, Any]]) -> str:
-        """The line that mends a difference; empty where none is known."""
-        values = settings.map(lambda side: side.get(f"trainer.{self.name}"))
-        numbers = all(isinstance(value, (int, float)) for value in values)
-        return self.line if numbers and values.candidate > values.reference else ""
 
 
 #: In causal order; of one stage, what says more comes first.
@@ -57,9 +53,8 @@ TRAINER = (
         "loss_divided_by",
         "the loss of a micro-batch is divided by",
         "backward",
-        "divided by the accumulation twice where it is the square of it: transformers 5.2 to 5.5 divide, and have "
+        "where it is the square of the accumulation, it is divided twice: transformers 5.2 to 5.5 divide, and have "
         "accelerate divide again",
-        "trainer.accelerator.gradient_accumulation_steps = 1  # before trainer.train()",
     ),
     TrainerSetting("schedule", "the schedule of the learning rate", "update", "another schedule gives other rates"),
     TrainerSetting(
@@ -70,3 +65,18 @@ TRAINER = (
     ),
     TrainerSetting("steps", "steps of the whole training", "update", "schedules end there"),
 )
+
+
+def trainer_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
+    """How the trainers of two runs are set differently. None counts for itself: where it acts, tensors show it."""
+    for setting in TRAINER:
+        values = settings.map(lambda side, name=setting.name: side.get(f"trainer.{name}"))  # type: ignore[misc]
+        if None in (values.reference, values.candidate) or same(*values):
+            continue
+        fix = ""
+        if setting.name == "loss_divided_by":
+            twice = values.zip(settings).map(lambda side: side[0] == side[1].get("accumulation", 0) ** 2)
+            if twice.reference == twice.candidate:
+                continue  # it is the accumulation that differs
+            fix = _DIVIDE_ONCE if twice.candidate else ""
+        yield Difference(setting.words, values, setting.stage, "trainer", changes=False, fix=fix, note=setting.note)

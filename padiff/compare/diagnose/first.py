@@ -21,6 +21,7 @@ from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
+from padiff.compare.diagnose.trainers import trainer_cause
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Run
 
@@ -87,6 +88,7 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
+        or trainer_cause(scene)
         or loss_cause(scene)
         or next(held.causes(scene), None)
     )

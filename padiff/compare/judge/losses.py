@@ -13,9 +13,10 @@ import numpy as np
 
 from padiff.compare.judge import limits
 from padiff.compare.judge.step_figures import coarsest, is_exact
+from padiff.compare.measure.labels import labels_by_call, same_labels
 from padiff.compare.measure.operands import elements
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss, loss_role
+from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss
 
 # What models call the labels that they are given.
 _LABELS = frozenset({"input.labels", "input.label"})
@@ -55,12 +56,13 @@ def _with_prepared(diffs: Sequence[Diff]) -> Sequence[Diff]:
     given = [diff for diff in diffs if not diff.passed and _is_given(diff)]
     if not given:
         return diffs
-    used = [diff for diff in diffs if is_of_loss(diff.pair.anchor) and loss_role(diff.pair.anchor.slot) == "labels"]
-    calls = {diff.pair.anchor.call for diff in used}
-    if any(not diff.compared or _other_labels(diff) for diff in used):
+    sides = zip(*(diff.pair.sides for diff in diffs if is_of_loss(diff.pair.anchor)))
+    used = [labels_by_call([record for record in side if record is not None]) for side in sides]
+    if len(used) != 2:
         return diffs
+    alike = {call for call in used[0].keys() & used[1].keys() if same_labels(used[0][call], used[1][call])}
     return [
-        _excused(diff, Rule.PREPARED) if not diff.passed and _is_given(diff) and diff.pair.anchor.call in calls else diff
+        _excused(diff, Rule.PREPARED) if not diff.passed and _is_given(diff) and diff.pair.anchor.call in alike else diff
         for diff in diffs
     ]
 

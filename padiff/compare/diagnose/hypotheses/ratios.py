@@ -65,6 +65,16 @@ def facts(scene: Scene) -> list[Fact]:
                     f"{count} micro-batches are accumulated: the candidate divides by their number, the reference not",
                 )
             )
+            found.append(
+                Fact(
+                    count * count,
+                    "accumulation",
+                    f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}: the reference "
+                    "divides by their number twice, the candidate not at all",
+                    f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}: the "
+                    "candidate divides by their number twice, the reference not at all",
+                )
+            )
         for scale in sorted({step.loss_scale for step in sides} - {1.0}):
             text = f"it is the loss scale, {scale:g}"
             found.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
