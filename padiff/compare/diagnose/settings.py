@@ -28,7 +28,8 @@ _SHOWS = {
     "optimizer_setting": ("update",),
     "learning_rate": ("update",),
     "left_over": ("grad",),
-    "trainer": ("loss", "backward", "grad", "update"),
+    # What acts elsewhere is computed, or explains the learning rates.
+    "trainer": ("backward",),
 }
 
 
@@ -189,6 +190,8 @@ def _acts(difference: Difference, pair: Pair) -> bool:
         return False
     if kind in _OF_LAYERS:
         return _at(difference.layers, pair)
+    if kind == "trainer":
+        return pair.complete and stage == difference.stage
     if pair.anchor.layer == LOOP:
         return kind == ("learning_rate" if stage == "update" else "loss_setting")
     if not pair.complete and kind != "trainable":

@@ -38,9 +38,11 @@ def trainer(folder: Any, callbacks: Any = (), *, how: str = "means", model: Any 
     torch.manual_seed(0)
     network = model if model is not None else LlamaForCausalLM(LlamaConfig(**{**MODEL, **options.pop("config", {})}))
     data = Samples(**options.pop("data", {}))
-    kind = options.pop("kind", InOrder)
+    evaluated = Samples(count=4) if "eval_strategy" in options else None
     arguments = TrainingArguments(str(folder), use_cpu=True, **{**ARGUMENTS, **options})
-    made = kind(model=network, args=arguments, train_dataset=data, callbacks=list(callbacks))
+    made = InOrder(
+        model=network, args=arguments, train_dataset=data, eval_dataset=evaluated, callbacks=list(callbacks)
+    )
     if how != "as it is":
         made.accelerator.gradient_accumulation_steps = 1
     if how == "means":

@@ -67,14 +67,16 @@ class Fault:
 _NORM = "model.layers.0.input_layernorm"
 FAULTS: dict[str, Fault] = {
     "rms_eps": Fault("forward", 0, _NORM, ("eps",), model={"rms_norm_eps": 1e-3}),
-    "rope_theta": Fault("weight", 0, "model.rotary_emb", ("rope_theta",), model={"rope_theta": 1e5}),
+    # start_from carries the table over with the weights: what is left to see is what the layer was made with.
+    "rope_theta": Fault("forward", 0, "model.rotary_emb", ("rope_theta",), model={"rope_theta": 1e5}),
     "schedule": Fault("update", 3, "", ("learning rate", "schedule"), arguments={"lr_scheduler_type": "linear"}),
     "weight_decay": Fault("update", 0, "", ("weight decay",), arguments={"weight_decay": 0.01}),
     "beta2": Fault("update", 0, "", ("beta2",), arguments={"adam_beta2": 0.999}),
     "clip": Fault("grad", 0, "", ("clip",), arguments={"max_grad_norm": 0.5}),
     "labels_not_shifted": Fault("loss", 0, "", ("shift",), data={"shifted": False}),
+    # In the attention's own code, before its last layer.
     "attention_dropout": Fault(
-        "forward", 0, "model.layers.0.self_attn", ("dropout",), model={"attention_dropout": 0.1}
+        "forward", 0, "model.layers.0.self_attn.o_proj", ("dropout",), model={"attention_dropout": 0.1}
     ),
     "accumulation": Fault("input", 0, "", ("micro-batch", "batches"), arguments={"gradient_accumulation_steps": 4}),
     "order": Fault("input", 0, "", ("order", "shuffl"), data={"order": 1}),

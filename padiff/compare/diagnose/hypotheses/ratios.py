@@ -75,7 +75,9 @@ def facts(scene: Scene) -> list[Fact]:
                     "candidate divides by their number twice, the reference not at all",
                 )
             )
-        for scale in sorted({step.loss_scale for step in sides} - {1.0}):
+        # A host that divides gradients by their number after backward says so as a loss scale.
+        counts = {float(step.micro_batches) for step in sides}
+        for scale in sorted({step.loss_scale for step in sides} - {1.0} - counts):
             text = f"it is the loss scale, {scale:g}"
             found.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
         for size in (
