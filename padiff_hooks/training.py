@@ -243,8 +243,7 @@ class TrainingRecorder:
             self._recorder.log_loss(loss)
 
     def carried(self, micro_batches: int) -> None:
-        """The host begins a step anew, though so many micro-batches were done for it: their gradients are still there.
-        """
+        """The host begins a step anew, though so many micro-batches were done for it: their gradients are still there."""
         if self._recorder is not None:
             self._recorder.carried(micro_batches)
 

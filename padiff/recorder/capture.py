@@ -60,7 +60,7 @@ class Capture:
         losses: whether to record what loss functions are called with.
         packing: whether to keep what the step needs to be done again.
         whole: whether the trace is to have tensors in full.
-        loss_logged: whether losses are logged, so that a scalar ``loss`` among the model's own outputs is no activation.
+        loss_logged: whether losses are logged, so that a scalar ``loss`` that the model itself gives is no activation.
 
     Attributes:
         packing: what keeps it; `None` where nothing does.

@@ -16,7 +16,8 @@ pytestmark = [
 ]
 
 
-def test_what_the_callback_does(tmp_path, request):
+@pytest.mark.timeout(600)
+def test_what_the_callback_does(tmp_path):
     # One test: the process that it takes needs seconds to begin.
     (facts,) = run("pf_cases", tmp_path)
 

@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.timeout(900)
 def test_the_clean_pair_matches_and_faults_are_placed_and_named(folder):
     # One test: the trainings take longer than all comparisons.
     report = padiff.compare_runs(folder / "hf_clean", folder / "pf_clean")

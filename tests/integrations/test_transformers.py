@@ -86,9 +86,7 @@ class Failing(torch.nn.Module):
 def test_an_exception_leaves_no_hooks_and_a_second_train_goes_on(tmp_path, added_later):
     plain = hf.trainer(tmp_path / "out")
     callback = PaDiffCallback(tmp_path / "run")
-    made = hf.trainer(
-        tmp_path / "out", () if added_later else [callback], model=Failing(plain.model, 6)
-    )
+    made = hf.trainer(tmp_path / "out", () if added_later else [callback], model=Failing(plain.model, 6))
     if added_later:
         made.add_callback(callback)
     with pytest.raises(ZeroDivisionError, match="in the model"):

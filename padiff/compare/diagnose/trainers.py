@@ -1,4 +1,4 @@
-"""What trainers do to labels and losses, as the cause of a loss that parts: which is computed from what was recorded."""
+"""What trainers do to labels and losses, as the cause of a loss that parts; computed from what was recorded."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _norm(scene: Scene) -> Cause | None:
         return None
     ratio = figures.candidate_l2 / figures.reference_l2
     text = (
-        f"before they are clipped, all gradients together are {ratio:.5g} times the reference's: clipping to a norm hides "
-        "what they are multiplied by"
+        f"before they are clipped, all gradients together are {ratio:.5g} times the reference's: clipping to a norm "
+        "hides what they are multiplied by"
     )
     number = recognised(ratio, facts(scene))
     return Cause("gradient_scale", f"{text}; {number.text}" if number is not None else text)
@@ -52,7 +52,9 @@ def _declared(scene: Scene, name: str) -> Difference | None:
 
 def _unshifted(scene: Scene) -> Cause | None:
     """Whether one side's loss is of the tokens themselves, where the other's is of those that follow."""
-    given = [d.pair for d in scene.step if d.pair.stage == "input" and d.pair.complete and len(d.pair.anchor.shape) == 2]
+    given = [
+        d.pair for d in scene.step if d.pair.stage == "input" and d.pair.complete and len(d.pair.anchor.shape) == 2
+    ]
     sides = scene.sides(scene.number)
     if not given or sides is None:
         return None
@@ -103,7 +105,9 @@ def _mean(scene: Scene) -> Cause | None:
     losses = sides.map(lambda step: [float(np.ravel(r.value)[0]) for r in step.records if is_loss(r)])
     calls = sides.zip(scene.runs).map(lambda side: loss_calls(side[0], side[1].info))
     counts: Both[list[int]] = calls.map(
-        lambda some: [int((call.inputs["labels"] >= 0).sum()) for call in some if call.inputs and "labels" in call.inputs]
+        lambda some: [
+            int((call.inputs["labels"] >= 0).sum()) for call in some if call.inputs and "labels" in call.inputs
+        ]
     )
     if not counts.reference or counts.reference != counts.candidate:
         return None

@@ -62,7 +62,9 @@ def _with_prepared(diffs: Sequence[Diff]) -> Sequence[Diff]:
         return diffs
     alike = {call for call in used[0].keys() & used[1].keys() if same_labels(used[0][call], used[1][call])}
     return [
-        _excused(diff, Rule.PREPARED) if not diff.passed and _is_given(diff) and diff.pair.anchor.call in alike else diff
+        _excused(diff, Rule.PREPARED)
+        if not diff.passed and _is_given(diff) and diff.pair.anchor.call in alike
+        else diff
         for diff in diffs
     ]
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Record, is_of_loss, loss_role
 
 
 def labels_by_call(records: Sequence[Record]) -> dict[int, Record]:
     """Whole labels by the number of the call; where several functions are called, which is whose is not known."""
-    found = [r for r in records if is_of_loss(r) and loss_role(r.slot) == "labels" and r.dtype.startswith(("int", "uint"))]
+    used = [record for record in records if is_of_loss(record) and loss_role(record.slot) == "labels"]
+    found = [record for record in used if record.dtype.startswith(("int", "uint"))]
     times = Counter(record.call for record in found)
     return {record.call: record for record in found if times[record.call] == 1}
 

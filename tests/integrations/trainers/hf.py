@@ -40,9 +40,7 @@ def trainer(folder: Any, callbacks: Any = (), *, how: str = "means", model: Any 
     data = Samples(**options.pop("data", {}))
     evaluated = Samples(count=4) if "eval_strategy" in options else None
     arguments = TrainingArguments(str(folder), use_cpu=True, **{**ARGUMENTS, **options})
-    made = InOrder(
-        model=network, args=arguments, train_dataset=data, eval_dataset=evaluated, callbacks=list(callbacks)
-    )
+    made = InOrder(model=network, args=arguments, train_dataset=data, eval_dataset=evaluated, callbacks=list(callbacks))
     if how != "as it is":
         made.accelerator.gradient_accumulation_steps = 1
     if how == "means":

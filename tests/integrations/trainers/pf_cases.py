@@ -77,7 +77,8 @@ def added_later(folder: Path) -> dict[str, Any]:
         raised = True
     left = pf.hooks(made) - ("training_step" in vars(made))
     again, _ = _train(folder, PaDiffCallback(folder / "again"), model=made.model)
-    return {"raised": raised, "hooks": [left, pf.hooks(again)], "finished": padiff.open_run(folder / "again").finished()}
+    finished = padiff.open_run(folder / "again").finished()
+    return {"raised": raised, "hooks": [left, pf.hooks(again)], "finished": finished}
 
 
 def differing(folder: Path) -> dict[str, Any]:

@@ -65,14 +65,14 @@ def facts(scene: Scene) -> list[Fact]:
                     f"{count} micro-batches are accumulated: the candidate divides by their number, the reference not",
                 )
             )
+            square = f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}"
+            twice = "divides by their number twice, the"
             found.append(
                 Fact(
                     count * count,
                     "accumulation",
-                    f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}: the reference "
-                    "divides by their number twice, the candidate not at all",
-                    f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}: the "
-                    "candidate divides by their number twice, the reference not at all",
+                    f"{square}: the reference {twice} candidate not at all",
+                    f"{square}: the candidate {twice} reference not at all",
                 )
             )
         # A host that divides gradients by their number after backward says so as a loss scale.
