@@ -243,7 +243,7 @@ class TrainingRecorder:
             self._recorder.log_loss(loss)
 
     def carried(self, micro_batches: int) -> None:
-        """The host begins a step anew, though so many micro-batches were done for it: their gradients are still there."""
+        """The host begins a step anew, with the gradients of so many micro-batches that it did for it."""
         if self._recorder is not None:
             self._recorder.carried(micro_batches)
 
