@@ -79,6 +79,11 @@ class HostReplay:
         self._batches += 1
         return batch
 
+    @property
+    def batches(self) -> Sequence[ReplayBatch]:
+        """The micro-batches of the step under way."""
+        return self._step.batches if self._step is not None else ()
+
     def detach(self) -> None:
         """Hooks off; the batch goes on, or was left."""
         if self._replay is not None:

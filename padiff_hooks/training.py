@@ -1,4 +1,4 @@
-"""Recording a training loop that a host (Lightning, hapi) runs: what all callbacks share.
+"""Recording a training loop that a host (Lightning, hapi, a Trainer) runs: what all callbacks share.
 
 A callback is a shell: it tells a `TrainingRecorder` when a batch begins and ends and when the optimizer stepped.
 """
@@ -137,6 +137,7 @@ class TrainingRecorder:
         logdir: str | Path | None = None,
         sink: ScalarSink | None = None,
         settings: Mapping[str, Any] | None = None,
+        logs_loss: bool = False,
     ) -> None:
         """Training begins: make the run folder. What an earlier one that was not ended left is ended before.
 
@@ -144,6 +145,7 @@ class TrainingRecorder:
             resumed: the host goes on with an earlier training; the folder is then resumed too.
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
             settings: what the host knows that the training is set to (`padiff.records.settings`).
+            logs_loss: whether the host logs each micro-batch's loss, and models may give theirs as an output.
 
         Raises:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
@@ -182,6 +184,8 @@ class TrainingRecorder:
             self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
         self._resumes = options.get("existing") == "resume"
         recorder.declare(settings or {})
+        if logs_loss:
+            recorder.loss_is_logged()
         recorder.open()
         self._recorder = recorder
         if self._live is not None:
@@ -243,6 +247,21 @@ class TrainingRecorder:
         elif inputs is not None:
             self._recorder.log_batch(inputs, labels)
         return None
+
+    def log_loss(self, loss: Any) -> None:
+        """The loss of the batch under way, where it is known before the batch ends."""
+        if self._recorder is not None:
+            self._recorder.log_loss(loss)
+
+    def carried(self, micro_batches: int) -> None:
+        """The host begins a step anew, with the gradients of so many micro-batches that it did for it."""
+        if self._recorder is not None:
+            self._recorder.carried(micro_batches)
+
+    @property
+    def replayed_batches(self) -> Sequence[ReplayBatch]:
+        """The micro-batches of the step that is done again."""
+        return self._replay.batches if self._replay is not None else ()
 
     def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
         """A batch ended, with or without an optimizer step: hooks off."""

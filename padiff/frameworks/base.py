@@ -354,8 +354,17 @@ class Optimizers(Protocol):
         Empty where it is no optimizer, or one of which nothing can be seen.
         """
 
-    def hook(self, optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
-        """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has."""
+    def hook(
+        self,
+        optimizer: Any,
+        consumed: OnConsumed,
+        stepped: Callable[[], None],
+        clipping: Callable[[Any], None] = lambda norm: None,
+    ) -> list[Handle]:
+        """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has.
+
+        ``clipping`` is called with the norm of all gradients before an optimizer clips by it itself, as a tensor.
+        """
 
     def optimized(self, optimizer: Any) -> Sequence[Any]:
         """The parameters that an optimizer may change."""

@@ -56,7 +56,16 @@ def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
     # Attentions of model libraries may know the number of their heads from the whole model's configuration only.
     if "num_heads" not in found and attributes.get("config") is not None:
         found |= _heads(attributes["config"])
+    # So may rotary embeddings know the base of their table.
+    if "rope_theta" not in found and "inv_freq" in (attributes.get("_buffers") or ()):
+        found |= _rope(attributes.get("config"))
     return found
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    parameters = getattr(config, "rope_parameters", None)
+    theta = parameters.get("rope_theta") if isinstance(parameters, Mapping) else getattr(config, "rope_theta", None)
+    return {"rope_theta": float(theta)} if isinstance(theta, (int, float)) and not isinstance(theta, bool) else {}
 
 
 def _heads(config: Any) -> dict[str, Any]:

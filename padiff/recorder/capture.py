@@ -6,6 +6,7 @@ and there is no cycle between it and the model.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +61,7 @@ class Capture:
         losses: whether to record what loss functions are called with.
         packing: whether to keep what the step needs to be done again.
         whole: whether the trace is to have tensors in full.
+        loss_logged: whether losses are logged, so that a scalar ``loss`` that the model itself gives is no activation.
 
     Attributes:
         packing: what keeps it; `None` where nothing does.
@@ -81,7 +83,9 @@ class Capture:
         losses: bool = False,
         packing: bool = False,
         whole: bool = False,
+        loss_logged: bool = False,
     ) -> None:
+        self._loss_logged = loss_logged
         self.number = number
         #: What the step showed of how the training is set (`padiff.records.settings`).
         self.settings: dict[str, Any] = {}
@@ -305,14 +309,21 @@ class Capture:
                 self._hooks.on_losses(True)
         if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
             return
-        see = self._activations.see
         if isinstance(output, self._tensor_type):
-            seen = [("output.0", output, see(call, "output.0", output))]
+            outputs = [("output.0", output)]
         else:
-            slots = flatten(output, "output", self._is_tensor)
-            seen = [(slot, tensor, see(call, slot, tensor)) for slot, tensor in slots]
+            outputs = list(flatten(output, "output", self._is_tensor))
+        see, outermost = self._activations.see, not self._running
+        seen = []
+        for slot, tensor in outputs:
+            logged = outermost and self._loss_logged and self._is_loss(slot, tensor)
+            seen.append((slot, tensor, None if logged else see(call, slot, tensor)))
         if call.inputs is not None:
             self._tracer.layer_ended(call, seen)
+
+    def _is_loss(self, slot: str, tensor: Any) -> bool:
+        """Whether an output of the model is its loss: by name, or the first of a tuple."""
+        return slot in ("output.loss", "output.0") and math.prod(self._framework.tensors.shape(tensor)) == 1
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""

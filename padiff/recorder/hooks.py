@@ -92,7 +92,10 @@ class Hooks:
             self._others.append(self._framework.hooks.on_functions(self._after_function, switches.third_party))
         for optimizer in optimizers:
             self._others += self._framework.optimizers.hook(
-                optimizer, partial(self._consume, optimizer), partial(self._stepped, optimizer)
+                optimizer,
+                partial(self._consume, optimizer),
+                partial(self._stepped, optimizer),
+                self._clipping,
             )
 
     def on_losses(self, wanted: bool) -> None:
@@ -141,6 +144,10 @@ class Hooks:
     def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         if self.observer is not None:
             self.observer.consume(optimizer, pairs)
+
+    def _clipping(self, norm: Any) -> None:
+        if self.observer is not None and self.observer.losses is not None:
+            self.observer.losses.clipping(norm)
 
     def _stepped(self, optimizer: Any) -> None:
         if self.observer is not None:

@@ -177,10 +177,15 @@ class Losses:
             return
         facts = {"kind": call.kind, "limit": call.limit, "norm_type": call.norm_type}
         self._clips[tuple((name, value) for name, value in facts.items() if value is not None)] = None
-        if self._framework.tensors.is_tensor(call.total_norm) and self._levels[LOOP, "grad"] != NOTHING:
+        if self._framework.tensors.is_tensor(call.total_norm):
+            self.clipping(call.total_norm)
+
+    def clipping(self, norm: Any) -> None:
+        """Record the norm of all gradients before they are clipped by it."""
+        if self._levels[LOOP, "grad"] != NOTHING:
             number = self._calls["clip_grad_norm", True]
             self._calls["clip_grad_norm", True] += 1
-            taken = self._records.take_later(call.total_norm)
+            taken = self._records.take_later(norm)
             self._records.loop("grad", "clip_grad_norm().0", taken, number)
 
     def stepped(self) -> None:

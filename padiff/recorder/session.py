@@ -82,7 +82,7 @@ class Recorder:
         #: The capture of the step before, whose hooks are still on for the step under way.
         self._hooked: Capture | None = None
         self._claim: Claim | None = None
-        self._entered = self._dumped = False
+        self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
         self._placed = identity.world_size is not None
         self._others = OtherRanks(self._framework, None, 0, 1, self._placed)
@@ -190,6 +190,18 @@ class Recorder:
         if self._capture is not None and self._capture.packing is not None:
             self._capture.packing.give_whole(batch)
 
+    def carried(self, micro_batches: int) -> None:
+        """A host begins the step under way anew, with the gradients of so many micro-batches that it did for it."""
+        if self._capture is not None:
+            many = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+            self._capture.settings["gradients.left_over"] = f"of {many} before the step"
+
+    def loss_is_logged(self) -> None:
+        """A host logs each micro-batch's loss: what the model itself gives as `loss` is then none of its activations,
+        as hosts divide it differently.
+        """
+        self._loss_logged = True
+
     @property
     def info(self) -> RunInfo:
         """What holds for all steps: the framework, the layer tree."""
@@ -259,6 +271,7 @@ class Recorder:
                 losses=True,
                 packing=self._packed,
                 whole=whole,
+                loss_logged=self._loss_logged,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)

@@ -56,6 +56,7 @@ class Rule(Enum):
     WRITTEN = "a weight is what it was in the step before, and its update: nothing else writes to it"
     SYSTEMATIC = "many tensors of the stage are off alike, which rounding never is"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"
+    PREPARED = "loss functions are called with the same labels: one side prepares them in the model, one in the data"
     WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.layers import layer_differences, mode_differences
-from padiff.compare.declared.made_up import made_up, without_made_up
+from padiff.compare.declared.made_up import made_up, rate_of, without_made_up
 from padiff.compare.declared.optimizers import (
     GroupPair,
     Optimizers,
@@ -22,6 +22,7 @@ from padiff.compare.declared.run import (
     clip_differences,
     loop_differences,
     loss_differences,
+    micro_batch_differences,
     tied_differences,
     trained_differences,
 )
@@ -40,6 +41,7 @@ class Declared:
         self._first: dict[Any, Difference] = {}
         self._of_step: dict[int, tuple[Difference, ...]] = {}
         self._made_up: dict[Any, int] = {}
+        self._rates: dict[int, float] = {}
 
     @property
     def all(self) -> tuple[Difference, ...]:
@@ -53,8 +55,11 @@ class Declared:
 
     def hold_against(self, diffs: Sequence[Diff]) -> None:
         """Hold what was found against the tensors of a step."""
+        rate = rate_of(diffs)
+        if rate is not None:
+            self._rates[diffs[0].pair.step] = rate
         for one in self._lasting:
-            if one.changes and one.key not in self._made_up and made_up(one, diffs):
+            if one.changes and one.key not in self._made_up and made_up(one, diffs, self._rates):
                 self._made_up[one.key] = diffs[0].pair.step
 
     def rates_agree(self, steps: Both[Step]) -> bool:
@@ -85,11 +90,18 @@ class Declared:
             self._take(settings, infos, alignment, called, frameworks)
             self._lasting = self._dated(self._lasting, number)
         of_step = [
-            *rate_differences(self._groups, self._optimizers, steps, frameworks),
+            *map(self._explained, rate_differences(self._groups, self._optimizers, steps, frameworks)),
             *trained_differences(self._sites, infos, self._optimizers, steps),
+            *micro_batch_differences(steps),
         ]
         # One tuple for all steps that are alike: there may be many.
         self._of_step[number] = (*self._lasting, *self._dated(of_step, number)) if of_step else self._lasting
+
+    def _explained(self, rate: Difference) -> Difference:
+        """Rates that differ, with what the trainers are set to that makes them."""
+        made_by = [one for one in self._lasting if one.kind == "trainer" and one.stage == rate.stage]
+        texts = [f"{one.text_alone}: {one.note}" for one in made_by]
+        return replace(rate, note="; ".join([rate.note, *texts] if rate.note else texts)) if texts else rate
 
     def _dated(self, found: Iterable[Difference], number: int) -> tuple[Difference, ...]:
         dated = []

@@ -13,7 +13,18 @@ from padiff.records import Both, Difference, Layer
 
 # Settings that change what is computed or learnt, though it may be less than rounding shows; dropout's rate is none.
 _TELLING = frozenset(
-    {"eps", "momentum", "approximate", "slope", "alpha", "padding_mode", "num_heads", "num_groups", "groups"}
+    {
+        "eps",
+        "momentum",
+        "approximate",
+        "slope",
+        "alpha",
+        "padding_mode",
+        "num_heads",
+        "num_groups",
+        "groups",
+        "rope_theta",
+    }
 )
 _MOMENTUM = "counted as torch does: paddle's own `momentum` is 1 minus it"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 from padiff.compare.judge.limits import ROUNDING, coarse
@@ -16,22 +17,22 @@ _LINEAR = frozenset({"AdamW", "SGD"})
 _LEFT, _BEYOND = 0.1, 10.0
 
 
-def made_up(difference: Difference, diffs: Sequence[Diff]) -> bool:
+def made_up(difference: Difference, diffs: Sequence[Diff], rates: Mapping[int, float]) -> bool:
     """Whether the weights of a later step show that a declared weight decay is made up for.
 
     Args:
         diffs: the diffs of a step after the first one that the difference holds in.
+        rates: the learning rate of each step so far, the smallest of its groups'.
     """
     by = difference.values
     if difference.name != "weight_decay" or difference.about not in _LINEAR:
         return False
     if not all(isinstance(value, (int, float)) for value in by):
         return False
-    rates = [d.figures.values.reference for d in diffs if d.pair.anchor.slot.startswith("learning_rate") and d.figures]
-    steps = max((d.pair.step for d in diffs), default=0) - difference.step
-    if not rates or min(rates) <= 0 or steps < 1:
+    stepped = _stepped(rates, difference.step, max((d.pair.step for d in diffs), default=0))
+    if stepped <= 0:
         return False
-    share = steps * min(rates) * abs(by.reference - by.candidate)
+    share = stepped * abs(by.reference - by.candidate)
     concerned = frozenset(difference.parameters.reference)
     left = []
     for diff in diffs:
@@ -44,6 +45,23 @@ def made_up(difference: Difference, diffs: Sequence[Diff]) -> bool:
             left.append(figures.rel_l2 / share)
     # Of most: a bias that noise drives is elsewhere for reasons of its own.
     return bool(left) and median(left) <= _LEFT
+
+
+def _stepped(rates: Mapping[int, float], first: int, last: int) -> float:
+    """The learning rates of all steps from one to before another, added up; of those between two recorded ones the
+    smaller rate counts.
+    """
+    numbers = sorted(number for number in rates if first <= number <= last)
+    return sum(
+        rates[one] if other - one == 1 else (other - one) * min(rates[one], rates[other])
+        for one, other in pairwise(numbers)
+    )
+
+
+def rate_of(diffs: Sequence[Diff]) -> float | None:
+    """The smallest learning rate of a step; `None` where it records none."""
+    rates = [d.figures.values.reference for d in diffs if d.pair.anchor.slot.startswith("learning_rate") and d.figures]
+    return min(rates, default=None)
 
 
 def without_made_up(found: Sequence[Difference], known: Mapping[object, int]) -> tuple[Difference, ...]:

@@ -9,10 +9,15 @@ from typing import Any
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
+from padiff.compare.declared.trainers import trainer_differences
 from padiff.model import equivalents
-from padiff.records import Both, Difference, RunInfo, Step, setting_text
+from padiff.records import Both, Difference, RunInfo, Step, is_loss, setting_text
 
 _NO_CLIP = {"kind": "none"}
+_LEFT_OVER = (
+    "what a step does not clear, or an epoch that ends within a step leaves, is added to the next step's gradients: "
+    "clear them, or have the number of batches in an epoch be a multiple of the accumulation"
+)
 #: Settings that say how the classes lie: two runs may have them in other axes.
 OF_LAYOUT = ("axis",)
 # What acts in some batches only, so that tensors need not show it; all else that is set differently they do show, or it
@@ -130,6 +135,27 @@ def loop_differences(settings: Both[Mapping[str, Any]]) -> Iterator[Difference]:
     if None not in (batches.reference, batches.candidate) and not same(*batches):
         note = "gradients of so many batches make a step"
         yield Difference("accumulation", batches, "input", "accumulation", changes=False, note=note)
+    left = settings.map(lambda side: side.get("gradients.left_over", "none"))
+    if left.reference != left.candidate:
+        yield Difference("gradients left over", left, "grad", "left_over", changes=False, note=_LEFT_OVER)
+    yield from trainer_differences(settings)
+
+
+def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
+    """Whether a step is of more micro-batches in one run, of the same size: so it is of other samples.
+
+    What the model is called for besides counts for nothing: each micro-batch has to have its loss.
+    """
+    counts = steps.map(lambda step: step.micro_batches)
+    if counts.reference == counts.candidate:
+        return
+    losses = steps.map(lambda step: sum(is_loss(record) for record in step.records))
+    shapes = steps.map(lambda step: [r.shape for r in step.records if r.stage == "input" and not r.call])
+    if losses != counts or shapes.reference != shapes.candidate or not shapes.reference:
+        return
+    left = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
+    note = f"gradients {left} are left over" if left else "all of them have one size"
+    yield Difference("micro-batches", counts, "input", "accumulation", note=note)
 
 
 def trained_differences(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from padiff.align import Alignment, LayerPair
 from padiff.compare.diagnose.between import cause_in_place
 from padiff.compare.diagnose.place import Place
-from padiff.compare.diagnose.settings import cause_in_settings
+from padiff.compare.diagnose.settings import cause_around, cause_in_settings
 from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.absent import whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -26,7 +26,7 @@ def recorded_cause(
         place: where in the code it comes from.
     """
     pair = diff.pair
-    by_settings = cause_in_settings(pair, declared) if place.inside is not False else None
+    by_settings = cause_in_settings(pair, declared) if place.inside is not False else cause_around(place, declared)
     if not pair.complete:
         return by_settings or _missing(diff, step)
     shapes = diff.problem is not None and diff.problem.kind is Kind.SHAPES

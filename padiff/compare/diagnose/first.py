@@ -21,11 +21,12 @@ from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
+from padiff.compare.diagnose.trainers import trainer_cause
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Run
 
 # What is declared, by the kind of what is computed of it.
-_DECLARED = {"norm_statistics": "mode"}
+_DECLARED = {"norm_statistics": "mode", "accumulation": "trainer"}
 
 
 def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) -> FirstDiff | None:
@@ -87,6 +88,7 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
     found = (
         shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
+        or trainer_cause(scene)
         or loss_cause(scene)
         or next(held.causes(scene), None)
     )
@@ -102,7 +104,8 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         if computed.cause is None or not computed.cause.proven:
             return known if known is not None and says_where(recorded, place) else recorded
         if recorded.kind == _DECLARED.get(computed.cause.kind):
-            return replace(recorded, proven=True, evidence=computed.cause.evidence)
+            notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
+            return replace(recorded, proven=True, evidence="; ".join(notes))
         # What is declared differently says how to mend what was computed.
         return replace(computed.cause, fix=computed.cause.fix or recorded.fix)
     if known is not None:

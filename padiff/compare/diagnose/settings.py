@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from padiff.compare.declared.fixes import together
+from padiff.compare.diagnose.place import Place
 from padiff.model import equivalents
-from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record
+from padiff.records import LOOP, STAGES, Both, Cause, Difference, FirstDiff, Pair, Record, is_below
 
 # Differences that a sentence says.
 _SAID = 3
 _OF_LAYERS = ("layer_setting", "mode")
 # Settings that a layer makes its tables of.
 _OF_TABLES = frozenset({"rope_theta"})
+# Settings by which a layer's own code computes between the layers inside of it.
+_OF_CODE = frozenset({"dropout", "p", "num_heads", "num_kv_heads", "scale"})
 # Where else than at its own stage a kind of difference shows.
 _SHOWS = {
     "layer_setting": ("forward", "backward"),
@@ -24,6 +27,9 @@ _SHOWS = {
     "tied": ("grad", "update"),
     "optimizer_setting": ("update",),
     "learning_rate": ("update",),
+    "left_over": ("grad",),
+    # What acts elsewhere is computed, or explains the learning rates.
+    "trainer": ("backward",),
 }
 
 
@@ -158,6 +164,22 @@ def cause_in_settings(pair: Pair, differences: Sequence[Difference]) -> Cause | 
     return cause_of([one for one in counting if one.kind == counting[0].kind])
 
 
+def cause_around(place: Place, differences: Sequence[Difference]) -> Cause | None:
+    """How the settings of a layer explain a diff that comes from its own code between two layers inside of it."""
+    record = place.diff.pair.reference
+    if record is None or not place.last_agreeing:
+        return None
+    around = [
+        one
+        for one in differences
+        if one.kind == "layer_setting"
+        and one.name in _OF_CODE
+        and any(is_below(record.layer, path) and is_below(place.last_agreeing, path) for path in one.layers.reference)
+    ]
+    nearest = max((one.layers.reference[0] for one in around), key=len, default="")
+    return cause_of([one for one in around if one.layers.reference[0] == nearest])
+
+
 def _acts(difference: Difference, pair: Pair) -> bool:
     stage, kind = pair.stage, difference.kind
     if kind in _OF_LAYERS and stage == "weight":
@@ -168,6 +190,8 @@ def _acts(difference: Difference, pair: Pair) -> bool:
         return False
     if kind in _OF_LAYERS:
         return _at(difference.layers, pair)
+    if kind == "trainer":
+        return pair.complete and stage == difference.stage
     if pair.anchor.layer == LOOP:
         return kind == ("learning_rate" if stage == "update" else "loss_setting")
     if not pair.complete and kind != "trainable":

@@ -120,6 +120,9 @@ RUNNING = frozenset({"running_mean", "running_var"})
 #: Another label makes another gradient of its row of logits: of a share of all rows, the gradient is off by the root of
 #: that share, times what is left of it where the model is sure of neither class. Chosen.
 OF_LABELS = 0.3
+#: Gradients were clipped where their norm before is so many times what is left of it. Chosen: beyond rounding, and what
+#: torch adds to the norm (1e-6).
+CLIPPED = 1.01
 
 # -- what is systematic --------------------------------------------------------------------------------------------
 

@@ -13,13 +13,22 @@ import numpy as np
 
 from padiff.compare.judge import limits
 from padiff.compare.judge.step_figures import coarsest, is_exact
+from padiff.compare.measure.labels import labels_by_call, same_labels
 from padiff.compare.measure.operands import elements
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss
 
+# What models call the labels that they are given.
+_LABELS = frozenset({"input.labels", "input.label"})
+
 
 def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
-    """The judged diffs of a step: what a loss function was called with, or gave, passes where nothing comes of it."""
+    """The judged diffs of a step: what a loss function was called with, or gave, passes where nothing comes of it.
+
+    So do labels that the model is given, where its loss functions are called with the same: language models of one
+    library shift them by themselves, of another are given them shifted.
+    """
+    diffs = _with_prepared(diffs)
     if all(diff.passed or not is_of_loss(diff.pair.anchor) for diff in diffs):
         return list(diffs)
     compared = [diff for diff in diffs if diff.compared]
@@ -34,11 +43,47 @@ def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
         told = grads if diff.pair.stage == "grad" else after
         if not told:
             return diff.pair.stage == "loss"
+        if diff.pair.stage == "grad" and _hidden(diff, grads):
+            return True
         if any(not other.passed for other in told):
             return not is_exact(diff) or _other_labels(diff) > 0
         return diff.pair.stage == "loss" and is_exact(diff) and _tells(_other_labels(diff), told, noise)
 
     return [diff if counts(diff) else _excused(diff) for diff in diffs]
+
+
+def _with_prepared(diffs: Sequence[Diff]) -> Sequence[Diff]:
+    given = [diff for diff in diffs if not diff.passed and _is_given(diff)]
+    if not given:
+        return diffs
+    sides = zip(*(diff.pair.sides for diff in diffs if is_of_loss(diff.pair.anchor)))
+    used = [labels_by_call([record for record in side if record is not None]) for side in sides]
+    if len(used) != 2:
+        return diffs
+    alike = {call for call in used[0].keys() & used[1].keys() if same_labels(used[0][call], used[1][call])}
+    return [
+        _excused(diff, Rule.PREPARED)
+        if not diff.passed and _is_given(diff) and diff.pair.anchor.call in alike
+        else diff
+        for diff in diffs
+    ]
+
+
+def _is_given(diff: Diff) -> bool:
+    """Whether a diff is of labels that the model is given."""
+    anchor = diff.pair.anchor
+    return anchor.stage == "input" and anchor.slot in _LABELS and diff.compared and is_exact(diff)
+
+
+def _hidden(diff: Diff, grads: Sequence[Diff]) -> bool:
+    """Whether a norm before clipping differs, and clipping on both sides leaves no sign of that in the gradients."""
+    figures = diff.figures
+    if figures is None or not all(other.passed and other.figures for other in grads):
+        return False
+    sides = [other.figures for other in grads if other.figures is not None]
+    left = Both(math.hypot(*(f.reference_l2 for f in sides)), math.hypot(*(f.candidate_l2 for f in sides)))
+    before = Both(figures.reference_l2, figures.candidate_l2)
+    return all(norm > limits.CLIPPED * after > 0 for norm, after in zip(before, left))
 
 
 def _first_gradients(diffs: Iterable[Diff]) -> list[Diff]:
@@ -69,8 +114,8 @@ def _tells(share: float, told: Sequence[Diff], noise: float) -> bool:
     return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)
 
 
-def _excused(diff: Diff) -> Diff:
+def _excused(diff: Diff, rule: Rule = Rule.WRITTEN_OTHERWISE) -> Diff:
     judged = diff.judgement
     figure, value = (judged.figure, judged.value) if judged is not None else (Figure.REL_L2, 0.0)
     limit = max(value, judged.limit if judged is not None else 0.0)
-    return Diff(diff.pair, diff.figures, True, Judgement(figure, value, limit, Rule.WRITTEN_OTHERWISE), diff.problem)
+    return Diff(diff.pair, diff.figures, True, Judgement(figure, value, limit, rule), diff.problem)

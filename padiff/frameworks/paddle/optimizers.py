@@ -85,7 +85,12 @@ def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> 
     return optimizer_state.set_state(_innermost(optimizer), names, new)
 
 
-def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+def hook(
+    optimizer: Any,
+    consumed: OnConsumed,
+    stepped: Callable[[], None],
+    clipping: Callable[[Any], None] = lambda norm: None,
+) -> list[Handle]:
     inner = _innermost(optimizer)
     seen = False
 
@@ -112,10 +117,38 @@ def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> l
         for one in _chain(optimizer)
         if isinstance(one, paddle.optimizer.Optimizer)
     ]
+    clip = getattr(inner, "_grad_clip", None)
+    if isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
+        handles.append(Override(clip, "_dygraph_clip", _measuring(inner, clip, clipping)))
     handles.append(Override(optimizer, "step", _then(optimizer.step, after_step)))
     if hasattr(optimizer, "minimize"):
         handles.append(Override(optimizer, "minimize", _then(optimizer.minimize, stepped)))
     return handles
+
+
+def _measuring(optimizer: Any, clip: Any, clipping: Callable[[Any], None]) -> Callable[..., Any]:
+    """A clipping by global norm that hands on the norm of what it is given."""
+    original = clip._dygraph_clip
+
+    def measured(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        clipped = [g for p, g in parameters_and_grads if g is not None and getattr(p, "need_clip", True)]
+        norm = None if _skips(optimizer) else _global_norm(clipped)
+        if norm is not None:
+            clipping(norm)
+        return original(parameters_and_grads, *args, **kwargs)
+
+    return measured
+
+
+def _global_norm(gradients: Sequence[Any]) -> Any | None:
+    """The norm of all gradients together; `None` where it can't be worked out of them alone."""
+    try:
+        with paddle.no_grad():
+            whole = [g.astype("float32") if g.element_size() < 4 else g for g in gradients]
+            squares = [gradient.square().sum() for gradient in whole]
+            return paddle.add_n(squares).sqrt() if squares else None
+    except Exception:  # sparse ones, or those that are spread over processes
+        return None
 
 
 def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:

@@ -59,7 +59,12 @@ def _held(optimizer: Any) -> Iterator[Any]:
             yield value
 
 
-def hook(optimizer: Any, consumed: OnConsumed, stepped: Callable[[], None]) -> list[Handle]:
+def hook(
+    optimizer: Any,
+    consumed: OnConsumed,
+    stepped: Callable[[], None],
+    clipping: Callable[[Any], None] = lambda norm: None,  # torch's optimizers do not clip
+) -> list[Handle]:
     def consume() -> None:
         if not _skips(optimizer):
             consumed(_gradients_of(optimizer, optimized(optimizer)))

@@ -65,7 +65,19 @@ def facts(scene: Scene) -> list[Fact]:
                     f"{count} micro-batches are accumulated: the candidate divides by their number, the reference not",
                 )
             )
-        for scale in sorted({step.loss_scale for step in sides} - {1.0}):
+            square = f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}"
+            twice = "divides by their number twice, the"
+            found.append(
+                Fact(
+                    count * count,
+                    "accumulation",
+                    f"{square}: the reference {twice} candidate not at all",
+                    f"{square}: the candidate {twice} reference not at all",
+                )
+            )
+        # A host that divides gradients by their number after backward says so as a loss scale.
+        counts = {float(step.micro_batches) for step in sides}
+        for scale in sorted({step.loss_scale for step in sides} - {1.0} - counts):
             text = f"it is the loss scale, {scale:g}"
             found.append(Fact(scale, "loss_scale", f"{text}: not undone in the candidate", f"{text}: undone twice"))
         for size in (

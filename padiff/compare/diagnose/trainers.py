@@ -1,0 +1,124 @@
+"""What trainers do to labels and losses, as the cause of a loss that parts; computed from what was recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from padiff.compare.diagnose.hypotheses.ratios import facts, recognised
+from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.losses import loss_calls
+from padiff.compare.measure.labels import labels_by_call
+from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.records import Both, Cause, Difference, is_loss, is_of_loss
+
+# How near a loss that is computed has to come. Chosen: far beyond rounding, and labels that count make more.
+_NEAR = 1e-4
+# Tokens of a sequence from which on its labels tell in which order they stand.
+_SHORTEST = 3
+_OVER_TOKENS = "over the tokens of a step"
+
+
+def trainer_cause(scene: Scene) -> Cause | None:
+    """The cause of a first diff that is a loss, or labels that go into one, or the norm that clipping measured; `None`
+    where nothing shows it.
+    """
+    pair = scene.diff.pair
+    if pair.stage == "grad" and pair.complete and is_of_loss(pair.anchor):
+        return _norm(scene)
+    if pair.stage != "loss" or not pair.complete:
+        return None
+    try:
+        return _unshifted(scene) or (_mean(scene) if is_loss(pair.anchor) else None)
+    except (RunFolderError, SketchOnlyError):
+        return None
+
+
+def _norm(scene: Scene) -> Cause | None:
+    figures = scene.diff.figures
+    if figures is None or not figures.reference_l2:
+        return None
+    ratio = figures.candidate_l2 / figures.reference_l2
+    text = (
+        f"before they are clipped, all gradients together are {ratio:.5g} times the reference's: clipping to a norm "
+        "hides what they are multiplied by"
+    )
+    number = recognised(ratio, facts(scene))
+    return Cause("gradient_scale", f"{text}; {number.text}" if number is not None else text)
+
+
+def _declared(scene: Scene, name: str) -> Difference | None:
+    return next((one for one in scene.declared if one.kind == "trainer" and one.name == name), None)
+
+
+def _unshifted(scene: Scene) -> Cause | None:
+    """Whether one side's loss is of the tokens themselves, where the other's is of those that follow."""
+    given = [
+        d.pair for d in scene.step if d.pair.stage == "input" and d.pair.complete and len(d.pair.anchor.shape) == 2
+    ]
+    sides = scene.sides(scene.number)
+    if not given or sides is None:
+        return None
+    length = given[0].anchor.shape[-1]
+    reference, candidate = sides.map(lambda step: labels_by_call(step.records))
+    ways = set()
+    for call in reference.keys() & candidate.keys():
+        one, other = reference[call].value.ravel(), candidate[call].value.ravel()
+        if one.size != other.size or one.size % length or length < _SHORTEST:
+            return None
+        ways.add(_way(one.reshape(-1, length), other.reshape(-1, length)))
+    if len(ways) != 1 or None in ways:
+        return None
+    (behind,) = ways
+    later, fix = ("candidate", "labels[:, :-1] = labels[:, 1:]; labels[:, -1] = -100")
+    if behind == "reference":
+        later, fix = "reference", ""
+    text = (
+        f"the {later}'s labels are not shifted: its loss is of the tokens that go in, the other's of the tokens that "
+        "follow them"
+    )
+    declared = _declared(scene, "labels are shifted")
+    note = f"; {declared.note}" if declared is not None else ""
+    return Cause("labels_shifted", text, True, f"moved on by one place, all labels are the same{note}", fix)
+
+
+def _way(reference: np.ndarray, candidate: np.ndarray) -> str | None:
+    """Which side's labels are one place behind the other's; `None` where neither are."""
+    if np.array_equal(reference, candidate):
+        return None
+    for behind, one, other in (("candidate", candidate, reference), ("reference", reference, candidate)):
+        if _alike(one[:, 1:], other[:, :-1]):
+            return behind
+    return None
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    counted = (one >= 0) | (other >= 0)
+    return bool(counted.any() and (one == other)[counted].all())
+
+
+def _mean(scene: Scene) -> Cause | None:
+    """Whether one trainer takes the mean over the tokens of a step, the other over each micro-batch."""
+    difference = _declared(scene, "the loss is a mean")
+    sides = scene.sides(scene.number)
+    if difference is None or sides is None:
+        return None
+    losses = sides.map(lambda step: [float(np.ravel(r.value)[0]) for r in step.records if is_loss(r)])
+    calls = sides.zip(scene.runs).map(lambda side: loss_calls(side[0], side[1].info))
+    counts: Both[list[int]] = calls.map(
+        lambda some: [
+            int((call.inputs["labels"] >= 0).sum()) for call in some if call.inputs and "labels" in call.inputs
+        ]
+    )
+    if not counts.reference or counts.reference != counts.candidate:
+        return None
+    tokens = counts.reference
+    if any(len(side) != len(tokens) for side in losses) or not all(tokens):
+        return None
+    shares = [sum(tokens) / (len(tokens) * count) for count in tokens]
+    factor = [1 / share for share in shares] if difference.values.candidate == _OVER_TOKENS else shares
+    proven = np.allclose(np.multiply(losses.reference, factor), losses.candidate, rtol=_NEAR, atol=0)
+    cause = difference.cause()
+    evidence = f"the micro-batches have {', '.join(map(str, tokens))} labels that count"
+    if proven:
+        evidence += ", and counted as the candidate counts, the reference's losses are the candidate's"
+    return Cause(cause.kind, cause.sentence, bool(proven), f"{evidence}; {difference.note}", cause.fix)

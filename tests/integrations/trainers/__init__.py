@@ -1,0 +1,1 @@
+"""A tiny LLaMA under transformers' Trainer and under PaddleFormers'."""
