@@ -20,6 +20,7 @@ from padiff.records import (
     coverage_lines,
     declared_lines,
     failed_lines,
+    floor_lines,
     limit_lines,
     model_text,
     owned_text,
@@ -27,6 +28,7 @@ from padiff.records import (
     stage_table,
     step_text,
     steps_text,
+    third_lines,
     verdict,
 )
 from padiff.records.environment import environment_text
@@ -61,7 +63,7 @@ def print_report(report: Report, console: Console, everything: bool = False, top
             row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, Text(row["where"]), style=style
         )
     console.print(table)
-    for line in limit_lines(rows):
+    for line in (*limit_lines(rows), *floor_lines(report), *third_lines(report)):
         console.print(line, markup=False, emoji=False)
     if report.failed:
         console.print()
