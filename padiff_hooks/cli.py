@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | replay | map | doctor | atlas``.
+"""The command line: ``padiff demo | show | compare | watch | replay | calibrate | map | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
@@ -26,6 +26,7 @@ from padiff.model.given_map import GivenMap
 from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import CODES, EXIT_CODES, Parser, add_pair, check_pair, paths_of, policy_of, steps_of
+from padiff_hooks.calibrate_command import add_calibrate
 from padiff_hooks.doctor.command import add_doctor, split_arguments
 from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_yaml import map_to_yaml
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_watch(commands)
     add_replay(commands)
+    add_calibrate(commands)
     add_doctor(commands)
 
     layer_map = commands.add_parser("map", help="print the found layer map as YAML, to edit and give back")
