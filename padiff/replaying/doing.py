@@ -15,7 +15,7 @@ from padiff.records import Step, TensorSource
 from padiff.records.pack import Pack
 from padiff.replaying.carrying import Carrying
 from padiff.replaying.feeding import MaskFeeder
-from padiff.replaying.kept import Kept, draw_like
+from padiff.replaying.kept import Kept, draw_again, draw_like, drawn_now
 from padiff.replaying.moving import AS_IT_IS, Move, move_weights
 from padiff.replaying.step import ReplayBatch, ReplayStep
 
@@ -42,6 +42,7 @@ class Doing:
         self.notes: dict[str, None] = {}
         self._feeding: Handle | None = None
         self._batch: int | None = None
+        self._drawn: Any = None
         self._narrow: Callable[[], None] | None = None
 
     def begin(self, pack: Pack, move: Move = AS_IT_IS) -> ReplayStep:
@@ -62,7 +63,12 @@ class Doing:
         if move.units:
             move_weights(self._model, move)
         framework.layers.clear_gradients(self._model.model)
-        draw_like(self._model, pack.seeds)
+        if move is AS_IT_IS:
+            draw_like(self._model, pack.seeds)
+            self._drawn = drawn_now(self._model)
+        else:
+            # What can't be fed is drawn again as it was in the step itself.
+            draw_again(self._model, self._drawn)
         self._recorder.step = pack.step
         self._batch = None
         self._recorder.attach()

@@ -160,6 +160,18 @@ def test_a_fault_of_the_forward_pass_is_found_where_it_is(references, tmp_path):
     assert any(diff.grade is Grade.WRONG and diff.floors > FLOORS for diff in report.diffs)
 
 
+def test_dropout_that_is_not_fed_is_no_noise(references, tmp_path):
+    """The runs that are moved draw what the step drew: a floor is what rounding makes, and not another mask."""
+
+    class Dropping(PaddleViT):
+        def forward(self, x):
+            return paddle.nn.functional.dropout(super().forward(x), 0.2)
+
+    net = Dropping()
+    report = replayed(Paddle, references / "torch", tmp_path / "c", net=net, floors=4)
+    assert not report.passed and max(m for m in multiples(report, "forward")) > FLOORS
+
+
 # -- float64 -------------------------------------------------------------------------------------------------------
 
 

@@ -181,7 +181,7 @@ class StepLimits:
             limit = max(limit, Limit(grown * figures.reference_l2, Rule.GROWN), key=value_of)
         if figures.floor is not None:
             if self._has_floor(diff):
-                limit = self._measured(figures.floor, limit)
+                limit = self._measured(diff, figures, limit)
             else:
                 diff = replace(diff, figures=replace(figures, floor=None))
         found = verdict(diff, limit)
@@ -213,10 +213,11 @@ class StepLimits:
         driven = diff.pair.stage in ("grad", "update") and key_of(diff) in self._noise_driven
         return self._apart is not None and not driven and not self._crossed
 
-    def _measured(self, floor: float, modelled: Limit) -> Limit:
+    def _measured(self, diff: Diff, figures: Figures, modelled: Limit) -> Limit:
         """The limit by the measured floor; the modelled one where that allows less, and no less than noise needs."""
-        floor *= self._factor * (self._apart or 1.0)
-        least = Limit(limits.FLOORS_AT_LEAST * floor, Rule.MEASURED)
+        floor = self._factor * (self._apart or 1.0) * (figures.floor or 0.0)
+        most = self._factor * limits.AT_MOST[diff.pair.stage] * figures.reference_l2
+        least = Limit(min(limits.FLOORS_AT_LEAST * floor, most), Rule.MEASURED)
         return min(Limit(limits.FLOORS * floor, Rule.MEASURED), max(modelled, least, key=value_of), key=value_of)
 
     def _limit(self, diff: Diff, figures: Figures) -> tuple[Limit, bool]:
