@@ -2,7 +2,20 @@
 
 from padiff.replaying.calibrating import calibrate
 from padiff.replaying.own_errors import Isolation, OwnError
+from padiff.replaying.resync import resync
+from padiff.replaying.resynced import Resync, Resynced
 from padiff.replaying.session import Replay, replay
 from padiff.replaying.step import ReplayBatch, ReplayStep
 
-__all__ = ["Isolation", "OwnError", "Replay", "ReplayBatch", "ReplayStep", "calibrate", "replay"]
+__all__ = [
+    "Isolation",
+    "OwnError",
+    "Replay",
+    "ReplayBatch",
+    "ReplayStep",
+    "Resync",
+    "Resynced",
+    "calibrate",
+    "replay",
+    "resync",
+]

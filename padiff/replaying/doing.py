@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,19 @@ class Doing:
         self._drawn: Any = None
         self._narrow: Callable[[], None] | None = None
 
-    def begin(self, pack: Pack, move: Move = AS_IT_IS) -> ReplayStep:
+    def begin(
+        self,
+        pack: Pack,
+        move: Move = AS_IT_IS,
+        put: Callable[[], None] | None = None,
+        masks: tuple[Pack, Mapping[str, str]] | None = None,
+    ) -> ReplayStep:
         """Put the model where the reference was before a packed step, and record from now on.
 
         Args:
             move: how weights and inputs are moved.
+            put: puts weights and states there instead.
+            masks: a pack that the masks and the seeds are of, if not this one, and its layers by the candidate's.
 
         Raises:
             UsageError: the step can't be done with this model.
@@ -59,12 +67,16 @@ class Doing:
         framework = self._model.framework
         if move.exact:
             self._widen()
-        self._carrying.carry(pack.step, self.kept.undo)
+        if put is not None:
+            put()
+        else:
+            self._carrying.carry(pack.step, self.kept.undo)
         if move.units:
             move_weights(self._model, move)
         framework.layers.clear_gradients(self._model.model)
+        drawing, partners = (pack, self._carrying.partners) if masks is None else masks
         if move is AS_IT_IS:
-            draw_like(self._model, pack.seeds)
+            draw_like(self._model, drawing.seeds)
             self._drawn = drawn_now(self._model)
         else:
             # What can't be fed is drawn again as it was in the step itself.
@@ -73,13 +85,13 @@ class Doing:
         self._batch = None
         self._recorder.attach()
         self.feeder = MaskFeeder(
-            pack.masks,
-            self._carrying.partners,
+            drawing.masks,
+            partners,
             lambda: self._recorder.running,
             framework.hooks.recomputing,
             self._micro_batch,
             # What is drawn besides comes from the same state of the generators, after the same draws.
-            draws=bool(pack.unseen) and pack.framework == framework.name,
+            draws=bool(drawing.unseen) and drawing.framework == framework.name,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
             self._feeding = framework.randomness.feed_masks(self.feeder)

@@ -64,7 +64,7 @@ def test_numbers_are_moved_by_one_unit_in_the_last_place(dtype):
     again = Move(0, 1, np.dtype(dtype).name).moved(values, 3)
     np.testing.assert_array_equal(moved.astype(np.float64), again.astype(np.float64))
     large = np.random.RandomState(0).randn(4000).astype(dtype)
-    signs = np.sign((Move(0, 1, np.dtype(dtype).name).moved(large, 0).astype(float) - large.astype(float)))
+    signs = np.sign(Move(0, 1, np.dtype(dtype).name).moved(large, 0).astype(float) - large.astype(float))
     assert abs(signs.mean()) < 0.1 and (signs != 0).all()
     assert (Move(1, 1, np.dtype(dtype).name).moved(large, 0) != Move(0, 1, np.dtype(dtype).name).moved(large, 0)).any()
 
@@ -360,7 +360,9 @@ def test_calibrate_writes_the_floors_of_a_run_into_it(references, tmp_path):
     assert found[0].exact and not found[0].notes
     replayed(Paddle, references / "torch", tmp_path / "c")
     report = padiff.compare_runs(tmp_path / "torch", tmp_path / "c")
-    assert report.passed and {"reference"} == {d.figures.third.code for d in report.diffs if d.figures and d.figures.third}
+    assert report.passed and {"reference"} == {
+        d.figures.third.code for d in report.diffs if d.figures and d.figures.third
+    }
     assert max(multiples(report)) < FLOORS / 10
     rules = [d.judgement.rule for d in report.diffs if d.judgement]
     assert rules.count(Rule.MEASURED) > 200
