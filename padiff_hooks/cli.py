@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | replay | calibrate | map | doctor | atlas``.
+"""The command line: ``padiff demo | show | compare | watch | replay | calibrate | resync | map | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
@@ -32,6 +32,7 @@ from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_yaml import map_to_yaml
 from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.replay_command import add_replay
+from padiff_hooks.resync_command import add_resync
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.watch import add_watch
 
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add_watch(commands)
     add_replay(commands)
     add_calibrate(commands)
+    add_resync(commands)
     add_doctor(commands)
 
     layer_map = commands.add_parser("map", help="print the found layer map as YAML, to edit and give back")
