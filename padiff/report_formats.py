@@ -163,6 +163,21 @@ def diff_to_json(diff: Diff, standing: Standing | None = None) -> dict[str, Any]
         "candidate": pair.candidate.site if pair.candidate else None,
         "passed": diff.passed,
     }
+    if diff.grade is not None:
+        out["grade"] = diff.grade.name.lower()
+    if diff.floors is not None and figures is not None and figures.floor is not None:
+        # As a share of the reference, as `rel_l2` is.
+        scale = figures.reference_l2
+        out["floor"] = number(figures.floor / scale) if scale else 0.0
+        out["floors"] = number(diff.floors)
+    if figures is not None and figures.third is not None:
+        third = figures.third
+        out["float64"] = {
+            **dict(SIDES.zip(third.errors.map(number))),
+            "code": third.code,
+            "farther": third.farther or None,
+            "times": number(third.times),
+        }
     if standing is not None:
         out["standing"] = standing.name.lower()
     if pair.layout:

@@ -13,10 +13,12 @@ from padiff.records import (
     count_text,
     coverage_lines,
     failed_rows,
+    floor_lines,
     headline,
     limit_lines,
     printable,
     stage_table,
+    third_lines,
     verdict,
     where_lines,
 )
@@ -47,7 +49,8 @@ def to_markdown(report: Report) -> str:
     lines += ["", *_unfolding("Where it is in both models", _code(place, "text") if place else [])]
     if len(report.failed) > 1:
         lines += _unfolding(f"All that differs: {count_text(report)}", _all(report))
-    more = [f"Tolerance: {report.tolerance}", *limit_lines(table), *coverage_lines(report)]
+    measured = [*floor_lines(report), *third_lines(report)]
+    more = [f"Tolerance: {report.tolerance}", *limit_lines(table), *measured, *coverage_lines(report)]
     lines += _unfolding("What was compared, and how", [f"- {_text(line)}" for line in more])
     return "\n".join(lines).rstrip() + "\n"
 

@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | replay | repro | map | doctor | atlas``.
+"""The command line: ``padiff demo | show | compare | watch | replay | calibrate | resync | repro | map | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
@@ -37,12 +37,14 @@ from padiff_hooks.arguments import (
     policy_of,
     steps_of,
 )
+from padiff_hooks.calibrate_command import add_calibrate
 from padiff_hooks.doctor.command import add_doctor, split_arguments
 from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
 from padiff_hooks.map_yaml import map_to_yaml
 from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.replay_command import add_replay
 from padiff_hooks.repro_command import add_repro
+from padiff_hooks.resync_command import add_resync
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.watch import add_watch
 
@@ -131,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_watch(commands)
     add_replay(commands)
+    add_calibrate(commands)
+    add_resync(commands)
     add_repro(commands)
     add_doctor(commands)
 

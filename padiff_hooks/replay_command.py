@@ -19,12 +19,13 @@ import padiff
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.selection import nearest
+from padiff.replaying.moving import RUNS
 from padiff.report_formats import to_json, to_junit, to_markdown
 from padiff_hooks.arguments import CODES, EXIT_CODES, Steps, policy_of
 from padiff_hooks.outputs import check_out, write_out
 from padiff_hooks.show import print_report
 
-_RETURNS = (
+RETURNS = (
     "it has to return (model, optimizer, step): a torch Module or a paddle Layer; its optimizer, or None; and a "
     "function that trains on one replayed step, as in `for batch in step.batches: loss = ...; loss.backward()`, then "
     "`optimizer.step()`"
@@ -37,7 +38,7 @@ def add_replay(commands: Any) -> None:
         "replay",
         help="do the packed steps of a run again with another model, each from where the run was",
         description="Do the packed steps of a run (recorded with replay_every_n_steps) again with the model that a "
-        f"function makes, and compare each by itself. FUNCTION takes nothing; {_RETURNS}. Exit code: {EXIT_CODES}.",
+        f"function makes, and compare each by itself. FUNCTION takes nothing; {RETURNS}. Exit code: {EXIT_CODES}.",
     )
     parser.add_argument("reference", metavar="RUN", help="the run to trust")
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. port.train:replayed, or port/train.py:replayed")
@@ -45,6 +46,17 @@ def add_replay(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run that --dir holds")
     parser.add_argument("--partial", action="store_true", help="leave what only one side has as it is")
     parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,500,1000-2000")
+    parser.add_argument(
+        "--floors",
+        metavar="N",
+        type=int,
+        nargs="?",
+        const=RUNS,
+        default=0,
+        help="do each step N times more (default: %(const)s), moved by units in the last place: what rounding makes of "
+        "each tensor, which the report then judges by",
+    )
+    parser.add_argument("--float64", action="store_true", help="do each step once more in float64, as the third side")
     parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
     parser.add_argument("--atol", type=float, help="absolute tolerance, instead of the default policy")
     parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
@@ -62,7 +74,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
     if outputs.count("-") > 1:
         raise UsageError("only one of --json, --junit and --markdown can go to standard output")
     policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
-    model, optimizer, train = _made(args.target)
+    model, optimizer, train = made_by(args.target)
     replay = padiff.replay(
         args.reference,
         model,
@@ -73,6 +85,8 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
         policy=policy,
         existing="overwrite" if args.overwrite else "error",
         partial=args.partial,
+        floors=args.floors,
+        float64=args.float64,
     )
     with replay:
         for step in replay:
@@ -81,6 +95,9 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
             except PadiffError:
                 raise
             except Exception as error:
+                if step.exact:
+                    replay.give_up(f"not run in float64: {type(error).__name__}: {error}")
+                    continue
                 raise UsageError(
                     f"{args.target}: the step function failed at step {step.number}: {type(error).__name__}: {error}"
                 ) from error
@@ -95,7 +112,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
     return CODES[report.outcome]
 
 
-def _made(target: str) -> tuple[Any, Any, Callable[[Any], object]]:
+def made_by(target: str) -> tuple[Any, Any, Callable[[Any], object]]:
     """What the function returned.
 
     Raises:
@@ -116,7 +133,7 @@ def _made(target: str) -> tuple[Any, Any, Callable[[Any], object]]:
     except Exception as error:
         raise UsageError(f"{target} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, tuple) or len(made) != 3 or not callable(made[2]):
-        raise UsageError(f"{target} returned {type(made).__name__}: {_RETURNS}")
+        raise UsageError(f"{target} returned {type(made).__name__}: {RETURNS}")
     model, optimizer, train = made
     return model, optimizer, train
 

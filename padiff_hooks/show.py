@@ -23,6 +23,7 @@ from padiff.records import (
     coverage_lines,
     declared_lines,
     failed_lines,
+    floor_lines,
     headline,
     limit_lines,
     model_text,
@@ -32,6 +33,7 @@ from padiff.records import (
     stage_table,
     step_text,
     steps_text,
+    third_lines,
     verdict,
     where_lines,
 )
@@ -71,7 +73,7 @@ def print_report(report: Report, console: Console, everything: bool = False, top
         where = Text(printable(row["where"]))
         table.add_row(row["stage"], str(row["compared"]), str(row["differ"]), worst, limit, where, style=style)
     console.print(table)
-    for line in limit_lines(rows):
+    for line in (*limit_lines(rows), *floor_lines(report), *third_lines(report)):
         said(line, style=QUIET)
     if report.failed:
         said()

@@ -12,6 +12,7 @@ from padiff.compare.judge.drift import NONE, Drift, drift
 from padiff.compare.judge.history import NOTHING_YET, History
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import excused
+from padiff.compare.measure.floors import with_floors
 from padiff.compare.measure.pairs import measure_pair
 from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
 from padiff.records import Both, Diff, Pair, Run, Step
@@ -72,7 +73,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     found = []
     for rank, own in zip(ranks, pairs):
         # Every rank of a step is judged by the step before it, none by another rank.
-        diffs = plan.policy.judge(list(islice(measured, len(own))), before.drift)
+        diffs = plan.policy.judge(with_floors(list(islice(measured, len(own))), steps), before.drift)
         diffs = excused(diffs, infos.zip(history), rank, plan.alignment)
         diffs, history = absent_stages(diffs, rank, history, plan.runs)
         found.append(diffs)

@@ -8,6 +8,7 @@
       report.json  tensors/*.npy                           input, forward, loss, backward (and learning rates)
       params.json  weights/*.npy grads/*.npy updates/*.npy weight, grad, update
 packs/00000010/rank_0/        what it takes to do a step again (`padiff.dump.replay_packs`)
+floors/00000010/rank_0/       how far off rounding alone makes it (`padiff.dump.floors`)
 
 ``report.json`` and ``params.json`` each hold the layer tree, with the records of every layer at its node. Paths
 of ``.npy`` files are relative to the JSON file. A dtype that numpy has not (bfloat16) is stored as an
@@ -31,6 +32,7 @@ RUN_FILE = "run.json"
 FINISHED_FILE = "finished.json"
 STEPS = "steps"
 PACKS = "packs"
+FLOORS = "floors"
 REPORT_FILE = "report.json"
 PARAMS_FILE = "params.json"
 #: Sketches of what a trace has besides records, beside the tensors.

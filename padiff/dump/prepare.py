@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.deduplication import SHARED
-from padiff.dump.format import FINISHED_FILE, PACKS, RUN_FILE, STEPS
+from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, STEPS
 from padiff.dump.lock import FolderLock
 from padiff.dump.read import read_info
 from padiff.dump.structures import STRUCTURES
@@ -78,7 +78,7 @@ def _take_over(path: Path, info: RunInfo, existing: str) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(steps, aside)
         shutil.rmtree(aside, ignore_errors=True)
-        for beside in (STRUCTURES, SHARED, PACKS):
+        for beside in (STRUCTURES, SHARED, PACKS, FLOORS):
             shutil.rmtree(path / beside, ignore_errors=True)
 
 
@@ -98,7 +98,7 @@ def _check_same_model(path: Path, info: RunInfo) -> None:
 
 def _clear_leftovers(path: Path) -> None:
     """Put away what a process left that died while it wrote; a step that it was replacing comes back."""
-    for left in (*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")):
+    for left in (hidden for place in (STEPS, PACKS, FLOORS) for hidden in (path / place).glob(".*")):
         final = left.with_name(left.name[1:].removesuffix(".old"))
         if left.name.endswith(".old") and not final.exists():
             os.rename(left, final)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from padiff.dump.floors import read_floors
 from padiff.dump.format import (
     FINISHED_FILE,
     PARAMS_FILE,
@@ -124,7 +125,9 @@ class FolderRun(_OnDisk):
         if not self._settled:
             self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
             self._settled = True
-        return [self._packed.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
+        steps = [self._packed.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
+        floors = read_floors(self.path, number) if len(steps) == 1 else None
+        return steps if floors is None else [replace(steps[0], floors=floors)]
 
     @staticmethod
     def _read(rank: Path) -> Step:

@@ -24,6 +24,7 @@ from padiff.dump.files import write_json, write_npy
 from padiff.dump.forks import own
 from padiff.dump.format import (
     FINISHED_FILE,
+    FLOORS,
     FOLDERS,
     PACKS,
     RUN_FILE,
@@ -290,6 +291,8 @@ class RunWriter:
             write_whole(place, step.rank, ranks, write_its_pack)
         elif self._replace and place.exists():
             drop_whole(place)  # of the step that is recorded again
+        if self._replace and (self.path / FLOORS).exists():
+            drop_whole(self.path / FLOORS / step_folder(step.number))
 
         def write_step(folder: Path) -> None:
             if self._pack is not None:
@@ -308,6 +311,7 @@ class RunWriter:
         """Take a step away, and its pack."""
         drop_whole(self._step_path(number))
         drop_whole(self.path / PACKS / step_folder(number))
+        drop_whole(self.path / FLOORS / step_folder(number))
 
 
 #: What the thread is to write: a step, what holds for all of them, and its pack.

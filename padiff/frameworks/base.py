@@ -218,6 +218,15 @@ class Tensors(Protocol):
     def make(self, array: np.ndarray, near: Any) -> Any:
         """A new tensor with an array's values and dtype, on the device of another tensor; it has its own memory."""
 
+    def in_float64(self, tensors: Sequence[Any]) -> Callable[[], None]:
+        """Make parameters and buffers float64, those of another floating dtype, each the same object as before; what is
+        made without a dtype is float64, too.
+
+        Returns:
+            What puts all of it back as it was, to the bit, whatever was written to them meanwhile. Their gradients have
+            to be cleared before both.
+        """
+
     def without_grad(self) -> AbstractContextManager[Any]:
         """No graph is recorded."""
 
@@ -400,6 +409,13 @@ class Optimizers(Protocol):
 
         Raises:
             UsageError: the state does not fit; nothing was changed.
+        """
+
+    def in_float64(self, optimizer: Any) -> Callable[[], None]:
+        """Have an optimizer step parameters that `Tensors.in_float64` has made float64; give it a state afterwards.
+
+        Returns:
+            What puts it back; the state that it has then is to be put back besides.
         """
 
     def step(self, optimizer: Any) -> None:

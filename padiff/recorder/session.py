@@ -322,6 +322,23 @@ class Recorder:
         self._warnings.give()
         return written
 
+    def take(self) -> Step | None:
+        """End what is recorded of the step under way and give it, instead of handing it on: the step is still under way
+        for whoever records it again. `None`: there is nothing of it.
+        """
+        capture, self._capture = self._capture, None
+        self._views.clear()  # the parameters may be of another dtype
+        if capture is None:
+            return None
+        try:
+            capture.raise_interrupt()
+            if capture.empty:
+                return None
+            scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
+            return capture.finish(self._description.rank, scale)
+        finally:
+            capture.detach()
+
     def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
         """What was recorded of the step that ends; `None` where it was not due. And its pack, where one is kept."""
         # Never out of reach: an interrupt in what follows must find the hooks.

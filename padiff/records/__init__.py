@@ -8,11 +8,11 @@ from padiff.records.alike import Alike, arrays_of, make_sketches, sources_of
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cards import report_card, run_card
 from padiff.records.cause import Cause
-from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, figures_text
+from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, Third, figures_text
 from padiff.records.declared import Difference
 from padiff.records.extent import Extent, Within
 from padiff.records.folded import FoldedDiffs
-from padiff.records.judgement import Figure, Judgement, Kind, Problem, Rule
+from padiff.records.judgement import Figure, Grade, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
 from padiff.records.models import Models, Partners
 from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
@@ -43,9 +43,11 @@ from padiff.records.report_text import (
     coverage_lines,
     failed_lines,
     failed_rows,
+    floor_lines,
     headline,
     limit_lines,
     stage_table,
+    third_lines,
     verdict,
     where_lines,
     zeros_text,
@@ -93,6 +95,7 @@ __all__ = [
     "Diff",
     "Difference",
     "Figures",
+    "Grade",
     "FirstDiff",
     "FoldedDiffs",
     "InMemory",
@@ -120,6 +123,7 @@ __all__ = [
     "Standing",
     "Step",
     "TensorSource",
+    "Third",
     "Trace",
     "TracedCall",
     "TracedTensor",
@@ -154,7 +158,9 @@ __all__ = [
     "settings_delta",
     "settings_from_json",
     "settings_text",
+    "floor_lines",
     "limit_lines",
+    "third_lines",
     "stage_table",
     "step_text",
     "steps_text",

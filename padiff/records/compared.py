@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from padiff.records.aftermath import Standing
-from padiff.records.both import Both
+from padiff.records.both import SIDES, Both
 from padiff.records.cause import Cause
 from padiff.records.extent import Extent
-from padiff.records.judgement import Figure, Judgement, Problem, Rule
+from padiff.records.judgement import SUSPICIOUS, Figure, Grade, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
 from padiff.records.picture import Picture
 from padiff.records.recomputed import Recomputed
@@ -62,6 +62,39 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Third:
+    """How far both sides are from the step in float64.
+
+    Attributes:
+        errors: of each side, its relative L2 distance.
+        code: whose code was run in float64, ``reference`` or ``candidate``: what is wrong with that side's code, and
+            not with its rounding, is wrong in float64, too.
+    """
+
+    errors: Both[float]
+    code: str
+
+    @property
+    def farther(self) -> str:
+        """The side that is farther from it; empty: neither is."""
+        if self.errors.reference == self.errors.candidate:
+            return ""
+        return "reference" if self.errors.reference > self.errors.candidate else "candidate"
+
+    @property
+    def times(self) -> float:
+        """How many times as far the farther side is."""
+        least, most = sorted(self.errors)
+        return most / least if least > 0 else (1.0 if most == 0 else math.inf)
+
+    @property
+    def text(self) -> str:
+        """It in words."""
+        far = " and ".join(f"{error:.2g} from the {side}" for side, error in zip(SIDES, self.errors))
+        return f"the {self.code}'s code in float64 is {far}"
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """How far two tensors are apart, computed in float64 over positions where both are finite.
 
@@ -82,6 +115,8 @@ class Figures:
         basis: what was measured: ``tensors``, ``sketches`` (L2 norms are estimates, ``max_abs``, ``max_rel`` and
             ``mismatched`` lower bounds, ``mean_abs`` the root of the mean square), or ``moments`` (lower bounds).
         spread: relative standard deviation of ``l2``, where it is an estimate.
+        third: how far both are from float64; `None`: not known.
+        floor: what ``l2`` may be by rounding alone, as it was measured (`padiff.records.floors`); `None`: it was not.
     """
 
     max_abs: float = 0.0
@@ -100,6 +135,8 @@ class Figures:
     bulk_l2: float | None = None
     basis: str = "tensors"
     spread: float = 0.0
+    floor: float | None = None
+    third: Third | None = None
 
     @property
     def rel_l2(self) -> float:
@@ -145,6 +182,27 @@ class Diff:
             return self.judgement.excess
         return 0.0 if self.passed else float("inf")
 
+    @property
+    def floors(self) -> float | None:
+        """How far apart in multiples of the floor; `None` where none was measured, or nothing was compared."""
+        figures = self.figures
+        if figures is None or figures.floor is None or not self.compared:
+            return None
+        if not figures.floor:
+            return 0.0 if figures.l2 == 0 else math.inf
+        return figures.l2 / figures.floor
+
+    @property
+    def grade(self) -> Grade | None:
+        """What it is, in one word; `None` where nothing was compared."""
+        if not self.passed:
+            return Grade.WRONG
+        if not self.compared or self.figures is None:
+            return None
+        if self.figures.l2 == 0 and not self.figures.nonfinite:
+            return Grade.EQUAL
+        return Grade.SUSPICIOUS if (self.floors or 0.0) > SUSPICIOUS else Grade.NOISE
+
     def judged(self, passed: bool, figure: Figure, value: float, limit: float, rule: Rule) -> Diff:
         """The diff, with what was judged. (Not by `replace`, which takes longer than the judging.)"""
         return Diff(self.pair, self.figures, passed, Judgement(figure, value, limit, rule), self.problem)
@@ -177,6 +235,11 @@ def figures_text(diff: Diff) -> str:
             text += f", {judged.excess:.3g} times the {judged.figure} allowed ({judged.limit:.2g})"
         else:
             text += f", where {judged.figure} has to be 0 (got {judged.value:.3g})"
+    floors = diff.floors
+    if floors is not None and not diff.problem and math.isfinite(floors):
+        text += f"; {floors:.3g} times its floor"
+    if figures.third is not None and not diff.problem:
+        text += f"; {figures.third.text}"
     if figures.max_abs and figures.basis == "tensors":
         at = f" at {list(figures.index)}" if figures.index else ""
         text += f"; worst {figures.values.reference:.7g} against {figures.values.candidate:.7g}{at}"

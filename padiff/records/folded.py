@@ -13,13 +13,14 @@ from typing import Any, overload
 import numpy as np
 
 from padiff.records.both import Both
-from padiff.records.compared import Diff, Figures, Pair
+from padiff.records.compared import Diff, Figures, Pair, Third
 from padiff.records.judgement import Judgement
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.sources import TensorSource
 from padiff.sketches.sketch import Sketch
 
-# Of figures, what is a number; `bulk_l2` and a judgement's `value` and `limit` are NaN where there is none.
+# Of figures, what is a number. NaN where there is none: `bulk_l2`, `floor`, distances from float64, and a judgement's
+# `value` and `limit`.
 _FLOATS = (
     "max_abs",
     "max_rel",
@@ -30,6 +31,9 @@ _FLOATS = (
     "candidate_l2",
     "bulk_l2",
     "spread",
+    "floor",
+    "third_reference",
+    "third_candidate",
 )
 _COUNTS = ("size", "mismatched", "nonfinite", "overflowed")
 _ROW = np.dtype(
@@ -39,6 +43,7 @@ _ROW = np.dtype(
         ("figure", np.uint32),
         ("rule", np.uint32),
         ("basis", np.uint32),
+        ("code", np.uint32),
         ("passed", np.bool_),
         ("index", np.int64),
         *((name, np.int64) for name in _COUNTS),
@@ -211,6 +216,7 @@ class FoldedDiffs(_MadeAnew):
             things[judged.figure if judged is not None else None],
             things[judged.rule if judged is not None else None],
             things[figures.basis if figures is not None else _NO_FIGURES],
+            things[figures.third.code if figures is not None and figures.third is not None else _NO_FIGURES],
             diff.passed,
         )
         judgement = (judged.value, judged.limit) if judged is not None else (math.nan, math.nan)
@@ -227,20 +233,22 @@ class FoldedDiffs(_MadeAnew):
             figures.candidate_l2,
             _or_nan(figures.bulk_l2),
             figures.spread,
+            _or_nan(figures.floor),
+            *(figures.third.errors if figures.third is not None else (math.nan, math.nan)),
         )
         return (*about, _flat(figures.index, pair.anchor.shape), *counts, *floats, *figures.values, *judgement)
 
     def _diff(self, block: _Block, k: int, row: tuple[Any, ...]) -> Diff:
         if k in block.whole:
             return block.whole[k]
-        place, problem, figure, rule, basis, passed, flat, size, mismatched, nonfinite, overflowed, *floats = row
+        place, problem, figure, rule, basis, code, passed, flat, size, mismatched, nonfinite, overflowed, *floats = row
         reference_place, candidate_place, layout, scales, optional = self._places.known[place]
         sides = zip((reference_place, candidate_place), self._steps, block.numbers)
         reference, candidate = (_record(place, steps, number, block.rank) for place, steps, number in sides)
         pair = Pair(block.step, reference, candidate, layout, scales, optional)
         things = self._things.known
         figures = None
-        *measured, bulk, spread, one, other, value, limit = floats
+        *measured, bulk, spread, floor, third, third_other, one, other, value, limit = floats
         if things[basis] != _NO_FIGURES:
             max_abs, max_rel, mean_abs, mean_reference, l2, reference_l2, candidate_l2 = measured
             index = () if flat == _NO_INDEX else _index(flat, pair.anchor.shape)
@@ -261,6 +269,8 @@ class FoldedDiffs(_MadeAnew):
                 _or_none(bulk),
                 things[basis],
                 spread,
+                _or_none(floor),
+                Third(Both(third, third_other), things[code]) if things[code] != _NO_FIGURES else None,
             )
         judged = None if things[figure] is None else Judgement(things[figure], value, limit, things[rule])
         return Diff(pair, figures, passed, judged, things[problem])

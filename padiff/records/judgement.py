@@ -30,6 +30,24 @@ class Figure(Enum):
         return self.value
 
 
+#: Multiples of a measured floor from which on what passes is not taken for noise. Measured: see
+#: `padiff.compare.judge.limits.FLOORS`.
+SUSPICIOUS = 10.0
+
+
+class Grade(Enum):
+    """What a diff is."""
+
+    EQUAL = "equal to the bit"
+    NOISE = "noise"
+    #: Allowed, though beyond what rounding was measured to make.
+    SUSPICIOUS = "suspicious"
+    WRONG = "wrong"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class Rule(Enum):
     """Which rule allowed a limit; the value says why so much is right."""
 
@@ -55,6 +73,7 @@ class Rule(Enum):
     LAST_PLACE = "the update is a few units in the last place of the weight, which rounding moves it by"
     WRITTEN = "a weight is what it was in the step before, and its update: nothing else writes to it"
     SYSTEMATIC = "many tensors of the stage are off alike, which rounding never is"
+    MEASURED = "measured: n runs moved by units in the last place"
     AROUND_ZERO = "the true gradient is zero, and what was computed is rounding noise"
     PREPARED = "loss functions are called with the same labels: one side prepares them in the model, one in the data"
     WRITTEN_OTHERWISE = "losses and gradients agree: the loss is the same, written in another way"

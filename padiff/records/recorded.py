@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.records.floors import Floors
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
@@ -171,6 +172,7 @@ class Step:
         settings: how what the run declares differs in this step from `RunInfo.settings`: names with their values here,
             `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
         trace: the calls that the step was made of, which tell where a diff comes from.
+        floors: what rounding makes of its tensors, where that was measured.
     """
 
     number: int
@@ -181,6 +183,7 @@ class Step:
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace = NO_TRACE
+    floors: Floors | None = None
 
 
 @dataclass(frozen=True, slots=True)

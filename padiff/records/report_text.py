@@ -11,7 +11,7 @@ from padiff.records.aftermath import Standing
 from padiff.records.both import Both
 from padiff.records.compared import Diff
 from padiff.records.folding import Marked, Row, folded_rows, ratio_of
-from padiff.records.judgement import Figure, Rule
+from padiff.records.judgement import Figure, Grade, Rule
 from padiff.records.recorded import LOOP, STAGES
 from padiff.records.tree_text import place_lines
 from padiff.sketches.sketch import ELEMENTS, SPREAD
@@ -36,7 +36,8 @@ def report_text(report: Report) -> str:
     the verdict in short.
     """
     place = where_lines(report)
-    lines = [verdict(report), "", *_table(report), *failed_lines(report), "", *place, *([""] if place else [])]
+    found = [*_table(report), *failed_lines(report), *floor_lines(report), *third_lines(report)]
+    lines = [verdict(report), "", *found, "", *place, *([""] if place else [])]
     return "\n".join([*lines, *coverage_lines(report), "", headline(report)])
 
 
@@ -142,6 +143,60 @@ def _cannot_tell(report: Report) -> str:
     return text + (
         f" What was recorded agrees: {coverage.compared} tensors, {coverage.share:.0%} of what should have been."
     )
+
+
+def floor_lines(report: Report) -> list[str]:
+    """What diffs are beside the floors that were measured, a line each; none where none were."""
+    worst: dict[str, Diff] = {}
+    grades: Counter[Grade] = Counter()
+    count = 0
+    for diff in report.diffs:
+        floors = diff.floors
+        if diff.grade is not None:
+            grades[diff.grade] += 1
+        if floors is None:
+            continue
+        count += 1
+        if diff.pair.stage not in worst or floors > (worst[diff.pair.stage].floors or 0.0):
+            worst[diff.pair.stage] = diff
+    if not count:
+        return []
+    found = ", ".join(f"{grades[grade]} {grade}" for grade in Grade if grades[grade])
+    lines = [f"{count} diffs have a measured floor, what rounding alone makes of them; all diffs: {found}"]
+    largest = (
+        f"{stage} {worst[stage].floors:.3g} ({worst[stage].pair.anchor.site})" for stage in STAGES if stage in worst
+    )
+    return [*lines, f"largest in multiples of their floors: {', '.join(largest)}"]
+
+
+def third_lines(report: Report) -> list[str]:
+    """Which side is farther from the step in float64, a line; none where it was not run in float64."""
+    count: Counter[str] = Counter()
+    worst: dict[str, Diff] = {}
+    code = ""
+    for diff in report.diffs:
+        third = diff.figures.third if diff.figures is not None else None
+        if third is None:
+            continue
+        code, side = third.code, third.farther
+        count[side] += 1
+        before = worst[side].figures if side in worst else None
+        if before is None or before.third is None or max(third.errors) > max(before.third.errors):
+            worst[side] = diff
+    if not count:
+        return []
+    parts = []
+    for side in ("reference", "candidate"):
+        far = worst.get(side)
+        if far is not None and far.figures is not None and far.figures.third is not None:
+            third = far.figures.third
+            times = f"{third.times:.3g} times as far" if math.isfinite(third.times) else "the other is equal to it"
+            parts.append(
+                f"the {side} is farther from it in {count[side]}, by {max(third.errors):.2g} at most "
+                f"({far.pair.anchor.site}, {times})"
+            )
+    total = sum(count.values())
+    return [f"float64 ({code}'s code): of {total} tensors, {'; '.join(parts) or 'both sides are as far from it'}"]
 
 
 def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:

@@ -1,7 +1,21 @@
 """Doing recorded steps again with another model, each from where the recorded run was."""
 
+from padiff.replaying.calibrating import calibrate
 from padiff.replaying.own_errors import Isolation, OwnError
+from padiff.replaying.resync import resync
+from padiff.replaying.resynced import Resync, Resynced
 from padiff.replaying.session import Replay, replay
 from padiff.replaying.step import ReplayBatch, ReplayStep
 
-__all__ = ["Isolation", "OwnError", "Replay", "ReplayBatch", "ReplayStep", "replay"]
+__all__ = [
+    "Isolation",
+    "OwnError",
+    "Replay",
+    "ReplayBatch",
+    "ReplayStep",
+    "Resync",
+    "Resynced",
+    "calibrate",
+    "replay",
+    "resync",
+]

@@ -40,11 +40,12 @@ class Carrying:
         self.partners: dict[str, str] = {}
         self.left: tuple[str, ...] = ()
 
-    def carry(self, number: int, undo: list[Callable[[], None]]) -> None:
+    def carry(self, number: int, undo: list[Callable[[], None]], states: bool = True) -> None:
         """Set all of it, or nothing.
 
         Args:
             undo: takes what puts the optimizers back.
+            states: whether the optimizers are set, too.
 
         Raises:
             UsageError: it can't be carried; nothing was changed.
@@ -79,18 +80,32 @@ class Carrying:
                 tensors.write(tensor, array)
             for call in transfer.calls:
                 call()
-            self._set(stored, self._alignment, undo)
+            if states:
+                self._set(stored, self._alignment, undo)
         except BaseException:
             for tensor, array in before:
                 tensors.write(tensor, array)
             raise
 
-    def _set(self, stored: Stored, alignment: Alignment, undo: list[Callable[[], None]]) -> None:
-        """Give the optimizers what the recorded ones held; all of them or none."""
-        if not self._optimizers:
-            return
-        api = self._model.framework.optimizers
-        names = {id(tensor): site for site, tensor in self._model.tensors()}
+    @property
+    def names(self) -> dict[int, str]:
+        """The sites of the candidate's tensors, by their ``id``."""
+        return {id(tensor): site for site, tensor in self._model.tensors()}
+
+    def states(self, number: int) -> list[OptimizerState]:
+        """What the recorded optimizers held before a packed step, for the candidate's; after the first `carry`.
+
+        Raises:
+            UsageError: it is not known, or does not fit.
+        """
+        assert self._alignment is not None
+        stored = stored_step(self._reference.run, number, self._reference.path)
+        if stored.optimizers is None:
+            raise UsageError(stored.why_not)
+        return self._states(stored, self._alignment)
+
+    def _states(self, stored: Stored, alignment: Alignment) -> list[OptimizerState]:
+        api, names = self._model.framework.optimizers, self.names
         carrier = StateCarrier(stored.model, self._model, alignment, stored.optimizers or ())
         states: list[OptimizerState] = []
         for one in self._optimizers:
@@ -98,6 +113,14 @@ class Carrying:
             if not sites:
                 raise UsageError("the optimizer steps no parameter of this model: make it of model.parameters()")
             states.append(carrier.of(sites))
+        return states
+
+    def _set(self, stored: Stored, alignment: Alignment, undo: list[Callable[[], None]]) -> None:
+        """Give the optimizers what the recorded ones held; all of them or none."""
+        if not self._optimizers:
+            return
+        api, names = self._model.framework.optimizers, self.names
+        states = self._states(stored, alignment)
         done: list[Callable[[], None]] = []
         try:
             for one, state in zip(self._optimizers, states):

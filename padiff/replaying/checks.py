@@ -32,11 +32,11 @@ class Reference:
     numbers: tuple[int, ...]
 
 
-def opened(reference: str | Path, dir_path: Path, steps: Container[int] | None = None) -> Reference:
+def opened(reference: str | Path, dir_path: Path | None, steps: Container[int] | None = None) -> Reference:
     """Open a run with packs.
 
     Args:
-        dir_path: where the candidate will be recorded.
+        dir_path: where the candidate will be recorded; `None`: nowhere.
         steps: which of the packed steps. Default: all that were recorded whole.
 
     Raises:
@@ -44,8 +44,8 @@ def opened(reference: str | Path, dir_path: Path, steps: Container[int] | None =
     """
     path = local_folder(reference, "reference")
     run = open_run(path)
-    inside, outside = dir_path.resolve(), path.resolve()
-    if inside == outside or outside in inside.parents:
+    inside, outside = (path if dir_path is None else dir_path).resolve(), path.resolve()
+    if dir_path is not None and (inside == outside or outside in inside.parents):
         raise UsageError(
             f"the candidate would be recorded into {dir_path}, which is {'' if inside == outside else 'inside of '}the "
             "reference's folder: that is never written to. Give another folder"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Kept:
         self._model = model
         self._values = [(tensor, tensors.copy(tensor)) for _, tensor in model.tensors()]
         self._modes = [(node.layer, node.layer.training) for node in model.nodes]
-        self._random = model.framework.randomness.state(), random.getstate(), np.random.get_state()
+        self._random = drawn_now(model)
         #: What puts the optimizers back.
         self.undo: list[Callable[[], None]] = []
 
@@ -37,11 +38,21 @@ class Kept:
         self.undo.clear()
         for layer, mode in self._modes:
             layer.training = mode
-        state, python, numpy = self._random
-        framework.randomness.restore(state)
-        random.setstate(python)
-        np.random.set_state(numpy)
+        draw_again(self._model, self._random)
         framework.layers.clear_gradients(self._model.model)
+
+
+def drawn_now(model: LiveModel) -> Any:
+    """Where the random generators are."""
+    return model.framework.randomness.state(), random.getstate(), np.random.get_state()
+
+
+def draw_again(model: LiveModel, drawn: Any) -> None:
+    """Put the random generators back to where `drawn_now` found them."""
+    state, python, numpy = drawn
+    model.framework.randomness.restore(state)
+    random.setstate(python)
+    np.random.set_state(numpy)
 
 
 def draw_like(model: LiveModel, seeds: Mapping[str, TensorSource]) -> None:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from padiff.compare import Policy, RunComparison, compare_runs
 from padiff.dump import open_run
+from padiff.dump.floors import write_floors
 from padiff.dump.local import local_folder
 from padiff.errors import NothingToCompareError, UsageError
-from padiff.frameworks.base import Handle
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
-from padiff.records import STAGES, Report, TensorSource
+from padiff.records import STAGES, Report
 from padiff.replaying.carrying import Carrying
 from padiff.replaying.checks import Reference, check_model, notes_of, opened
-from padiff.replaying.feeding import MaskFeeder
+from padiff.replaying.doing import Doing
 from padiff.replaying.isolation import Isolator
-from padiff.replaying.kept import Kept, draw_like
+from padiff.replaying.kept import Kept
+from padiff.replaying.measuring import Measuring
+from padiff.replaying.moving import RUNS
 from padiff.replaying.own_errors import Isolation
-from padiff.replaying.step import ReplayBatch, ReplayStep
+from padiff.replaying.step import ReplayStep
 from padiff.system.switches import say
 
 # Without an optimizer nothing is clipped, and nothing is updated.
@@ -37,7 +39,6 @@ class Replay:
     Attributes:
         numbers: the steps, as the reference counts them.
         done: those that were done so far.
-        notes: what could not be fed or was not used, in words.
     """
 
     def __init__(
@@ -50,13 +51,15 @@ class Replay:
         policy: Policy | None,
         existing: str,
         partial: bool = False,
+        floors: int = 0,
+        float64: bool = False,
     ) -> None:
         self._reference, self._model = reference, LiveModel.of(model)
         self._dir_path, self._layer_map, self._policy = Path(dir_path), layer_map, policy
         self._optimizers = list(optimizers)
         self.numbers = list(reference.numbers)
         self.done: list[int] = []
-        self.notes: dict[str, None] = {}
+        self._floors, self._float64 = floors, float64
         self._recorder = recorder_of(
             model,
             self._dir_path,
@@ -66,12 +69,16 @@ class Replay:
             existing=existing,
         )
         self._carrying = Carrying(reference, self._model, self._optimizers, layer_map, partial)
-        self._kept: Kept | None = None
-        self._feeding: Handle | None = None
-        self._feeder: MaskFeeder | None = None
+        self._doing = Doing(self._model, self._optimizers, self._recorder, self._carrying)
+        self._measuring: Measuring | None = None
+        self._isolation: Isolation | None = None
         self._isolator: Isolator | None = None
         self._report: Report | None = None
-        self._batch: int | None = None
+
+    @property
+    def notes(self) -> dict[str, None]:
+        """What could not be fed or was not used, in words."""
+        return self._doing.notes
 
     # -- the with and the loop -----------------------------------------------------------------------------
 
@@ -87,9 +94,10 @@ class Replay:
     def __iter__(self) -> Iterator[ReplayStep]:
         """Each packed step, with the model, its optimizer and random numbers as the reference's were before it.
 
-        A step ends where the next one is asked for; one that the loop is left in is not recorded.
+        A step ends where the next one is asked for; one that the loop is left in is not recorded. Where floors are
+        measured, each step comes so many times more (``step.moved``), and these are not recorded.
         """
-        if self._kept is None:
+        if self._doing.kept is None:
             raise UsageError("a replay does its steps inside of `with padiff.replay(...) as replay:`")
         for number in self.numbers:
             if number in self.done:
@@ -103,6 +111,25 @@ class Replay:
                 if not whole:
                     self.discard()
             self.end()
+            if self._floors or self._float64:
+                yield from self._measured(number)
+
+    def _measured(self, number: int) -> Iterator[ReplayStep]:
+        """The step once more, moved, and its floors into the candidate's folder."""
+        self._recorder.flush()
+        self._measuring = measuring = Measuring(open_run(self._dir_path).steps(number)[0])
+        yield from measuring.steps(self._doing, self._reference.packs[number], self._floors, self._float64)
+        self._measuring, self._report = None, None
+        floors = measuring.floors()
+        write_floors(self._dir_path, floors)
+        for note in floors.notes:
+            say(f"replay: floors of step {number}: {note}")
+
+    def give_up(self, why: str) -> None:
+        """Say that a step that is done once more (``step.moved``) can't be; the floors are measured without it."""
+        if self._measuring is None:
+            raise UsageError("replay.give_up(why) is for steps that are done once more to measure floors (step.moved)")
+        self._measuring.give_up(why)
 
     @property
     def report(self) -> Report:
@@ -138,12 +165,15 @@ class Replay:
         Raises:
             UsageError: it is not the step under way.
         """
-        if self._feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
+        if step.moved and self._isolation is not None:
+            return self._isolation  # of the step itself
+        feeder = self._doing.feeder
+        if feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
             raise UsageError("replay.isolate(step) is called in the loop, before the step is done")
-        found = Isolation(step.number)
+        self._isolation = found = Isolation(step.number)
         reference = self._reference.run.steps(step.number)[0]
         self._isolator = Isolator(
-            self._model, reference, self._carrying.partners, self._feeder, self._recorder.unheard, found
+            self._model, reference, self._carrying.partners, feeder, self._recorder.unheard, found
         )
         return found
 
@@ -178,13 +208,13 @@ class Replay:
         Raises:
             UsageError: the first step can't be done with this model; nothing was changed.
         """
-        if self._kept is not None:
+        if self._doing.kept is not None:
             raise UsageError("this replay is open already")
         check_model(self._model)
-        self._kept = Kept(self._model)
+        self._doing.kept = kept = Kept(self._model)
         try:
             # All that may refuse the model does so before anything is written.
-            self._carrying.carry(self.numbers[0], self._kept.undo)
+            self._carrying.carry(self.numbers[0], kept.undo)
             if self._carrying.left:
                 say(f"replay: left as it is, having no partner: {', '.join(self._carrying.left[:6])}")
             for note in notes_of(self._reference, self._model, self._optimizers):
@@ -200,62 +230,7 @@ class Replay:
         Raises:
             UsageError: the step can't be done with this model.
         """
-        assert self._kept is not None
-        self._check_same()
-        pack = self._reference.packs[number]
-        self._carrying.carry(number, self._kept.undo)
-        framework = self._model.framework
-        framework.layers.clear_gradients(self._model.model)
-        draw_like(self._model, pack.seeds)
-        self._recorder.step = number
-        self._batch = None
-        self._recorder.attach()
-        self._feeder = MaskFeeder(
-            pack.masks,
-            self._carrying.partners,
-            lambda: self._recorder.running,
-            framework.hooks.recomputing,
-            self._micro_batch,
-            # What is drawn besides comes from the same state of the generators, after the same draws.
-            draws=bool(pack.unseen) and pack.framework == framework.name,
-        )
-        if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
-            self._feeding = framework.randomness.feed_masks(self._feeder)
-        near = next((tensor for _, tensor in self._model.tensors()), None)
-
-        def make(source: TensorSource) -> Any:
-            return framework.tensors.make(source.read(), near)
-
-        several = len(pack.batches) > 1
-        return ReplayStep(
-            pack,
-            tuple(
-                ReplayBatch(batch, make, f"{f'micro-batch {k} of ' if several else ''}step {number}", self._asked(k))
-                for k, batch in enumerate(pack.batches)
-            ),
-        )
-
-    def _asked(self, number: int) -> Callable[[], None]:
-        def asked() -> None:
-            self._batch = number
-
-        return asked
-
-    def _micro_batch(self) -> int | None:
-        """Which micro-batch is under way: counted where the model is called as a whole, else the one asked for last."""
-        counted = self._recorder.micro_batch
-        return counted if counted is not None else self._batch
-
-    def _check_same(self) -> None:
-        """Refuse a model that has become another one: what was carried to it is of the one that it was."""
-        now = {node.path: node.layer for node in LiveModel(self._model.model).nodes}
-        before = {node.path: node.layer for node in self._model.nodes}
-        other = [path for path in {**before, **now} if before.get(path) is not now.get(path)]
-        if other:
-            raise UsageError(
-                f"the model has other layers than when the replay began ({', '.join(other[:4])}): a replay does the "
-                "steps of one model. Leave it as it is in the loop"
-            )
+        return self._doing.begin(self._reference.packs[number])
 
     def attach(self) -> None:
         """Hooks on, where a host took them off between two batches."""
@@ -268,7 +243,8 @@ class Replay:
     def end(self) -> None:
         """The packed step is done."""
         number, isolator = self._recorder.step, self._isolator
-        self._stop_feeding()
+        self._stop_isolating()
+        self._doing.stop()
         written = self._recorder.end_step()
         self._recorder.detach()
         if written:
@@ -283,15 +259,16 @@ class Replay:
 
     def discard(self) -> None:
         """Forget what was recorded of the step under way."""
-        self._stop_feeding()
-        self._recorder.discard()
+        self._stop_isolating()
+        self._doing.discard()
 
     def close(self, finished: bool = True) -> None:
         """Write what was recorded, and give the model and the optimizers back as they were. May be called twice."""
-        if self._kept is None:
+        if self._doing.kept is None:
             return
         try:
-            self._stop_feeding()
+            self._stop_isolating()
+            self._doing.discard()
             self._recorder.close(finished, raise_errors=finished)
         finally:
             self._give_back()
@@ -299,23 +276,14 @@ class Replay:
             say(f"replay: {note}")
 
     def _give_back(self) -> None:
-        kept, self._kept = self._kept, None
+        kept, self._doing.kept = self._doing.kept, None
         if kept is not None:
             kept.give_back()
 
-    def _stop_feeding(self) -> None:
-        handle, self._feeding = self._feeding, None
+    def _stop_isolating(self) -> None:
         isolator, self._isolator = self._isolator, None
-        for one in (handle, isolator):
-            if one is not None:
-                one.remove()
-        feeder, self._feeder = self._feeder, None
-        if feeder is None or not self._recorder.recorded_anything:
-            return
-        for call in feeder.unanswered:
-            self.notes[f"{call} has no mask of the reference's: it dropped by itself"] = None
-        for mask in feeder.left:
-            self.notes[f"the reference drops in {mask.layer} ({mask.function}); nothing here took that mask"] = None
+        if isolator is not None:
+            isolator.remove()
 
 
 def replay(
@@ -329,6 +297,8 @@ def replay(
     policy: Policy | None = None,
     existing: str = "error",
     partial: bool = False,
+    floors: int | bool = False,
+    float64: bool = False,
 ) -> Replay:
     """Do the packed steps of a run again with another model, and compare each by itself.
 
@@ -349,6 +319,10 @@ def replay(
         existing: what to do with a run that ``dir_path`` holds: ``"error"`` (default) or ``"overwrite"``.
         partial: carry all that fits, and leave and name the rest (a head that only one side has), instead of refusing
             where not everything fits.
+        floors: whether to measure what rounding makes of each tensor: the loop is given each step so many times more
+            (`True`: 8 times) with weights and inputs moved by units in the last place, and the report judges by it.
+        float64: whether to do each step once more in float64, as the third side that tells which of the two is farther
+            from it.
 
     Raises:
         RunFolderError: a folder can't be read, or written to.
@@ -358,5 +332,10 @@ def replay(
     found = opened(reference, place, steps)
     if existing not in ("error", "overwrite"):
         raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")
+    runs = RUNS if floors is True else floors
+    if isinstance(runs, bool):
+        runs = 0
+    if not isinstance(runs, int) or runs < 0:
+        raise UsageError(f"floors is True, False or a number of runs of at least 1, got {floors!r}")
     listed = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    return Replay(found, model, place, listed, layer_map, policy, existing, partial)
+    return Replay(found, model, place, listed, layer_map, policy, existing, partial, runs, float64)

@@ -20,12 +20,14 @@ class ReplayBatch:
         make: makes a tensor of the candidate's framework, on the model's device.
         where: what to call it.
         asked: called when it is asked for its tensors: it is the one that is trained on then.
+        make_label: makes labels, where they are made otherwise.
     """
 
     batch: Batch
     make: Callable[[TensorSource], Any]
     where: str
     asked: Callable[[], None] = lambda: None
+    make_label: Callable[[TensorSource], Any] | None = None
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -58,7 +60,7 @@ class ReplayBatch:
                 f"{self.where}: no loss function of the framework was called there outside of the model, so the labels "
                 "are not known: record the reference with rec.log_batch(inputs, labels) in its loop"
             )
-        return tuple(self._made(self.batch.labels))
+        return tuple(self._made(self.batch.labels, self.make_label))
 
     @property
     def whole(self) -> Any:
@@ -73,7 +75,7 @@ class ReplayBatch:
             )
         return self.batch
 
-    def _made(self, value: Any) -> Any:
+    def _made(self, value: Any, make: Callable[[TensorSource], Any] | None = None) -> Any:
         self.asked()
         unkept = next(_unkept(value), None)
         if unkept is not None:
@@ -81,7 +83,7 @@ class ReplayBatch:
                 f"{self.where} holds a {unkept.kind}, which a pack can't hold (tensors, numbers, texts, tuples, lists "
                 "and dicts it can): say with rec.log_batch(inputs, labels) what the model is called with"
             )
-        return with_leaves(value, self.make)
+        return with_leaves(value, make or self.make)
 
 
 def _unkept(value: Any) -> Any:
@@ -99,10 +101,14 @@ class ReplayStep:
     Attributes:
         pack: what was recorded.
         batches: its micro-batches, in order.
+        moved: whether it is done once more to measure its floors, with weights and inputs moved, or in float64.
+        exact: whether it is done in float64.
     """
 
     pack: Pack
     batches: tuple[ReplayBatch, ...]
+    moved: bool = False
+    exact: bool = False
 
     @property
     def number(self) -> int:

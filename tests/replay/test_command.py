@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +29,31 @@ def port(drop=0.1):
 
 def faulty():
     return port(0.3)
+
+def scheduled():
+    net, optimizer, step = port()
+    def stepped(replayed):
+        optimizer.set_lr(0.01 * 0.5 ** replayed.number)
+        step(replayed)
+    return net, optimizer, stepped
+
+def narrow():
+    net, optimizer, step = port()
+    def stepped(replayed):
+        assert "float64" not in str(net.classifier.weight.dtype), "no float64 here"
+        step(replayed)
+    return net, optimizer, stepped
+
+def torch_port():
+    from replay.trainings import Torch
+    from replay.vits import TorchViT
+    net = TorchViT().train()
+    optimizer = Torch.adamw(net)
+    def step(replayed):
+        for batch in replayed.batches:
+            (Torch.cross_entropy(net(*batch.inputs), *batch.labels) / 2).backward()
+        Torch.update(net, optimizer)
+    return net, optimizer, step
 
 def wrong():
     return port()[:2]
@@ -72,6 +98,45 @@ def test_a_diff_exits_with_1(run, capsys):
     assert main(["replay", run, "port_of_vit:port", "--steps", "2", "--dir", "again"]) == 2
     assert "existing='overwrite'" in capsys.readouterr().err
     assert main(["replay", run, "port_of_vit:port", "--steps", "2", "--dir", "again", "--overwrite"]) == 0
+
+
+def test_floors_and_float64(run, capsys):
+    arguments = ["replay", run, "port_of_vit:port", "--steps", "2", "--dir", "floors", "--floors", "3", "--float64"]
+    assert main([*arguments, "--json", "r.json"]) == 0
+    out = capsys.readouterr().out
+    assert "have a measured floor" in out and "float64 (candidate's code)" in out
+    assert padiff.open_run("floors").steps(2)[0].floors.runs == 3
+    diffs = json.loads(Path("r.json").read_text())["steps"][0]["diffs"]
+    assert any(diff.get("floors", 0) > 0 and diff["grade"] == "noise" for diff in diffs)
+
+
+def test_what_does_not_run_in_float64_is_said(run, capsys):
+    arguments = ["replay", run, "port_of_vit:narrow", "--steps", "2", "--dir", "n", "--floors", "2", "--float64"]
+    assert main(arguments) == 0
+    assert "not run in float64: AssertionError: no float64 here" in capsys.readouterr().err
+    floors = padiff.open_run("n").steps(2)[0].floors
+    assert floors.runs == 2 and not floors.exact
+
+
+def test_calibrate(run, capsys):
+    shutil.copytree(run, "torch")
+    assert main(["calibrate", "torch", "port_of_vit:torch_port", "--steps", "2-4", "--runs", "2", "--no-float64"]) == 0
+    assert "step 4: floors of" in capsys.readouterr().out
+    assert main(["replay", "torch", "port_of_vit:port", "--steps", "2", "--dir", "again"]) == 0
+    assert "have a measured floor" in capsys.readouterr().out
+    assert main(["calibrate", "torch", "port_of_vit:port"]) == 2
+    assert "the model is of paddle" in capsys.readouterr().err
+
+
+def test_resync(run, tmp_path, capsys):
+    folder = tmp_path / "every"
+    train(Torch, folder, steps=3, packs=1)
+    arguments = ["resync", str(folder), "port_of_vit:scheduled", "--steps", "2", "--step", "1", "--json", "r.json"]
+    assert main(arguments) == 0
+    assert "The learning rate keeps the runs together" in capsys.readouterr().out
+    assert json.loads(Path("r.json").read_text())["helping"] == ["rate"]
+    assert main(["resync", run, "port_of_vit:port"]) == 2
+    assert "has no pack of step 1, and a resync from step 0 on needs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,26 @@ OF_GROWTH = 3.0
 #: a kink. Measured: where none had, 5e-4 at most over gaps of 3 steps; where one had, 0.03.
 TYPICALLY_OFF, TYPICAL_KINKS = 1e-3, 1.0
 
+# -- measured floors -----------------------------------------------------------------------------------------------
+
+#: Where a step was run again, moved by units in the last place (`padiff.records.floors`), a tensor may be off by so
+#: many times what that made of it, for a move by one unit. Measured: benchmarks/floors.py, clean replays of 60 pairs.
+FLOORS = 50.0
+#: A measured floor is not below so many units in the last place of the tensor: where a move changes nothing (an exact
+#: operation, a sum that comes out alike) the other framework may still round otherwise. Chosen.
+LEAST_FLOOR = 1.0
+#: A gradient's floor is at least this share of it, as the optimizer takes it: torch adds 1e-6 to the norm that it clips
+#: by, which moves no last place. Measured: 12 times the floor without it, where one side clips by hand at a norm of 1.
+GRAD_FLOOR = 2e-6
+#: An update's floor is at least this share of it: what an optimizer computes with is not moved, and 1 - beta2 in
+#: float32 is off by 3e-5 of itself for 0.999, by 3e-4 for 0.9999. Measured: updates of torch's and paddle's AdamW from
+#: equal gradients are 2e-6 apart.
+UPDATE_FLOOR = 2e-5
+#: However little the modelled limits allow, so many times the measured floor are allowed. Chosen.
+FLOORS_AT_LEAST = 8.0
+#: Floors are measured for moves by one unit, and by so many; of a step that starts further apart they say nothing.
+MOST_UNITS = 16
+
 # -- estimates -----------------------------------------------------------------------------------------------------
 
 #: Standard deviations by which an estimate has to be beyond its limit: chance reaches it once in 700 times.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,6 +72,10 @@ class StepLimits:
         }
         if before.step >= 0 and not before.known:
             self._inherited = dict.fromkeys(self._inherited, limits.MOST)
+        #: How far apart the step starts, for floors that were measured; `None`: further than they were measured for.
+        self._apart = self._units_apart()
+        #: Whether a value was seen to have gone over a kink.
+        self._crossed = False
         self._forward_error = self._largest_forward(diffs)
         #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
         self._handed_on = 0.0
@@ -88,6 +93,12 @@ class StepLimits:
             for d in grads
             if d.figures is not None and d.figures.l2 <= self._grad_limit(d).value
         }
+
+    def _units_apart(self) -> float | None:
+        """How far apart the step starts, in units in the last place and at least 1; `None`: too far."""
+        unit = 2 * limits.ROUNDING[self._dtypes["weight"]]
+        apart = max(self._inherited["forward"] / unit, 1.0)
+        return apart if apart <= limits.MOST_UNITS else None
 
     def start(self) -> Start:
         """What has to be known of the step to tell what is systematic."""
@@ -168,11 +179,18 @@ class StepLimits:
             before = self._before.stages.get("forward" if _goes_into_loss(diff) else stage, 0.0)
             grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST)
             limit = max(limit, Limit(grown * figures.reference_l2, Rule.GROWN), key=value_of)
+        if figures.floor is not None:
+            if self._has_floor(diff):
+                limit = self._measured(diff, figures, limit)
+            else:
+                diff = replace(diff, figures=replace(figures, floor=None))
         found = verdict(diff, limit)
         if stage == "weight" and found.passed:
             self._explained[key_of(diff)] = diff
         if found.passed and diff.compared:
             self._hand_on(found, figures)
+        if stage == "backward" and found.judgement is not None and found.judgement.figure is Figure.BULK:
+            self._crossed = True
         if stage == "update" and anchor.layer != LOOP and diff.compared and math.isfinite(figures.l2):
             self._stepped += figures.l2**2
         if not found.passed and stage in ("update", "weight"):
@@ -184,6 +202,23 @@ class StepLimits:
             assert judged is not None
             return found.judged(False, judged.figure, judged.value, judged.limit, Rule.WRITTEN)
         return found
+
+    def _has_floor(self, diff: Diff) -> bool:
+        """Whether the floor that was measured says how far off a tensor may be.
+
+        Not where the step starts further apart than it was moved; not of a gradient that is rounding noise, which has a
+        size of its own on each side; not once a value went over a kink, as all that is made of its gradient is further
+        off than in runs in which none did.
+        """
+        driven = diff.pair.stage in ("grad", "update") and key_of(diff) in self._noise_driven
+        return self._apart is not None and not driven and not self._crossed
+
+    def _measured(self, diff: Diff, figures: Figures, modelled: Limit) -> Limit:
+        """The limit by the measured floor; the modelled one where that allows less, and no less than noise needs."""
+        floor = self._factor * (self._apart or 1.0) * (figures.floor or 0.0)
+        most = self._factor * limits.AT_MOST[diff.pair.stage] * figures.reference_l2
+        least = Limit(min(limits.FLOORS_AT_LEAST * floor, most), Rule.MEASURED)
+        return min(Limit(limits.FLOORS * floor, Rule.MEASURED), max(modelled, least, key=value_of), key=value_of)
 
     def _limit(self, diff: Diff, figures: Figures) -> tuple[Limit, bool]:
         """What the error's L2 norm may be, and whether all that can explain it is known: then growth is no excuse."""

@@ -166,6 +166,21 @@ def _skips(optimizer: Any) -> bool:
     return look is not None and bool(look("found_inf"))
 
 
+def in_float64(optimizer: Any) -> Callable[[], None]:
+    inner: Any = _innermost(optimizer)
+    # Its learning rate is a tensor of the dtype that its parameters are stepped in.
+    rates, dtype = dict(inner._learning_rate_map), inner._dtype
+    inner._learning_rate_map.clear()
+    inner._dtype = "float64"
+
+    def undo() -> None:
+        inner._learning_rate_map.clear()
+        inner._learning_rate_map.update(rates)
+        inner._dtype = dtype
+
+    return undo
+
+
 def step(optimizer: Any) -> None:
     optimizer.step()
     optimizer.clear_grad(set_to_zero=False)

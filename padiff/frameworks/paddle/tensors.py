@@ -246,6 +246,33 @@ def make(array: np.ndarray, near: Any) -> Any:
     return made.astype(array.dtype.name) if foreign else made
 
 
+def in_float64(tensors: Sequence[Any]) -> Callable[[], None]:
+    wide = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dtype != paddle.float64]
+    with paddle.no_grad():
+        before = [(tensor, tensor.detach().clone()) for tensor in wide]
+    default = paddle.get_default_dtype()
+
+    def undo() -> None:
+        paddle.set_default_dtype(default)
+        for tensor, values in before:
+            _take_over(tensor, values)
+
+    try:
+        for tensor, values in before:
+            with paddle.no_grad():
+                _take_over(tensor, values.cast("float64"))
+        paddle.set_default_dtype("float64")
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def _take_over(tensor: Any, values: Any) -> None:
+    """Have a tensor hold the memory of another, whatever its dtype, as ``Layer.to`` does."""
+    tensor.value().get_tensor()._share_data_with(values.value().get_tensor())
+
+
 def without_grad() -> AbstractContextManager[Any]:
     context: AbstractContextManager[Any] = paddle.no_grad()
     return context

@@ -131,6 +131,10 @@ def set_state(optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> 
     return optimizer_state.set_state(steppers(optimizer), names, new)
 
 
+def in_float64(optimizer: Any) -> Callable[[], None]:
+    return lambda: None  # what it holds is of the dtype of its parameters
+
+
 def step(optimizer: Any) -> None:
     optimizer.step()
     optimizer.zero_grad()

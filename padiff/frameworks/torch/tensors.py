@@ -169,5 +169,25 @@ def make(array: np.ndarray, near: Any) -> Any:
     return torch.from_numpy(np.array(array, order="C")).to(near.device)
 
 
+def in_float64(tensors: Sequence[Any]) -> Callable[[], None]:
+    wide = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dtype is not torch.float64]
+    before = [(tensor, tensor.data) for tensor in wide]
+    default = torch.get_default_dtype()
+
+    def undo() -> None:
+        torch.set_default_dtype(default)
+        for tensor, values in before:
+            tensor.data = values
+
+    try:
+        for tensor, values in before:
+            tensor.data = values.double()
+        torch.set_default_dtype(torch.float64)
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
 def without_grad() -> AbstractContextManager[Any]:
     return torch.no_grad()

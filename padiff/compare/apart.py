@@ -1,0 +1,67 @@
+"""How far apart two runs are in a step, in two numbers: what they do to their weights, and their loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from padiff.align import Alignment, Seen, align, resolved
+from padiff.compare.judge.siblings import key_of
+from padiff.compare.judge.zero import Scales, is_rounding, level_of
+from padiff.compare.measure.pairs import measure_pair
+from padiff.model.given_map import GivenMap
+from padiff.pair.steps import pair_steps
+from padiff.records import LOOP, Both, RunInfo, Step, is_loss, is_of_loss, loss_role
+
+_STAGES = frozenset({"backward", "grad", "update", "loss"})
+
+
+class Apart(NamedTuple):
+    """How far apart, as shares of the reference's; NaN where nothing of it was recorded.
+
+    Attributes:
+        updates: of all parameters together, but for those whose gradients are rounding noise.
+        loss: of all micro-batches together.
+    """
+
+    updates: float
+    loss: float
+
+
+class Distance:
+    """Measures how far apart two runs are in steps.
+
+    Args:
+        infos: the runs.
+        layer_map: layers that answer to each other, as `compare_runs` takes them.
+    """
+
+    def __init__(self, infos: Both[RunInfo], layer_map: Any = None) -> None:
+        self._infos, self._map = infos, GivenMap.of(layer_map)
+        self._alignment: Alignment | None = None
+
+    def of(self, steps: Both[Step]) -> Apart:
+        """In one step."""
+        if self._alignment is None:
+            seen = steps.map(Seen.of)
+            self._alignment = resolved(align(self._infos.reference, self._infos.candidate, self._map, seen), seen)
+        pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
+        diffs = [measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES]
+        scales, level = Scales.of(diffs), level_of(diffs)
+        noise = {key_of(diff) for diff in diffs if is_rounding(diff, scales, level)}
+        updates, losses = [0.0, 0.0], [0.0, 0.0]
+        for diff in diffs:
+            figures, anchor = diff.figures, diff.pair.anchor
+            if figures is None or not diff.compared:
+                continue
+            if diff.pair.stage == "update" and anchor.layer != LOOP and key_of(diff) not in noise:
+                sums = updates
+            elif is_loss(anchor) or (
+                diff.pair.stage == "loss" and is_of_loss(anchor) and loss_role(anchor.slot) == "0"
+            ):
+                sums = losses
+            else:
+                continue
+            sums[0] += math.inf if figures.nonfinite else figures.l2**2
+            sums[1] += figures.reference_l2**2
+        return Apart(*(math.sqrt(error / size) if size else math.nan for error, size in (updates, losses)))

@@ -1,0 +1,255 @@
+"""``resync``: a training goes on from a packed step with one thing at a time taken from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from padiff.compare.apart import Apart, Distance
+from padiff.errors import UsageError
+from padiff.frameworks.base import Handle
+from padiff.model.live_model import LiveModel
+from padiff.recorder import Recorder
+from padiff.recorder.factory import recorder_of
+from padiff.recorder.schedule import Schedule
+from padiff.records import Both, Step
+from padiff.records.optimizer_state import OptimizerState
+from padiff.replaying.carrying import Carrying
+from padiff.replaying.checks import Reference, check_model, opened
+from padiff.replaying.doing import Doing
+from padiff.replaying.kept import Kept
+from padiff.replaying.resynced import THINGS, Resync, Resynced
+from padiff.replaying.step import ReplayStep
+
+#: How many steps an experiment goes on for, unless it is said.
+STEPS = 5
+
+
+def resync(
+    reference: str | Path,
+    model: Any,
+    train: Callable[[ReplayStep], object],
+    *,
+    optimizer: Any,
+    own: str | Path | None = None,
+    step: int | None = None,
+    steps: int = STEPS,
+    layer_map: Any = None,
+) -> Resync:
+    """Find out which one thing, taken from the reference, keeps the runs together.
+
+    From a packed step on, the candidate trains some steps: as it does by itself, then with its weights, its optimizer's
+    state, its batches, its learning rate or its dropout's masks taken from the reference in every step, then with all
+    of them. Afterwards, also after an error, model and optimizer are what they were.
+
+    Args:
+        reference: the run to trust, with a pack of each of these steps.
+        model: the candidate.
+        train: trains on one step, as a replay's loop does: ``step.inputs``, ``step.labels``.
+        optimizer: the candidate's optimizer, or several.
+        own: a run that the candidate recorded, with packs of the same steps: its own weights and state to begin with,
+            and its own batches, rates and masks are those. Default: what ``train`` does itself is the candidate's own
+            (a rate that it sets, a state or weights that it changes), and the reference's is the rest.
+        step: where to begin. Default: the first packed step from which so many follow one another.
+        steps: for how many steps to go on.
+        layer_map: layers that answer to each other, as `compare_runs` takes them.
+
+    Raises:
+        RunFolderError: a run can't be read.
+        UsageError: a pack is missing, or can't be given to this model; an argument is wrong.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"steps is a number of at least 1, got {steps!r}")
+    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not optimizers:
+        raise UsageError("resync takes the optimizer: it looks at what the training does to the weights")
+    theirs = opened(reference, None)
+    mine = None if own is None else opened(own, None)
+    numbers = _numbers(theirs, mine, step, steps)
+    live = LiveModel.of(model)
+    check_model(live)
+    experiments = _Experiments(theirs, mine, live, optimizers, train, numbers, layer_map)
+    return experiments.run()
+
+
+def _numbers(reference: Reference, own: Reference | None, step: int | None, steps: int) -> list[int]:
+    """The steps to do.
+
+    Raises:
+        UsageError: there are not so many packed ones in a row.
+    """
+    both = [number for number in reference.numbers if own is None or number in own.numbers]
+    rows = ([*range(number, number + steps)] for number in (both if step is None else [step]))
+    found = next((row for row in rows if set(row) <= set(both)), None)
+    if found is not None:
+        return found
+    begin = (step if step is not None else both[0]) if both or step is not None else 0
+    lacking = next((number for number in range(begin, begin + steps) if number not in both), begin)
+    which = reference.path if own is None or lacking not in reference.numbers else own.path
+    raise UsageError(
+        f"{which} has no pack of step {lacking}, and a resync from step {begin} on needs one of each of {steps} steps. "
+        f"Record it with replay_every_n_steps=padiff.Schedule(steps=range({begin}, {begin + steps})), or ask for fewer "
+        "steps"
+    )
+
+
+class _Experiments:
+    """The experiments on one model."""
+
+    def __init__(
+        self,
+        theirs: Reference,
+        mine: Reference | None,
+        model: LiveModel,
+        optimizers: Sequence[Any],
+        train: Callable[[ReplayStep], object],
+        numbers: Sequence[int],
+        layer_map: Any,
+    ) -> None:
+        self._theirs, self._mine, self._model, self._optimizers = theirs, mine, model, optimizers
+        self._train, self._numbers, self._layer_map = train, numbers, layer_map
+        self._recorder: Recorder = recorder_of(
+            model.model,
+            None,
+            replay_of=theirs.run.info.identity,
+            every_n_steps=Schedule(steps=list(numbers)),
+            optimizer=list(optimizers),
+        )
+        self._carrying = Carrying(theirs, model, optimizers, layer_map)
+        self._own = self._carrying if mine is None else Carrying(mine, model, optimizers, None)
+        self._doing = Doing(model, optimizers, self._recorder, self._carrying)
+        self._distance: Distance | None = None
+        #: What the experiment under way takes, and at the optimizer's step.
+        self._taken: Collection[str] = ()
+        self._at_step: Callable[[], None] | None = None
+        #: Whether the loop was seen to set the learning rate itself.
+        self._sets_rates = False
+
+    def run(self) -> Resync:
+        """All of them."""
+        self._doing.kept = kept = Kept(self._model)
+        handles: list[Handle] = []
+        api = self._model.framework.optimizers
+        try:
+            # What may refuse the model does so first, and the first undo puts the user's own state back.
+            self._carrying.carry(self._numbers[0], kept.undo)
+            if self._own is not self._carrying:
+                self._own.carry(self._numbers[0], [])
+            self._recorder.open()
+            for one in self._optimizers:
+                for stepper in api.steppers(one):
+                    handles += api.hook(stepper, lambda _: self._stepping(), lambda: None)
+            nothing = self._experiment(())
+            # All but the weights, which go their own way after an equal start.
+            everything = self._experiment([thing for thing in THINGS if thing != "weights"], begins=True)
+            single = [self._experiment([thing]) for thing in THINGS if self._has(thing)]
+        finally:
+            for handle in handles:
+                handle.remove()
+            try:
+                self._doing.discard()
+                self._recorder.close(finished=False, raise_errors=False)
+            finally:
+                kept.give_back()
+        return Resync(self._numbers[0], len(self._numbers), nothing, tuple(single), everything)
+
+    def _has(self, thing: str) -> bool:
+        """Whether there is such a thing: masks only where there is dropout."""
+        sides = [side for side in (self._theirs, self._mine) if side is not None]
+        return thing != "masks" or any(side.packs[number].masks for side in sides for number in self._numbers)
+
+    def _experiment(self, taken: Collection[str], begins: bool = False) -> Resynced:
+        """One of them.
+
+        Args:
+            begins: whether the weights that it begins with are the reference's.
+        """
+        self._taken, self._sets_rates = frozenset(taken), False
+        updates, losses = [], []
+        for place, number in enumerate(self._numbers):
+            update, loss = self._step(number, first=place == 0, begins=begins)
+            updates.append(update)
+            losses.append(loss)
+        return Resynced(tuple(thing for thing in THINGS if thing in self._taken), tuple(updates), tuple(losses))
+
+    def _step(self, number: int, first: bool, begins: bool) -> Apart:
+        batch = self._source("batch").packs[number]
+        masks = (self._source("masks").packs[number], self._carrier("masks").partners)
+        began = [self._rates()]
+
+        def put() -> None:
+            self._put(number, first, begins)
+            began[0] = self._rates()
+
+        given = self._doing.begin(batch, put=put, masks=masks)
+        self._at_step = lambda: self._put_again(number)
+        try:
+            self._train(given)
+        finally:
+            self._at_step = None
+        if self._rates() != began[0]:
+            self._sets_rates = True
+        step = self._doing.take()
+        if step is None:
+            raise UsageError(f"at step {number} nothing of the model was called: train(step) has to call it")
+        return self._apart(number, step)
+
+    def _source(self, thing: str) -> Reference:
+        return self._theirs if self._mine is None or thing in self._taken else self._mine
+
+    def _carrier(self, thing: str) -> Carrying:
+        return self._carrying if self._mine is None or thing in self._taken else self._own
+
+    # -- what a step starts from -------------------------------------------------------------------------------
+
+    def _put(self, number: int, first: bool, begins: bool) -> None:
+        """Weights, state and rate, before the loop's own code runs."""
+        if first or "weights" in self._taken:
+            (self._carrying if begins else self._carrier("weights")).carry(number, [], states=False)
+        states: Sequence[OptimizerState] | None = None
+        if first or "state" in self._taken:
+            states = self._carrier("state").states(number)
+        # A rate that the loop sets itself is its own.
+        given = self._carrier("rate").states(number) if not self._sets_rates or "rate" in self._taken else None
+        self._set(states, given)
+
+    def _stepping(self) -> None:
+        if self._at_step is not None:
+            self._at_step()
+
+    def _put_again(self, number: int) -> None:
+        """The optimizer is about to step: what is taken is the reference's, whatever the loop did to it."""
+        states = self._carrying.states(number) if "state" in self._taken else None
+        rates = self._carrying.states(number) if "rate" in self._taken else None
+        self._set(states, rates)
+
+    def _set(self, states: Sequence[OptimizerState] | None, rates: Sequence[OptimizerState] | None) -> None:
+        """Give the optimizers states, or rates, or both; what is `None` stays."""
+        if states is None and rates is None:
+            return
+        api, names = self._model.framework.optimizers, self._carrying.names
+        for place, one in enumerate(self._optimizers):
+            now = api.state(one, names)
+            if states is None and rates is not None and _same_rates(now, rates[place]):
+                continue
+            state, rate = (now if given is None else given[place] for given in (states, rates))
+            api.set_state(one, names, replace(state, rates=rate.rates))
+
+    def _rates(self) -> list[list[float]]:
+        return [self._model.framework.optimizers.learning_rates(one) for one in self._optimizers]
+
+    # -- how far apart -----------------------------------------------------------------------------------------
+
+    def _apart(self, number: int, step: Step) -> Apart:
+        run = self._recorder.run
+        assert run is not None
+        if self._distance is None:
+            self._distance = Distance(Both(self._theirs.run.info, run.info), self._layer_map)
+        return self._distance.of(Both(self._theirs.run.steps(number)[0], step))
+
+
+def _same_rates(one: OptimizerState, other: OptimizerState) -> bool:
+    sites = {site for state in (one, other) for rate in state.rates for site in rate.parameters}
+    return all(one.rate(site) == other.rate(site) for site in sites)
