@@ -16,6 +16,7 @@ from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.records import Operand
+from padiff.system.frames import Frame
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Call:
     transformed: bool = False
     #: What went in; `None` where that is not looked at.
     inputs: tuple[Operand, ...] | None = None
+    #: Where it is called; empty where that is not looked at.
+    stack: tuple[Frame, ...] = ()
 
 
 class Activations:

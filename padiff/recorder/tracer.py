@@ -17,6 +17,7 @@ from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.records import Operand, Trace, TracedCall, TracedTensor
 from padiff.sketches.sketch import ELEMENTS
+from padiff.system.frames import Frame, code_frames
 
 #: Calls of functions that are written down of a step: a loop over a long sequence may make any number of them.
 MOST = 5000
@@ -34,6 +35,7 @@ class Begun(NamedTuple):
     arguments: Mapping[str, Any]
     parameters: tuple[str, ...]
     given: Any
+    stack: tuple[Frame, ...]
 
 
 class Tracer:
@@ -90,6 +92,16 @@ class Tracer:
             _let_go(error)
             return None
 
+    def stack(self) -> tuple[Frame, ...]:
+        """Where the layer or function is called that begins now; empty where that is not looked at."""
+        if not self.functions:
+            return ()
+        try:
+            return code_frames(self._framework.name)
+        except Exception as error:
+            _let_go(error)
+            return ()
+
     def layer_ended(self, call: Call, outputs: Sequence[tuple[str, Any]]) -> None:
         """A layer's call has ended; its outputs are recorded already."""
         try:
@@ -104,6 +116,7 @@ class Tracer:
             inputs=call.inputs or (),
             outputs=given,
             layer_type=type(call.node.layer).__name__,
+            stack=call.stack,
         )
         self._calls.append((traced, call.training))
 
@@ -136,7 +149,7 @@ class Tracer:
         except Exception as error:
             _let_go(error)
             return None
-        return Begun(name, inside, tuple(operands), arguments, tuple(owned), args[0] if args else None)
+        return Begun(name, inside, tuple(operands), arguments, tuple(owned), args[0] if args else None, self.stack())
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """The function has given this."""
@@ -167,6 +180,7 @@ class Tracer:
             begun.arguments,
             begun.parameters,
             type(inside.node.layer).__name__,
+            begun.stack,
         )
         self._calls.append((traced, inside.training))
 
