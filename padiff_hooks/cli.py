@@ -23,7 +23,7 @@ from padiff.compare.workers import check_workers
 from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff.report_formats import to_json, to_junit, to_markdown
+from padiff.report_formats import head_to_json, steps_to_json, to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import (
     CODES,
@@ -42,6 +42,7 @@ from padiff_hooks.map_yaml import map_to_yaml
 from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out
 from padiff_hooks.replay_command import add_replay
 from padiff_hooks.show import print_report, print_run
+from padiff_hooks.step_lines import page_lines
 from padiff_hooks.watch import add_watch
 
 MATCH, MISUSE, INTERRUPTED = 0, 2, 130
@@ -197,13 +198,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             **steps_of(args),
         )
     print_report(report, console, everything=args.all, top=args.top)
-    whole = to_json(report) if args.json or args.html else {}
     if args.json:
-        write_out(args.json, json.dumps(whole, indent=1))
+        write_out(args.json, json.dumps(to_json(report), indent=1))
     if args.html:
-        from padiff_page import page  # few comparisons write one
+        from padiff_page import page_parts  # few comparisons write one
 
-        write_out(args.html, page(whole))
+        write_out(args.html, page_parts(head_to_json(report), page_lines(steps_to_json(report))))
     if args.junit:
         write_out(args.junit, to_junit(report))
     if args.markdown:
