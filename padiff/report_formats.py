@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
@@ -27,10 +28,11 @@ from padiff.records import (
     verdict,
 )
 from padiff.report_markdown import to_markdown
+from padiff.system.frames import Frame
 
 __all__ = [
-    "SCHEMA_VERSION", "coverage_lines", "diff_to_json", "difference_to_json", "first_to_json", "number",
-    "stage_table", "to_json", "to_junit", "to_markdown", "verdict",
+    "SCHEMA_VERSION", "coverage_lines", "diff_to_json", "difference_to_json", "first_to_json", "head_to_json", "number",
+    "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
 ]  # fmt: skip
 
 #: Version of what `to_json` gives.
@@ -39,10 +41,23 @@ SCHEMA_VERSION = 1
 
 def to_json(report: Report) -> dict[str, Any]:
     """The report as JSON values; NaN and infinity become `None` and the string ``"inf"``."""
+    return {**head_to_json(report), "steps": list(steps_to_json(report))}
+
+
+def steps_to_json(report: Report) -> Iterator[dict[str, Any]]:
+    """The steps of a report as JSON values, one after the other: thousands of them need not be held at a time."""
+    for step, diffs in groupby(report.diffs, lambda diff: diff.pair.step):
+        some = list(diffs)
+        yield {
+            "step": step,
+            "passed": all(diff.passed for diff in some),
+            "diffs": [diff_to_json(diff, report.standing(diff)) for diff in some],
+        }
+
+
+def head_to_json(report: Report) -> dict[str, Any]:
+    """The report without its steps, as JSON values."""
     first, coverage = report.first_diff, report.coverage
-    steps: dict[int, list[Diff]] = {}
-    for diff in report.diffs:
-        steps.setdefault(diff.pair.step, []).append(diff)
     whole: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "passed": report.passed,
@@ -82,14 +97,6 @@ def to_json(report: Report) -> dict[str, Any]:
             "amplified": coverage.amplified,
             "zeros": list(coverage.zeros),
         },
-        "steps": [
-            {
-                "step": step,
-                "passed": all(diff.passed for diff in diffs),
-                "diffs": [diff_to_json(diff, report.standing(diff)) for diff in diffs],
-            }
-            for step, diffs in steps.items()
-        ],
     }
     # What those look at who see a report as a page.
     whole["models"] = None if report.models is None else _models(report.models)
@@ -224,7 +231,15 @@ def _models(models: Models) -> dict[str, Any]:
     """Both trees, a layer as its path and type, and the pairs by path."""
     sides = models.frameworks.zip(models.layers)
     trees = sides.map(lambda side: {"framework": side[0], "layers": [[layer.path, layer.type] for layer in side[1]]})
-    return {**dict(SIDES.zip(trees)), "partners": [asdict(one) for one in models.partners]}
+    stacks = dict(SIDES.zip(models.stacks.map(_stacks)))
+    return {**dict(SIDES.zip(trees)), "stacks": stacks, "partners": [asdict(one) for one in models.partners]}
+
+
+def _stacks(stacks: Mapping[str, tuple[Frame, ...]]) -> dict[str, Any]:
+    """Where layers are called: the lines, and for each layer the numbers of its lines, outermost first."""
+    frames: dict[Frame, int] = {}
+    layers = {path: [frames.setdefault(one, len(frames)) for one in stack] for path, stack in stacks.items()}
+    return {"frames": [one._asdict() for one in frames], "layers": layers}
 
 
 def _picture(picture: Picture) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | replay | calibrate | resync | repro | map | doctor | atlas``.
+"""The command line: ``padiff demo | show | compare | watch | replay | ... | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
@@ -24,7 +24,7 @@ from padiff.dump import open_run
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.records import printable
-from padiff.report_formats import to_json, to_junit, to_markdown
+from padiff.report_formats import head_to_json, steps_to_json, to_json, to_junit, to_markdown
 from padiff.system.distribution import warn_of_older
 from padiff_hooks.arguments import (
     CODES,
@@ -46,6 +46,7 @@ from padiff_hooks.replay_command import add_replay
 from padiff_hooks.repro_command import add_repro
 from padiff_hooks.resync_command import add_resync
 from padiff_hooks.show import print_report, print_run
+from padiff_hooks.step_lines import page_lines
 from padiff_hooks.watch import add_watch
 
 MATCH, MISUSE, INTERRUPTED = 0, 2, 130
@@ -204,13 +205,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             **steps_of(args),
         )
     print_report(report, console, everything=args.all, top=args.top)
-    whole = to_json(report) if args.json or args.html else {}
     if args.json:
-        write_out(args.json, json.dumps(whole, indent=1))
+        write_out(args.json, json.dumps(to_json(report), indent=1))
     if args.html:
-        from padiff_page import page  # few comparisons write one
+        from padiff_page import page_parts  # few comparisons write one
 
-        write_out(args.html, page(whole))
+        write_out(args.html, page_parts(head_to_json(report), page_lines(steps_to_json(report))))
     if args.junit:
         write_out(args.junit, to_junit(report))
     if args.markdown:

@@ -130,25 +130,31 @@ def check_out(out: str | None) -> None:
         raise UsageError(f"cannot write {out}: there is no folder {path.parent}")
 
 
-def write_out(out: str, text: str) -> None:
+def write_out(out: str, text: str | Iterable[str]) -> None:
     """Write a report: into a file, which is whole or as it was before, or to standard output (``-``).
+
+    Args:
+        text: the report, or its parts one after the other.
 
     Raises:
         UsageError: it can't be written.
     """
+    parts = [text] if isinstance(text, str) else text
     if out == "-":
-        sys.stdout.write(text + "\n")
+        sys.stdout.writelines(parts)
+        sys.stdout.write("\n")
         return
     path = Path(out)
     try:
         if path.exists() and not path.is_file():  # a pipe, /dev/null: nothing to be replaced
-            _write(path, text)
+            _write(path, parts)
         else:
             with aside(path) as partial:
-                _write(partial, text)
+                _write(partial, parts)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be no text
+def _write(path: Path, parts: Iterable[str]) -> None:
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:  # names of files may be no text
+        file.writelines(parts)

@@ -11,7 +11,7 @@ import base64
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ WHOLE = 10
 #: Bytes of a file after which rows hold how many times the allowed a diff is, and no other figure. A ResNet-50 comes
 #: there after some 10,000 steps; what stands whole stays as it is.
 FOLDED_AFTER = 256 << 20
+#: Bytes of a page until which all diffs stand whole, with all of their digits: some 80 steps of a ResNet-50.
+PAGE_WHOLE = 32 << 20
+# Bytes that a diff takes which stands whole, about.
+_OF_A_DIFF = 400
 #: The figures of a row, in their order.
 FIGURES = ("max_abs", "max_rel", "mean_abs", "rel_l2", "l2.reference", "l2.candidate", "judged.value", "judged.limit")
 _KIND = ("passed", "standing", "problem", "basis", "spread")
@@ -209,6 +213,16 @@ class StepLines:
         if number == len(self._kinds):
             self._kinds.append(kind)
         return number
+
+
+def page_lines(steps: Iterable[Mapping[str, Any]], whole_bytes: int = PAGE_WHOLE) -> Iterator[dict[str, Any]]:
+    """The steps of a report as `to_json` writes them, as lines of a page: those of long runs are packed."""
+    lines = StepLines(whole_bytes)
+    for step in steps:
+        line = {**step, **lines.packed(step["diffs"])}
+        packed = line.get("packed", {})
+        lines.size += _OF_A_DIFF * len(line["diffs"]) + len(packed.get("figures", packed.get("times", "")))
+        yield line
 
 
 def read(logdir: str | Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,6 @@
 It reads the JSON that a comparison writes, and nothing else of padiff.
 """
 
-from padiff_page.html import page
+from padiff_page.html import page, page_parts
 
-__all__ = ["page"]
+__all__ = ["page", "page_parts"]

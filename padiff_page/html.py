@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from padiff_page.bundle import script, style
@@ -15,7 +15,10 @@ from padiff_page.bundle import script, style
 # Digits of a figure that the page has any use for; all of them would double the size of the file.
 _DIGITS = 7
 
-_PAGE = """<!doctype html>
+# Bytes that stand for whole letters of base64.
+_PART = 3 << 16
+
+_BEFORE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -28,7 +31,8 @@ _PAGE = """<!doctype html>
 <body>
 <div id="padiff"></div>
 <noscript>padiff: {verdict}</noscript>
-<script type="application/gzip" id="report">{report}</script>
+<script type="application/gzip" id="report">"""
+_AFTER = """</script>
 <script>{script}</script>
 </body>
 </html>
@@ -46,29 +50,47 @@ def page(report: Mapping[str, Any]) -> str:
         whose letters end no element. The page may run the script and the style that it was written with, and fetch
         nothing.
     """
+    return "".join(page_parts(report, report["steps"]))
+
+
+def page_parts(head: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The parts of a page, one after the other: no more than a step is held at a time.
+
+    Args:
+        head: the report; its steps, if it has any, are not looked at.
+        steps: the lines of its steps: as the report has them, or packed as a log folder has them.
+    """
+    report = head
     whole = f"{script('file.js')}void page.open(document.getElementById('padiff'));\n"
     look = style()
-    compressed = gzip.compress("\n".join(_lines(report)).encode(), compresslevel=9, mtime=0)
     policy = (
         f"default-src 'none'; script-src '{_digest(whole)}'; style-src '{_digest(look)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     title = f"padiff: {report.get('reference', 'reference')} against {report.get('candidate', 'candidate')}"
-    return _PAGE.format(
-        policy=policy,
-        title=html.escape(title),
-        style=look,
-        verdict=html.escape(str(report.get("verdict", ""))),
-        report=base64.b64encode(compressed).decode(),
-        script=whole,
-    )
+    verdict = html.escape(str(report.get("verdict", "")))
+    yield _BEFORE.format(policy=policy, title=html.escape(title), style=look, verdict=verdict)
+    yield from _compressed(_lines(report, steps))
+    yield _AFTER.format(script=whole)
 
 
-def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+def _lines(head: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """The report without its steps, then each step: as a log folder has them."""
-    yield _json({key: value for key, value in report.items() if key != "steps"})
-    for step in report["steps"]:
-        yield _json(step)
+    yield _json({key: value for key, value in head.items() if key != "steps"})
+    for step in steps:
+        yield "\n" + _json(step)
+
+
+def _compressed(texts: Iterable[str]) -> Iterator[str]:
+    """Texts as one, compressed (gzip) and in base64."""
+    stream, rest = zlib.compressobj(9, wbits=zlib.MAX_WBITS | 16), b""
+    for text in texts:
+        rest += stream.compress(text.encode())
+        whole = len(rest) // _PART * _PART
+        if whole:
+            yield base64.b64encode(rest[:whole]).decode()
+            rest = rest[whole:]
+    yield base64.b64encode(rest + stream.flush()).decode()
 
 
 def _json(content: Any) -> str:

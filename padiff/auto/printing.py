@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from traceback import FrameSummary, StackSummary
+from traceback import StackSummary
 
 from padiff.auto.model_alignment import ComparedWhole
 from padiff.auto.settings import ModelSetup, Settings
 from padiff.records import CANNOT_TELL, ROOT, Both, Diff, Report, count_text, is_functional, verdict, zeros_text
 from padiff.records.tree_text import tree_text
+from padiff.system.frames import is_users
 from padiff.weights.assign import Carried, success_text
 
 _STAGE_NAMES = {
@@ -145,18 +145,9 @@ def _type(side: ModelSetup, path: str | None) -> str:
 
 def stack_text(stack: StackSummary, full: bool) -> str:
     """A call stack, cut to the lines of the user's own code unless all of it is asked for."""
-    frames = [frame for frame in stack if full or _is_users(frame)]
+    frames = [frame for frame in stack if full or is_users(frame.filename)]
     lines = [] if full else ["         ..."]
     for frame in frames or list(stack)[-3:]:
         lines.append(f"         File {frame.filename}: {frame.lineno}    {frame.name}")
         lines.append(f"                {frame.line}")
     return "\n".join(lines)
-
-
-_PADIFF = str(Path(__file__).resolve().parents[1])
-_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-def _is_users(frame: FrameSummary) -> bool:
-    name = frame.filename
-    return not (name.startswith((_PADIFF, *_LIBRARIES, "<")) or "site-packages" in name or "dist-packages" in name)

@@ -25,7 +25,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.picture import picture_of
-from padiff.compare.models import models_of
+from padiff.compare.models import Stacks, models_of, stacks_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.errors import UsageError
@@ -119,6 +119,8 @@ class RunComparison:
         self._parted: tuple[int, Both[list[Step]]] | None = None
         #: The diffs of the first rank of the step that was compared last.
         self._latest: Sequence[Diff] = ()
+        #: Where layers are called, as one of the steps showed.
+        self._stacks: Both[Stacks] = Both({}, {})
         aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
@@ -162,6 +164,7 @@ class RunComparison:
         if all(steps):
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
+            self._stacks = self._stacks.zip(first).map(lambda side: side[0] or stacks_of(side[1]))
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
             self._declared.hold_against([diff for rank in diffs for diff in rank])
             if any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank):
@@ -359,7 +362,7 @@ class RunComparison:
             settings_differ=tuple(one for _, one in differ),
             aftermath=self._around.aftermath(first, tensor),
             independent=self._around.independent(first, tensor, differ, steps, self._is_asked_for),
-            models=models_of(self._infos, self.alignment),
+            models=models_of(self._infos, self.alignment, self._stacks),
         )
 
     def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:

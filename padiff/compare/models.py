@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
+
 from padiff.align import Alignment
-from padiff.records import Both, Models, Partners, RunInfo
+from padiff.errors import RunFolderError
+from padiff.records import Both, Models, Partners, RunInfo, Step
+from padiff.system.frames import Frame
+
+#: Where layers are called, by path.
+Stacks = Mapping[str, tuple[Frame, ...]]
 
 
-def models_of(infos: Both[RunInfo], alignment: Alignment) -> Models:
-    """Both trees, and a pair for each two layers that answer to each other."""
+def stacks_of(step: Step) -> Stacks:
+    """Where each layer is called first, as far as the step's trace tells."""
+    found: dict[str, tuple[Frame, ...]] = {}
+    if step.trace.functions:
+        with contextlib.suppress(RunFolderError):  # a damaged trace: what is judged needs none
+            for call in step.trace.calls:
+                if call.stack and not call.function:
+                    found.setdefault(call.layer, call.stack)
+    return found
+
+
+def models_of(infos: Both[RunInfo], alignment: Alignment, stacks: Both[Stacks]) -> Models:
+    """Both trees, and a pair for each two layers that answer to each other.
+
+    Args:
+        stacks: where their layers are called.
+    """
     partners = [
         Partners(pair.reference.path, pair.candidate.path, pair.reason, pair.confidence) for pair in alignment.pairs
     ]
@@ -21,4 +44,5 @@ def models_of(infos: Both[RunInfo], alignment: Alignment) -> Models:
         layers=infos.map(lambda info: info.layers),
         frameworks=infos.map(lambda info: f"{info.framework} {info.framework_version}".strip()),
         partners=tuple(partners),
+        stacks=stacks,
     )

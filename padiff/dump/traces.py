@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from padiff.dump.untrusted import plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import NO_TRACE, Operand, TensorSource, Trace, TracedCall, TracedTensor
+from padiff.system.frames import Frame
 
 _Thing = TypeVar("_Thing")
 
@@ -21,22 +22,28 @@ SourceAt = Callable[[str, Any, str, tuple[int, ...]], TensorSource]
 
 def trace_to_json(trace: Trace, places: Sequence[Place]) -> dict[str, Any]:
     """A trace, with the place of each of its tensors."""
+    frames: dict[Frame, int] = {}
+    calls = [_call_to_json(call, frames) for call in trace.calls]
     return {
         "functions": trace.functions,
         "tensors": [[t.dtype, list(t.shape), *place] for t, place in zip(trace.tensors, places)],
-        "calls": [
-            {
-                "layer": call.layer,
-                "type": call.layer_type,
-                "call": call.call,
-                **({"function": call.function, "nth": call.nth} if call.function else {}),
-                "inputs": [[*operand] for operand in call.inputs],
-                "outputs": [[*operand] for operand in call.outputs],
-                **({"arguments": dict(call.arguments)} if call.arguments else {}),
-                **({"parameters": list(call.parameters)} if call.parameters else {}),
-            }
-            for call in trace.calls
-        ],
+        "calls": calls,
+        **({"frames": [[*frame] for frame in frames]} if frames else {}),
+    }
+
+
+def _call_to_json(call: TracedCall, frames: dict[Frame, int]) -> dict[str, Any]:
+    """A call; lines of stacks are numbers of ``frames``, to which new ones are added."""
+    return {
+        "layer": call.layer,
+        "type": call.layer_type,
+        "call": call.call,
+        **({"function": call.function, "nth": call.nth} if call.function else {}),
+        "inputs": [[*operand] for operand in call.inputs],
+        "outputs": [[*operand] for operand in call.outputs],
+        **({"arguments": dict(call.arguments)} if call.arguments else {}),
+        **({"parameters": list(call.parameters)} if call.parameters else {}),
+        **({"stack": [frames.setdefault(frame, len(frames)) for frame in call.stack]} if call.stack else {}),
     }
 
 
@@ -45,12 +52,14 @@ def trace_key(trace: Trace, places: Sequence[Place]) -> tuple[Any, ...]:
     if not trace.calls:
         return ()
     calls = [
-        (c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, c.arguments and repr(c.arguments), c.parameters)
+        (c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, _said(c.arguments), c.parameters, c.stack)
         for c in trace.calls
     ]
-    # A mapping without anything is not the same for a hash as none.
-    calls = [call if call[6] else (*call[:6], "", call[7]) for call in calls]
     return tuple(calls), tuple([(t.dtype, t.shape, *place) for t, place in zip(trace.tensors, places)])
+
+
+def _said(arguments: Mapping[str, Any]) -> str:
+    return repr(arguments) if arguments else ""
 
 
 def trace_from_json(content: Any, source: SourceAt, where: object) -> Trace:
@@ -62,7 +71,7 @@ def trace_from_json(content: Any, source: SourceAt, where: object) -> Trace:
     if not content:
         return NO_TRACE
     tensors = _Later(lambda: [_tensor(entry, source) for entry in content["tensors"]], where)
-    calls = _Later(lambda: [_call(entry, len(content["tensors"])) for entry in content["calls"]], where)
+    calls = _Later(lambda: _calls(content), where)
     return Trace(tensors, calls, bool(content.get("functions")))
 
 
@@ -111,7 +120,15 @@ def _tensor(entry: Any, source: SourceAt) -> TracedTensor:
     return TracedTensor(found, intern(str(dtype)), shape)
 
 
-def _call(entry: Mapping[str, Any], tensors: int) -> TracedCall:
+def _calls(content: Mapping[str, Any]) -> list[TracedCall]:
+    frames = [
+        Frame(str(file), whole(line), str(function), str(code))
+        for file, line, function, code in content.get("frames", ())
+    ]
+    return [_call(entry, len(content["tensors"]), frames) for entry in content["calls"]]
+
+
+def _call(entry: Mapping[str, Any], tensors: int, frames: Sequence[Frame]) -> TracedCall:
     return TracedCall(
         intern(str(entry["layer"])),
         whole(entry["call"]),
@@ -122,6 +139,7 @@ def _call(entry: Mapping[str, Any], tensors: int) -> TracedCall:
         dict(plain(entry.get("arguments", {}))),
         tuple(str(site) for site in entry.get("parameters", ())),
         intern(str(entry.get("type", ""))),
+        tuple([frames[whole(number)] for number in entry.get("stack", ())]),
     )
 
 

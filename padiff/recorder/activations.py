@@ -14,6 +14,7 @@ from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
+from padiff.system.frames import Frame
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class Call:
     transformed: bool = False
     #: What went in: slots, and the tensors' numbers in the trace; `None` where that is not looked at.
     inputs: tuple[tuple[str, int], ...] | None = None
+    #: Where it is called; empty where that is not looked at.
+    stack: tuple[Frame, ...] = ()
 
 
 class Activations:

@@ -278,7 +278,7 @@ class Capture:
                 for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                     self._activations.see_input(call, slot, tensor)
         if node.path in self._traced or (outermost and node.path in self._chosen):
-            call.inputs = self._tracer.inputs(node, args, kwargs)
+            call.inputs, call.stack = self._tracer.inputs(node, args, kwargs), self._tracer.stack()
 
     def _note_modes(self, training: bool) -> None:
         """Which layers train, in the step's first call; in its first one in training mode, where there is one."""

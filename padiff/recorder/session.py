@@ -327,7 +327,7 @@ class Recorder:
         for whoever records it again. `None`: there is nothing of it.
         """
         capture, self._capture = self._capture, None
-        self._views.clear()  # the parameters may be of another dtype
+        self._owned.clear()  # the parameters may be of another dtype
         if capture is None:
             return None
         try:

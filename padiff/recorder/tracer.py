@@ -20,9 +20,12 @@ from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.records import Alike, Operand, Record, Trace, TracedCall, TracedTensor
 from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
+from padiff.system.frames import Frame, code_frames
 
 # Slots, and the numbers of the tensors.
 _Operands = tuple[tuple[str, int], ...]
+# In training mode or not, the layer's path, the call's number, what went in and came out, the layer's type, the stack.
+_LayerCall = tuple[bool, str, int, _Operands, _Operands, str, tuple[Frame, ...]]
 
 #: Calls of functions that are written down of a step: a loop over a long sequence may make any number of them.
 MOST = 5000
@@ -40,6 +43,7 @@ class Begun(NamedTuple):
     arguments: Mapping[str, Any]
     parameters: tuple[str, ...]
     given: Any
+    stack: tuple[Frame, ...]
 
 
 class Tracer:
@@ -69,7 +73,7 @@ class Tracer:
         self.functions = functions
         self._tensor_type = framework.tensors.TYPE
         #: Whether in training mode, and a function's call; or of a layer's call what `TracedCall` has of it.
-        self._calls: list[tuple[bool, TracedCall] | tuple[bool, str, int, _Operands, _Operands, str]] = []
+        self._calls: list[tuple[bool, TracedCall] | _LayerCall] = []
         self._numbered: list[SeenTensor] = []
         #: Of what nothing was copied: what it is.
         self._unknown: dict[int, TracedSite] = {}
@@ -105,6 +109,16 @@ class Tracer:
             _let_go(error)
             return None
 
+    def stack(self) -> tuple[Frame, ...]:
+        """Where the layer or function is called that begins now; empty where that is not looked at."""
+        if not self.functions:
+            return ()
+        try:
+            return code_frames(self._framework.name)
+        except Exception as error:
+            _let_go(error)
+            return ()
+
     def layer_ended(self, call: Call, outputs: Sequence[tuple[str, Any, SeenTensor | None]]) -> None:
         """A layer's call has ended; its outputs are recorded already.
 
@@ -125,7 +139,7 @@ class Tracer:
             _let_go(error)
             given = []
         kind = type(node.layer).__name__
-        self._calls.append((call.training, node.path, call.number, call.inputs or (), tuple(given), kind))
+        self._calls.append((call.training, node.path, call.number, call.inputs or (), tuple(given), kind, call.stack))
 
     # -- functions -----------------------------------------------------------------------------------------
 
@@ -156,7 +170,7 @@ class Tracer:
         except Exception as error:
             _let_go(error)
             return None
-        return Begun(name, inside, tuple(operands), arguments, tuple(owned), args[0] if args else None)
+        return Begun(name, inside, tuple(operands), arguments, tuple(owned), args[0] if args else None, self.stack())
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """The function has given this."""
@@ -187,6 +201,7 @@ class Tracer:
             begun.arguments,
             begun.parameters,
             type(inside.node.layer).__name__,
+            begun.stack,
         )
         self._calls.append((inside.training, traced))
 
@@ -245,9 +260,9 @@ def _call(entry: Any) -> TracedCall:
     if len(entry) == 2:
         called: TracedCall = entry[1]
         return called
-    _, path, number, inputs, outputs, kind = entry
+    _, path, number, inputs, outputs, kind, stack = entry
     given, gave = (tuple([Operand(*operand) for operand in some]) for some in (inputs, outputs))
-    return TracedCall(path, number, inputs=given, outputs=gave, layer_type=kind)
+    return TracedCall(path, number, inputs=given, outputs=gave, layer_type=kind, stack=stack)
 
 
 def _traced(taken: Taken | None, unknown: TracedSite | None) -> TracedTensor:

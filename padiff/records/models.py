@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from padiff.records.both import Both
 from padiff.records.recorded import Layer
+from padiff.system.frames import Frame
+
+_NOT_RECORDED: Both[Mapping[str, tuple[Frame, ...]]] = Both({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,10 @@ class Models:
         layers: each tree, depth first, in order of definition.
         frameworks: name and version of either side's framework.
         partners: the pairs, in the reference's order of definition.
+        stacks: where each layer is called first, by its path, outermost line first; as far as that was recorded.
     """
 
     layers: Both[tuple[Layer, ...]]
     frameworks: Both[str]
     partners: tuple[Partners, ...] = ()
+    stacks: Both[Mapping[str, tuple[Frame, ...]]] = _NOT_RECORDED

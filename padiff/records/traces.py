@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from padiff.records.sources import TensorSource
+from padiff.system.frames import Frame
 
 
 class Operand(NamedTuple):
@@ -54,6 +55,7 @@ class TracedCall:
             its parameters, or by their places (``"1"``) where it does not tell names.
         parameters: ``layer/slot`` of parameters that went into a function.
         layer_type: class name of the layer.
+        stack: where it is called, outermost line first; empty where that was not looked at.
     """
 
     layer: str
@@ -65,6 +67,7 @@ class TracedCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     layer_type: str = ""
+    stack: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ export class TensorCard {
           beyond === null ? "It is within its limit in every step." : `It is beyond its limit first in step ${store.steps[beyond]}.`,
         ),
         allowed(diff) ? el("div", { class: "why" }, el("h3", {}, "Why so much is allowed"), el("p", { class: "prose" }, sentence(allowed(diff)))) : null,
+        this.#stacks(site),
         isFirst && first.picture ? this.#picture(first.picture) : null,
       ),
     );
@@ -97,6 +98,33 @@ export class TensorCard {
           ),
         );
       }),
+    );
+  }
+
+  /** Where either side's layer is called, as far as the runs recorded it. */
+  #stacks(site) {
+    const sides = [
+      ["reference", site.reference ? site.layer : null],
+      ["candidate", site.candidate ? (site.other ?? site.layer) : null],
+    ];
+    const shown = sides.map(([side, path]) => [side, stackOf(this.store.head.models?.stacks?.[side], path)]).filter(([, lines]) => lines.length);
+    if (!shown.length) return null;
+    return el(
+      "div",
+      { class: "stacks" },
+      el("h3", {}, "Where it is called"),
+      shown.map(([side, lines]) =>
+        el(
+          "div",
+          {},
+          el("small", {}, side),
+          el(
+            "ol",
+            {},
+            lines.map((line) => el("li", {}, el("span", {}, `${line.file}:${line.line} `, el("i", {}, line.function)), el("code", {}, line.code))),
+          ),
+        ),
+      ),
     );
   }
 
@@ -169,6 +197,12 @@ function figures(diff) {
 
 function allowed(diff) {
   return diff?.judged?.allowed_because ?? diff?.allowed_because;
+}
+
+/** The lines of a layer's call, outermost first; of a report that is older there are none. */
+function stackOf(stacks, path) {
+  const numbers = path === null ? null : stacks?.layers?.[path];
+  return (numbers ?? []).map((number) => stacks.frames[number]).filter(Boolean);
 }
 
 function slotOf(site, stage) {

@@ -7,8 +7,22 @@ import { Store } from "./store.js";
 async function lines() {
   const text = document.getElementById("report").textContent.trim();
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return (await new Response(stream).text()).split("\n").filter(Boolean);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")).pipeThrough(new TextDecoderStream());
+  // Part by part: all of a long report would be too much for one string.
+  const found = [];
+  const reader = stream.getReader();
+  let rest = [];
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    const [first, ...more] = value.split("\n");
+    rest.push(first);
+    for (const part of more) {
+      found.push(rest.join(""));
+      rest = [part];
+    }
+  }
+  return [...found, rest.join("")].filter(Boolean);
 }
 
 export async function open(root) {

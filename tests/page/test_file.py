@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from kit.browser import Tab
 
+from padiff_hooks.step_lines import page_lines
+from padiff_page import page_parts
 from page.conftest import written
 from page.reports import CANDIDATE, EVIL, REFERENCE, STEP, STEPS, content_of, large
 
@@ -207,6 +209,62 @@ def test_json_of_before_the_page_is_read_as_well(tab, tmp_path):
     opened(tab, written(content, tmp_path))
     assert tab.run("padiff.heat.first.node.path") == "fc2"
     assert "fc2" in text(tab, "#verdict") and tab.troubles == []
+
+
+def test_a_long_report_is_packed_and_shows_the_same(tab, tmp_path):
+    content = content_of()
+    whole, packed = tmp_path / "whole.html", tmp_path / "packed.html"
+    whole.write_text("".join(page_parts(content, page_lines(content["steps"]))), encoding="utf-8")
+    packed.write_text("".join(page_parts(content, page_lines(content["steps"], whole_bytes=0))), encoding="utf-8")
+    seen = []
+    for one in (whole, packed):
+        opened(tab, one.as_uri())
+        cells = tab.run("padiff.store.sites.map(one => [one.reference, one.firstBeyond, [...one.times].slice(0, 6)])")
+        tab.run("padiff.select(padiff.store.firstCell())")
+        tab.wait("document.querySelector('#card .stats')")
+        seen.append((cells, text(tab, "#card"), text(tab, "#verdict")))
+        assert tab.troubles == []
+        tab.open("about:blank")
+    assert seen[0][1:] == seen[1][1:]
+    for (site, beyond, times), (other, too, rounded) in zip(seen[0][0], seen[1][0]):
+        assert (site, beyond) == (other, too)
+        assert rounded == pytest.approx(times, rel=8e-3, nan_ok=True)
+
+
+def test_a_card_tells_where_both_sides_call_the_layer(tab, tmp_path):
+    content = content_of()
+    content["models"]["stacks"] = {
+        "reference": {
+            "frames": [
+                {"file": "train.py", "line": 7, "function": "main", "code": "loss = model(x)"},
+                {"file": "net.py", "line": 31, "function": "forward", "code": f"return self.fc2(x) # {EVIL}"},
+            ],
+            "layers": {"fc2": [0, 1]},
+        },
+        "candidate": {
+            "frames": [{"file": "paddle_net.py", "line": 12, "function": "forward", "code": "out = self.head(a)"}],
+            "layers": {"head": [0]},
+        },
+    }
+    opened(tab, written(content, tmp_path))
+    tab.run("padiff.select(padiff.store.firstCell())")
+    tab.wait("document.querySelector('#card .stacks')")
+    shown = text(tab, "#card .stacks").split("\n")
+    assert shown == [
+        "Where it is called",
+        "reference",
+        "train.py:7 main",
+        "loss = model(x)",
+        "net.py:31 forward",
+        f"return self.fc2(x) # {EVIL}",
+        "candidate",
+        "paddle_net.py:12 forward",
+        "out = self.head(a)",
+    ]
+    # Another layer, of which none was recorded.
+    tab.run("padiff.select({ site: padiff.store.sites.find(one => one.layer === 'act'), column: 0 })")
+    tab.wait("document.querySelector('#card .sides').innerText.includes('act')")
+    assert not tab.run("Boolean(document.querySelector('#card .stacks'))") and tab.troubles == []
 
 
 def test_faults_that_do_not_follow_are_marked_where_the_report_tells_them(tab, tmp_path):

@@ -7,14 +7,16 @@ import gzip
 import hashlib
 import json
 import re
+import tracemalloc
 from html.parser import HTMLParser
 
 import pytest
 
 from padiff_hooks.cli import main
-from padiff_page import page
+from padiff_hooks.step_lines import StepLines, page_lines
+from padiff_page import page, page_parts
 from padiff_page.bundle import static_files
-from page.reports import EVIL, content_of
+from page.reports import EVIL, content_of, large
 
 
 class Parsed(HTMLParser):
@@ -92,6 +94,46 @@ def test_modules_are_short():
 
 def test_the_same_report_makes_the_same_page():
     assert page(content_of()) == page(content_of())
+
+
+@pytest.mark.parametrize("whole_bytes", [10_000, 1 << 40], ids=["packed", "whole"])
+def test_of_a_long_report_only_a_step_is_held_at_a_time(whole_bytes):
+    pattern = large(300, 1)
+
+    def steps(many: int):
+        for number in range(many):
+            diffs = [
+                {**diff, "judged": {**diff["judged"]}, "l2": {**diff["l2"]}} for diff in pattern["steps"][0]["diffs"]
+            ]
+            yield {**pattern["steps"][0], "step": number, "diffs": diffs}
+
+    def peak(many: int) -> int:
+        tracemalloc.start()
+        for _ in page_parts(pattern, page_lines(steps(many), whole_bytes=whole_bytes)):
+            pass
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(2)  # what is imported and kept
+    few, many = peak(5), peak(40)
+    held = 35 * 300 * 500  # a diff takes more than 500 bytes
+    assert many < few + held / 5
+
+
+def test_a_packed_page_holds_what_the_report_has():
+    content = content_of()
+    parsed = Parsed("".join(page_parts(content, page_lines(content["steps"], whole_bytes=0))))
+    head, *steps = lines(parsed)
+    assert head["first_diff"] == content["first_diff"] or nearly(head["first_diff"], content["first_diff"])
+    reader = StepLines()
+    for step, expected in zip(steps, content["steps"]):
+        reader.learn(step)
+        whole = reader.whole(step)
+        assert "packed" in step and [d["reference"] for d in whole["diffs"]] == [
+            d["reference"] for d in expected["diffs"]
+        ]
+        assert [d["passed"] for d in whole["diffs"]] == [d["passed"] for d in expected["diffs"]]
 
 
 def test_compare_writes_it(tmp_path, capsys):
