@@ -12,8 +12,13 @@ from padiff.compare.judge.policy import Policy
 from padiff.records import Both, Diff, Record, TracedCall, is_functional
 from padiff.repro.case import CannotWriteError, Case, values_of
 from padiff.repro.expressions import is_writable
+from padiff.repro.losses import loss_lines
 from padiff.repro.side import Chain, Side, calls_in_order
 
+_NO_TRACE = (
+    "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it with this "
+    "version of padiff"
+)
 # Calls that one script has, at most: more are no small script.
 _MOST = 40
 
@@ -24,10 +29,7 @@ def output_cases(
     """Scripts of an output that differs."""
     graphs = place.graphs
     if graphs is None:
-        raise CannotWriteError(
-            "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it "
-            "with this version of padiff"
-        )
+        raise CannotWriteError(_NO_TRACE)
     same = place.calls.same if place.calls is not None and place.calls.slots is None else None
     if same is not None:
         ends = same.map(lambda call: call.outputs[0].tensor)
@@ -148,6 +150,8 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
         raise CannotWriteError(
             f"the step adds up the gradients of {side.step.micro_batches} micro-batches: record it with one"
         )
+    if not side.graph.trace.calls:
+        raise CannotWriteError(_NO_TRACE)
     site = f"{record.layer}/{record.slot}"
     start = side.graph.tensor_of(record) if record.stage == "backward" else None
     if record.stage == "backward" and start is None:
@@ -209,8 +213,6 @@ def _ahead(side: Side, start: int | None, site: str, agreed: Collection[int]) ->
 
 
 def _of_loss(side: Side, record: Record, start: int) -> Case:
-    from padiff.repro.losses import loss_lines
-
     case = side.case(f"the backward of the loss, the gradient of {record.layer}")
     chain = Chain(side, case)
     source = side.graph.trace.tensors[start]

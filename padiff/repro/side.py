@@ -163,6 +163,10 @@ class Chain:
     def _layer(self, call: TracedCall) -> str:
         side = self._side
         layer = side.layers.get(call.layer)
+        if layer is not None and layer.type.lower() == layer.kind and not is_writable(layer):
+            raise CannotWriteError(
+                f"`{call.layer}` is a {layer.type}, one of the framework's own that is not known here as a function's call"
+            )
         if layer is None or not is_writable(layer) or len(call.inputs) != 1 or len(call.outputs) != 1:
             raise CannotWriteError(
                 f"`{call.layer}` ({call.layer_type}) of the {side.name} is code of its own, or takes several tensors, "
