@@ -163,16 +163,12 @@ class Chain:
     def _layer(self, call: TracedCall) -> str:
         side = self._side
         layer = side.layers.get(call.layer)
-        if layer is not None and layer.type.lower() == layer.kind and not is_writable(layer):
-            raise CannotWriteError(
-                f"`{call.layer}` is a {layer.type}, one of the framework's own that is not known here as a function's call"
-            )
         if layer is None or not is_writable(layer) or len(call.inputs) != 1 or len(call.outputs) != 1:
             raise CannotWriteError(
-                f"`{call.layer}` ({call.layer_type}) of the {side.name} is code of its own, or takes several tensors, "
-                "and the functions that it calls are not in this step: they are heard in the first recorded step. "
-                "Record so that this step is the first one: every_n_steps=padiff.Schedule(every=1, first="
-                f"{side.step.number})"
+                f"`{call.layer}` ({call.layer_type}) of the {side.name} is none of the layers that are known here as a "
+                "function's call, and no functions that its code calls are in this step. Of code that is not the "
+                "framework's own they are heard in the first recorded step: record so that this step is that one "
+                f"(every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"
             )
         wanted = owned(layer)
         tensors = {
