@@ -20,6 +20,7 @@ import padiff
 from padiff.repro import write_repro
 from padiff_hooks.cli import main
 
+from . import nets
 from .nets import train
 
 BOTH = pytest.mark.parametrize("framework", ["torch", "paddle"])
@@ -88,6 +89,27 @@ def test_scripts_fail_as_the_runs_do_and_pass_without_the_fault(fault, framework
 
 @pytest.mark.slow
 @BOTH
+@pytest.mark.parametrize("fault", ["attention", "own_norm", "detach"])
+def test_what_only_a_sketch_was_kept_of_is_computed_from_what_was_kept(fault, framework, tmp_path, monkeypatch):
+    """Of large steps, what goes from function to function is a sketch."""
+    rng = np.random.default_rng(1)
+    monkeypatch.setattr(nets, "IDS", rng.integers(1, 12, size=(100, 6)).astype("int64"))
+    monkeypatch.setattr(nets, "LABELS", rng.integers(0, 5, size=100).astype("int64"))
+    runs = train("torch", tmp_path / "reference"), train(framework, tmp_path / "candidate", fault)
+    found = write_repro(*runs, tmp_path / "out")
+    for path in found.scripts.values():
+        code, printed = ran(path)
+        assert code == 1 and figure(printed, "against what this run recorded") < 1e-6, printed
+    wrong, right = FAULTS[fault][framework]
+    script = found.scripts["candidate"]
+    assert wrong in script.read_text()
+    script.write_text(script.read_text().replace(wrong, right))
+    code, printed = ran(script)
+    assert code == 0, printed
+
+
+@pytest.mark.slow
+@BOTH
 def test_scripts_need_no_padiff(framework, tmp_path, reference):
     candidate = train(framework, tmp_path / "candidate", "eps")
     found = write_repro(reference, candidate, tmp_path / "out")
@@ -103,7 +125,6 @@ def test_scripts_need_no_padiff(framework, tmp_path, reference):
 
 def test_a_fault_in_code_that_no_call_shows_is_not_blamed_on_the_framework(reference, tmp_path, monkeypatch):
     """A hook doubles what a layer gives: the framework's own layer does not."""
-    from . import nets
 
     class Net(nets._Torch):
         def __init__(self, fault):
