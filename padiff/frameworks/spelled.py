@@ -72,6 +72,7 @@ _TORCH = Spelling(
     },
     rules={"RMSProp": "RMSprop"},
     epsilon={"RMSProp": "outside of the root", "Adamax": "to the gradient"},
+    arguments={"slope": "negative_slope"},
 )
 _PADDLE = Spelling(
     optimizers="paddle.optimizer",

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from padiff.compare.diagnose.place import Place, agreeing
-from padiff.compare.diagnose.traced import Relations
+from padiff.compare.diagnose.traced import Graph, Relations
 from padiff.compare.judge.policy import Policy
 from padiff.records import Both, Diff, Record, TracedCall, is_functional
-from padiff.repro.case import CannotWriteError, Case, values_of
+from padiff.repro.case import RECORD_IN_FULL, CannotWriteError, Case, values_of
 from padiff.repro.expressions import is_writable
+from padiff.repro.losses import loss_lines
 from padiff.repro.side import Chain, Side, calls_in_order
 
-# Calls that one script has, at most: more are no small script.
-_MOST = 40
+_NO_TRACE = (
+    "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it with this "
+    "version of padiff"
+)
+#: Calls that one script has, at most: more are no small script.
+MOST = 40
 
 
 def output_cases(
@@ -24,37 +30,17 @@ def output_cases(
     """Scripts of an output that differs."""
     graphs = place.graphs
     if graphs is None:
-        raise CannotWriteError(
-            "what goes into layers and comes out of them was not recorded in this step (it has no trace): record it "
-            "with this version of padiff"
-        )
-    same = place.calls.same if place.calls is not None and place.calls.slots is None else None
-    if same is not None:
-        ends = same.map(lambda call: call.outputs[0].tensor)
-        calls = same.map(lambda call: [call])
+        raise CannotWriteError(_NO_TRACE)
+    # A call is known by its identity.
+    sides = Both(replace(sides.reference, graph=graphs.reference), replace(sides.candidate, graph=graphs.candidate))
+    for window in _windows(diff, place, graphs, sides, step, policy):
+        ends, calls = window
+        sources = graphs.zip(ends).map(lambda side: side[0].trace.tensors[side[1]].source)
+        if all(source is not None and not source.sketched for source in sources):
+            break
     else:
-        found = place.ends
-        if found is None:
-            raise CannotWriteError("its tensor is not in the trace of the step")
-        ends = found
-        records = diff.pair.sides
-        own = Both(_own_call(sides.reference, records.reference), _own_call(sides.candidate, records.candidate))
-        if place.inside is True and own.reference is not None and own.candidate is not None:
-            calls = Both([own.reference], [own.candidate])
-        else:
-            relations = Relations(diff, graphs, policy)
-            agreed = agreeing(step, graphs)
-            calls = Both(
-                graphs.reference.back(
-                    ends.reference,
-                    lambda t: t != ends.reference and (t in agreed.reference or relations.is_found(t, True)),
-                ),
-                graphs.candidate.back(
-                    ends.candidate,
-                    lambda t: t != ends.candidate and (t in agreed.candidate or relations.is_found(t, False)),
-                ),
-            )
-    recorded = _ends_of(place, graphs, ends, diff)
+        raise CannotWriteError(f"of what differs only a sketch was kept. {RECORD_IN_FULL}")
+    recorded = sources.map(lambda source: values_of(source, "the tensor that differs"))
     return _each(
         sides,
         lambda side, k: _forward(
@@ -64,6 +50,42 @@ def output_cases(
     )
 
 
+def _windows(
+    diff: Diff, place: Place, graphs: Both[Graph], sides: Both[Side], step: list[Diff], policy: Policy
+) -> Iterator[tuple[Both[int], Both[list[TracedCall]]]]:
+    """What may be shown: a tensor of either side that differs, and the calls that it comes from; the smallest first."""
+    same = place.calls.same if place.calls is not None and place.calls.slots is None else None
+    if same is not None:
+        yield same.map(lambda call: call.outputs[0].tensor), same.map(lambda call: [call])
+    records = diff.pair.sides
+    assert records.reference is not None and records.candidate is not None
+    own = Both(_own_call(sides.reference, records.reference), _own_call(sides.candidate, records.candidate))
+    outputs = Both(graphs.reference.tensor_of(records.reference), graphs.candidate.tensor_of(records.candidate))
+    relations = Relations(diff, graphs, policy)
+    agreed = agreeing(step, graphs)
+    for ends in (place.ends, outputs):
+        if ends is None or ends.reference is None or ends.candidate is None:
+            continue
+        found = Both(ends.reference, ends.candidate)
+        if place.inside is True and own.reference is not None and own.candidate is not None:
+            yield found, Both([own.reference], [own.candidate])
+            continue
+        yield (
+            found,
+            Both(
+                _back(graphs.reference, found.reference, agreed.reference, relations, True),
+                _back(graphs.candidate, found.candidate, agreed.candidate, relations, False),
+            ),
+        )
+
+
+def _back(
+    graph: Graph, end: int, agreed: Collection[int], relations: Relations, is_reference: bool
+) -> list[TracedCall]:
+    """The calls that a tensor is computed by, from tensors that agree on."""
+    return graph.back(end, lambda t: t != end and (t in agreed or relations.is_found(t, is_reference)))
+
+
 def _own_call(side: Side, record: Record | None) -> TracedCall | None:
     """The layer's call that a record is of, where it can be written as one line."""
     call = None if record is None or is_functional(record.slot) else side.graph.of_record(record)
@@ -71,27 +93,17 @@ def _own_call(side: Side, record: Record | None) -> TracedCall | None:
     return call if layer is not None and is_writable(layer) else None
 
 
-def _ends_of(place: Place, graphs: Both, ends: Both[int], diff: Diff) -> Both[np.ndarray]:  # type: ignore[type-arg]
-    """What either side recorded of the tensors that differ, each in its own order."""
-    traced = graphs.zip(ends).map(lambda side: side[0].trace.tensors[side[1]])
-    return Both(
-        values_of(traced.reference.source, "the tensor that differs, of the reference,"),
-        values_of(traced.candidate.source, "the tensor that differs, of the candidate,"),
-    )
-
-
 def _forward(side: Side, calls: list[TracedCall], end: int) -> Case:
     ordered = calls_in_order(side.graph, calls)
-    if not ordered or len(ordered) > _MOST:
-        raise CannotWriteError(
-            f"between what agrees and what differs the {side.name} makes {len(ordered)} calls that were heard: "
-            + ("nothing to write" if not ordered else f"more than {_MOST}, which is no small script")
-        )
+    if not ordered:
+        raise CannotWriteError(f"no call of the {side.name} was heard between what agrees and what differs")
     case = side.case(_what(ordered))
-    chain = Chain(side, case)
-    for call in ordered:
-        chain.write(call)
+    chain = Chain(side, case, window=ordered)
     case.lines.append(f"made = {chain.tensor(end)}")
+    if len(case.lines) > MOST:
+        raise CannotWriteError(
+            f"between what was kept and what differs the {side.name} makes {len(case.lines)} calls: no small script"
+        )
     return case
 
 
@@ -148,6 +160,8 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
         raise CannotWriteError(
             f"the step adds up the gradients of {side.step.micro_batches} micro-batches: record it with one"
         )
+    if not side.graph.trace.calls:
+        raise CannotWriteError(_NO_TRACE)
     site = f"{record.layer}/{record.slot}"
     start = side.graph.tensor_of(record) if record.stage == "backward" else None
     if record.stage == "backward" and start is None:
@@ -162,7 +176,7 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
         return _of_loss(side, record, start)
     if not ends:
         raise CannotWriteError(f"no gradient that agrees is recorded of what {site} of the {side.name} goes into")
-    if len(calls) > _MOST:
+    if len(calls) > MOST:
         raise CannotWriteError(f"{len(calls)} calls lie between it and gradients that agree: no small script")
     case = side.case(f"the backward of {_what(calls)}, the gradient of {site}")
     chain = Chain(side, case, learns=True)
@@ -209,8 +223,6 @@ def _ahead(side: Side, start: int | None, site: str, agreed: Collection[int]) ->
 
 
 def _of_loss(side: Side, record: Record, start: int) -> Case:
-    from padiff.repro.losses import loss_lines
-
     case = side.case(f"the backward of the loss, the gradient of {record.layer}")
     chain = Chain(side, case)
     source = side.graph.trace.tensors[start]

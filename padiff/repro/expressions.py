@@ -148,6 +148,7 @@ def layer_text(
         convert = spelling.converted.get(name)
         value = convert(value) if convert is not None else value
         argument = _AXIS[framework] if name == "axis" else spelling.arguments.get(name, name)
+        argument = language.arguments.get(f"{function}.{name}", argument)
         arguments.append(f"{argument}={number_text(value)}")
     return f"{language.functional}.{language.layers.get(function, function)}({', '.join([given, *arguments])})"
 
@@ -230,6 +231,8 @@ def _named(
     known = list(parameters_of(call.function))
     if ({"x", "y"} & given.keys() and call.function in OPERATORS) or "x" in given:
         known = [{"input": "x", "other": "y"}.get(name, name) for name in known]
+    elif "self" in given:
+        known = ["self" if name == "input" else name for name in known]
     waiting = list(parameters)
     usual = [*known, *(name for name in ("weight", "bias") if name not in known), *map(str, range(8))]
     numbered = any(name.isdigit() for name in given) and not any(name in known for name in given)
@@ -255,7 +258,7 @@ def _argument(name: str, value: str) -> str:
 
 
 def _atom(text: str) -> str:
-    return text if re.fullmatch(r"[\w.]+", text) else f"({text})"
+    return text if re.fullmatch(r"-?[\w.]+", text) else f"({text})"
 
 
 def _value(value: Any) -> str:

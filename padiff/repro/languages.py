@@ -59,9 +59,8 @@ class Language:
         calls: the common name of a function -> what it is called.
         methods: functions that are methods of their first tensor.
         cast: how a tensor is cast.
-        learns: a line that makes a tensor learn.
         layers: common kind of layer -> function, where that is not what both call it.
-        arguments: the common name of a layer's setting -> the argument of the function, where spelling and this differ.
+        arguments: ``function.setting`` -> the argument, where the function calls it otherwise than the layer.
         optimizer: lines that step an optimizer of this call once.
     """
 
@@ -71,8 +70,8 @@ class Language:
     calls: Mapping[str, str]
     methods: Mapping[str, str]
     cast: str
-    learns: str
     layers: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     optimizer: tuple[str, ...] = ()
 
 
@@ -124,7 +123,6 @@ def gradient(outputs, gradients, of):
     },
     methods={name: name for name in _TORCH_METHODS.split()},
     cast="cast({0}, {1!r}, dtype)",
-    learns="{0}.requires_grad_()",
     layers={
         "convtranspose1d": "conv_transpose1d",
         "convtranspose2d": "conv_transpose2d",
@@ -194,13 +192,13 @@ def gradient(outputs, gradients, of):
     },
     methods={name: name for name in _PADDLE_METHODS.split()} | {"contiguous": "contiguous", "movedim": "moveaxis"},
     cast="cast({0}, {1!r}, dtype)",
-    learns="{0}.stop_gradient = False",
     layers={
         "convtranspose1d": "conv1d_transpose",
         "convtranspose2d": "conv2d_transpose",
         "convtranspose3d": "conv3d_transpose",
         "logsigmoid": "log_sigmoid",
     },
+    arguments={"instance_norm.eps": "eps"},
     optimizer=(
         "weight = paddle.create_parameter(TENSORS['weight_0'].shape, dtype or DTYPES['weight_0'])",
         "optimizer = {call}",

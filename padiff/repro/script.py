@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from padiff.records import printable
 from padiff.repro.case import Case
@@ -34,7 +35,7 @@ LIMIT = {limit!r}
 {prelude}
 
 def compute(dtype=None):
-    """{what}; `dtype` is another one to compute in."""
+    """What differs; `dtype` is another one to compute in."""
 {lines}
     return made
 
@@ -91,7 +92,7 @@ def script_text(case: Case, told: str, tensors: str, versions: str) -> str:
     headline = f"{_plain(case.what)} ({versions})"
     remarks = "\n".join(_plain(remark) for remark in case.remarks)
     return _TEMPLATE.format(
-        title=_doc(f"{case.what}: as {versions} computes it, against another run."),
+        title=textwrap.fill(_doc(f"{case.what}: as {versions} computes it, against another run."), 115),
         told=_doc(told) + (f"\n\n{_doc(remarks)}" if remarks else ""),
         packages=", ".join((*language.packages, "numpy", "safetensors")),
         imports="\n".join(f"import {name}" for name in language.packages),
@@ -100,7 +101,6 @@ def script_text(case: Case, told: str, tensors: str, versions: str) -> str:
         learns=repr(sorted(case.learns)),
         limit=float(case.limit),
         prelude=language.prelude,
-        what=_doc(case.what),
         lines="\n".join(f"    {line}" for line in (*gives, *case.lines)),
         headline=headline,
     )

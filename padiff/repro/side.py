@@ -15,6 +15,9 @@ from padiff.records import Layer, Record, RunInfo, Step, TracedCall, settings_at
 from padiff.repro.case import CannotWriteError, Case
 from padiff.repro.expressions import function_text, is_writable, language_of, layer_text, owned, softmax_axis
 
+# Lines of a script, after which a tensor that was not kept is no longer computed.
+_MOST = 200
+
 
 @dataclass(frozen=True)
 class Side:
@@ -94,22 +97,30 @@ class Chain:
         side: whose.
         case: what is written into.
         learns: whether parameters learn, as they do where a gradient is computed along with them.
+        window: calls whose tensors are computed, also where they were recorded.
     """
 
-    def __init__(self, side: Side, case: Case, learns: bool = False) -> None:
+    def __init__(self, side: Side, case: Case, learns: bool = False, window: Sequence[TracedCall] = ()) -> None:
         self._side, self._case, self._learns = side, case, learns
+        self._window = {id(call) for call in window}
         #: Variables of tensors that are computed, and that are given, by number; and of parameters by site.
         self.made: dict[int, str] = {}
         self.given: dict[int, str] = {}
         self.parameters: dict[str, str] = {}
 
     def tensor(self, number: int, wish: str = "x") -> str:
-        """The variable of a tensor; one that is not computed is given."""
+        """The variable of a tensor: as it was recorded, or, where the window has it or only a sketch was kept, as the
+        lines before compute it.
+        """
         if number in self.made:
             return self.made[number]
         if number not in self.given:
             traced = self._side.graph.trace.tensors[number]
             producer = self._side.graph.producers.get(number)
+            kept = traced.source is not None and not traced.source.sketched
+            if producer is not None and (id(producer) in self._window or not kept) and len(self._case.lines) < _MOST:
+                self.write(producer)
+                return self.made[number]
             if producer is None:
                 what, wish = f"a tensor of the {self._side.name} that nothing recorded gave", wish
             else:
@@ -165,10 +176,10 @@ class Chain:
         layer = side.layers.get(call.layer)
         if layer is None or not is_writable(layer) or len(call.inputs) != 1 or len(call.outputs) != 1:
             raise CannotWriteError(
-                f"`{call.layer}` ({call.layer_type}) of the {side.name} is code of its own, or takes several tensors, "
-                "and the functions that it calls are not in this step: they are heard in the first recorded step. "
-                "Record so that this step is the first one: every_n_steps=padiff.Schedule(every=1, first="
-                f"{side.step.number})"
+                f"`{call.layer}` ({call.layer_type}) of the {side.name} is none of the layers that are known here as a "
+                "function's call, and no functions that its code calls are in this step. Of code that is not the "
+                "framework's own they are heard in the first recorded step: record so that this step is that one "
+                f"(every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"
             )
         wanted = owned(layer)
         tensors = {

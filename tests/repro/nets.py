@@ -113,7 +113,7 @@ def _torch(folder: str, fault: str, options: dict) -> None:
             loss = torch_f.cross_entropy(
                 net(torch.tensor(IDS)), torch.tensor(LABELS), reduction="sum" if fault == "loss" else "mean"
             )
-            loss.backward()
+            (loss * 2.0 if fault == "scaled" else loss).backward()
             optimizer.step()
             optimizer.zero_grad()
             rec.try_dump()
@@ -128,7 +128,7 @@ def _paddle(folder: str, fault: str, options: dict) -> None:
             loss = paddle_f.cross_entropy(
                 net(paddle.to_tensor(IDS)), paddle.to_tensor(LABELS), reduction="sum" if fault == "loss" else "mean"
             )
-            loss.backward()
+            (loss * 2.0 if fault == "scaled" else loss).backward()
             optimizer.step()
             optimizer.clear_grad()
             rec.try_dump()
