@@ -17,7 +17,7 @@ from padiff.compare.diagnose.first import scene_of
 from padiff.compare.diagnose.hypotheses import held, written
 from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.proof import explains, weigh
-from padiff.compare.diagnose.hypotheses.scene import Place, Scene, place_of, rounding_of, values_of
+from padiff.compare.diagnose.hypotheses.scene import Place, Scene, alike, place_of, rounding_of
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.errors import PadiffError
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Recomputed, Run, Step
@@ -149,7 +149,7 @@ def _beside_its_update(scene: Scene, diff: Diff, at: Place) -> tuple[Both[float]
     before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
     if before is None or added is None:
         return None
-    now, was, by = (values_of(pair, _ELEMENTS) for pair in (diff.pair, before, added))
+    now, was, by = alike((diff.pair, before, added), _ELEMENTS)
     if now is None or was is None or by is None or not now.reference.shape == was.reference.shape == by.reference.shape:
         return None
     rounding = rounding_of(diff.pair)

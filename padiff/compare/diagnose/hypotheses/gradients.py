@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses import mending, ratios
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Place, Scene, values_of, whole_of
+from padiff.compare.diagnose.hypotheses.scene import Place, Scene, like, whole_of
 from padiff.compare.diagnose.hypotheses.step_gradients import (
     AT_MOST,
     LOOKED_AT,
@@ -106,10 +106,10 @@ def _departing(scene: Scene) -> str:
 def _stale(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
     """Gradients of a step before that are still there, or stand in this one's place."""
     for number in [n for n in reversed(scene.numbers) if n < scene.number][:_BEFORE]:
-        before = scene.pairs(number, "grad")
+        before, now = scene.pairs(number, "grad"), scene.pairs(scene.number, "grad")
         old: list[np.ndarray | None] = []
         for place, one in zip(gradients.places, gradients.tensors):
-            values = values_of(before[place], LOOKED_AT) if place in before else None
+            values = like(before[place], now[place], LOOKED_AT) if place in before and place in now else None
             fits = values is not None and values.candidate.shape == one.actual.shape
             old.append(values.candidate if values is not None and fits else None)
         if all(values is None for values in old):
@@ -229,10 +229,10 @@ def _missing_calls(scene: Scene) -> Iterator[Hypothesis]:
 
 def _decayed(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
     """That a multiple of the weights is in one side's gradients: decay as a part of the loss, or by hand."""
-    weights = scene.pairs(scene.number, "weight")
+    weights, now = (scene.pairs(scene.number, stage) for stage in ("weight", "grad"))
     rows = []
     for place, one in zip(gradients.places, gradients.tensors):
-        values = values_of(weights[place], LOOKED_AT) if place in weights else None
+        values = like(weights[place], now[place], LOOKED_AT) if place in weights and place in now else None
         if values is not None and values.reference.shape == one.actual.shape:
             rows.append((place, one, values.reference))
     for name, chosen in (("", rows), (" (matrices only)", [row for row in rows if len(_shape(scene, row[0])) > 1])):

@@ -15,7 +15,7 @@ from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.errors import PadiffError
 from padiff.pair.ranks import rank_steps, step_pairs
 from padiff.records import LOOP, STAGES, Both, Diff, Difference, Pair, Run, Step
-from padiff.sketches.sketch import BUCKETS
+from padiff.sketches.sketch import BUCKETS, sketch_of
 
 #: Elements of a tensor that are computed with: enough for any proof, whatever the tensor's size.
 ELEMENTS = 2048
@@ -159,6 +159,46 @@ def values_of(pair: Pair, most: int = ELEMENTS) -> Both[np.ndarray] | None:
         sides = sides.map(lambda array: np.asarray(array[places]))
     wide = sides.zip(found.scales).map(lambda side: _float64(side[0]) / side[1])
     return wide.map(np.ravel)
+
+
+def like(pair: Pair, other: Pair, most: int = ELEMENTS) -> Both[np.ndarray] | None:
+    """`values_of` a pair, looked at as another one of its shape is: one step may have a tensor whole, and another a
+    sketch of it, in which elements have signs.
+
+    `None` where it can't be: of a sketch, elements can't be had.
+    """
+    try:
+        found, shown = operands(pair), operands(other)
+    except PadiffError:
+        return None
+    if isinstance(shown, Sketches) and isinstance(found, Arrays):
+        return _projected(pair, found, other, shown)
+    if type(found) is not type(shown):
+        return None
+    return values_of(pair, most)
+
+
+def alike(pairs: Sequence[Pair | None], most: int = ELEMENTS) -> list[Both[np.ndarray] | None]:
+    """`values_of` several pairs of one quantity or of one shape, all looked at in one way."""
+    there = [pair for pair in pairs if pair is not None]
+    shown = next((pair for pair in there if any(r is not None and r.source.sketched for r in pair.sides)), None)
+    if shown is None:
+        return [None if pair is None else values_of(pair, most) for pair in pairs]
+    return [None if pair is None else like(pair, shown, most) for pair in pairs]
+
+
+def _projected(pair: Pair, arrays: Arrays, other: Pair, shown: Sketches) -> Both[np.ndarray] | None:
+    """Tensors that are whole, as the sketches of other ones of their shape are."""
+    assert pair.candidate is not None and other.reference is not None
+    reference, candidate = arrays.reference, arrays.candidate
+    if not shown.aligned or reference.dtype.kind == "c" or reference.size != shown.reference.size:
+        return None
+    turned = shown.reference.transposed
+    if not other.reference.source.sketched:
+        # Looked at as the candidate has them.
+        turned, shape = shown.candidate.transposed, pair.candidate.shape
+        reference, candidate = (pair.layout.undo(array, shape) for array in (reference, candidate))
+    return Sketches(sketch_of(reference, turned), sketch_of(candidate, turned), arrays.scales, True).values()
 
 
 def whole_of(pair: Pair) -> Both[np.ndarray] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, values_of
+from padiff.compare.diagnose.hypotheses.scene import Scene, alike, rounding_of
 from padiff.compare.judge.limits import is_running
 from padiff.model import equivalents
 from padiff.records import Both
@@ -82,7 +82,7 @@ def _statistics(scene: Scene) -> Iterator[_Statistic]:
     for place, pair in scene.pairs(scene.number, "weight").items():
         if not is_running(pair.anchor.slot) or place not in earlier:
             continue
-        before, after = values_of(earlier[place]), values_of(pair)
+        before, after = alike((earlier[place], pair))
         if before is None or after is None or before.reference.shape != after.reference.shape:
             continue
         layer = layers.get(pair.anchor.layer)

@@ -13,13 +13,15 @@ from padiff.compare.diagnose.hypotheses.scene import (
     ELEMENTS,
     Place,
     Scene,
+    alike,
     is_elements,
     place_of,
     rounding_of,
-    values_of,
 )
 from padiff.records import Both
 
+#: What is looked at of a parameter.
+STAGES = ("weight", "grad", "update")
 #: Steps after the first diff that are looked at as well, where they are recorded.
 LATER = 3
 #: Steps in all: of a longer training what the optimizer remembers is not known.
@@ -166,17 +168,15 @@ def _is_one_step(scene: Scene, number: int) -> bool:
 def _track(scene: Scene, place: Place, numbers: Sequence[int], most: int) -> Track | None:
     rows: Both[dict[str, list[np.ndarray]]] = Both({}, {})
     elements, rounding, size = True, 0.0, 0
-    for number in numbers:
-        for stage in ("weight", "grad", "update"):
-            pair = scene.pairs(number, stage).get(place)
-            values = None if pair is None else values_of(pair, most)
-            if pair is None or values is None or np.iscomplexobj(values.reference):
-                return None
-            elements = elements and is_elements(pair)
-            if stage == "weight":
-                rounding, size = max(rounding, rounding_of(pair)), int(np.prod(pair.anchor.shape))
-            for side, array in zip(rows, values):
-                side.setdefault(stage, []).append(array)
+    sites = [(stage, scene.pairs(number, stage).get(place)) for number in numbers for stage in STAGES]
+    for (stage, pair), values in zip(sites, alike([pair for _, pair in sites], most)):
+        if pair is None or values is None or np.iscomplexobj(values.reference):
+            return None
+        elements = elements and is_elements(pair)
+        if stage == "weight":
+            rounding, size = max(rounding, rounding_of(pair)), int(np.prod(pair.anchor.shape))
+        for side, array in zip(rows, values):
+            side.setdefault(stage, []).append(array)
     if len({array.shape for side in rows for arrays in side.values() for array in arrays}) != 1:
         return None
     histories = rows.map(lambda side: _history(side, len(numbers)))

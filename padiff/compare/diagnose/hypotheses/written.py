@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Place, Scene, is_elements, rounding_of, values_of
+from padiff.compare.diagnose.hypotheses.scene import Place, Scene, alike, is_elements, rounding_of
 from padiff.records import Both, Cause
 
 # Steps before this one whose weights are looked at, and elements of each weight.
@@ -69,7 +69,7 @@ def _weights(scene: Scene, steps: Sequence[int]) -> Iterator[_Weight]:
     for place, update in scene.pairs(scene.number - 1, "update").items():
         pair = scene.pairs(scene.number, "weight").get(place)
         rows = [scene.pairs(number, "weight").get(place) for number in steps]
-        values = [values_of(one, _ELEMENTS) if one is not None else None for one in (pair, update, *rows)]
+        values = alike((pair, update, *rows), _ELEMENTS)
         now, added, *before = values
         known = [one for one in before if one is not None]
         if pair is None or now is None or added is None or before[0] is None or len(known) != len(before):

@@ -10,7 +10,7 @@ import numpy as np
 from padiff.compare.declared.optimizers import Group, Optimizers
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.hypotheses.scene import Place as Site
-from padiff.compare.diagnose.hypotheses.scene import Scene, place_of, values_of
+from padiff.compare.diagnose.hypotheses.scene import Scene, alike, place_of
 from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
 from padiff.compare.diagnose.losses import calls_of, loss_calls
 from padiff.compare.diagnose.place import Place
@@ -181,7 +181,7 @@ def _weight(scene: Scene) -> Recomputed | None:
     before, added = (scene.pairs(scene.number - 1, stage).get(at) for stage in ("weight", "update"))
     if before is None or added is None:
         return None
-    now, was, by = (values_of(pair) for pair in (diff.pair, before, added))
+    now, was, by = alike((diff.pair, before, added))
     if now is None or was is None or by is None or not now.reference.shape == was.reference.shape == by.reference.shape:
         return None
     errors = now.zip(was.zip(by)).map(lambda side: _off(side[0], side[1][0] + side[1][1]))
