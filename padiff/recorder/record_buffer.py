@@ -23,8 +23,8 @@ from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
 # Sites that are kept in mind.
 _MOST_SITES = 200_000
 
-#: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured: of
-#: faults planted in small nets 75 % are proven where the first step has such tensors whole, 42 % where it has sketches.
+#: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured, of 107
+#: faults in small nets: 97 are proven where the first step has such tensors whole, 45 where it has sketches.
 SMALL_ELEMENTS = ELEMENTS
 #: Bytes of small tensors that are kept of a step, those that come first. Chosen: some 2,000 of the largest (a ResNet-18
 #: has 0.1 MB).

@@ -171,6 +171,23 @@ def test_how_a_schedule_differs_is_told(schedule, words):
     assert words in cause.sentence
 
 
+def torch_halved(model, optimizer, number):
+    """All weights are halved between the first step and the second."""
+    if number == 0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+
+
+def paddle_halved(model, optimizer, number):
+    if number == 0:
+        for parameter in model.parameters():
+            parameter.set_value(parameter * 0.5)
+
+
+OF = {"torch": adam, "paddle": lambda m: PADDLE.Adam(1e-2, parameters=m.parameters())}
+
+
 def test_of_sketches_small_tensors_show_any_rule_and_projections_linear_ones():
     sketched = sketched_run(reference(adamw)), sketched_run(paddle_run(lambda m: paddle_adamw(m, beta2=0.95), STEPS))
     cause = first_of(*sketched).cause
@@ -178,6 +195,33 @@ def test_of_sketches_small_tensors_show_any_rule_and_projections_linear_ones():
     sketched = sketched_run(reference(sgd)), sketched_run(paddle_run(lambda m: momentum(m, momentum=0.8), STEPS))
     cause = first_of(*sketched).cause
     assert (cause.kind, cause.proven) == ("momentum", True), cause.text
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_first_step_that_has_tensors_whole_goes_with_sketches_of_the_others(number):
+    """Of a bias a sketch has each element with a sign, of a matrix sums of elements."""
+    sketches = {"detail": "sketch"}
+    ours = torch_run(adam, 6, **sketches)
+    assert [any(r.sketch is not None for r in ours.steps(k)[0].records) for k in (0, 1)] == [False, True]
+    cause = first_of(ours, torch_run(adam, 6, before_step=lost_at(number), **sketches)).cause
+    assert (cause.kind, cause.proven) == ("optimizer_state_lost", True), cause.text
+    assert f"before step {number}" in cause.sentence
+    theirs = paddle_run(lambda m: PADDLE.Adam(1e-2, beta2=0.95, parameters=m.parameters()), 6, **sketches)
+    cause = first_of(ours, theirs).cause
+    assert (cause.kind, cause.proven) == ("adam_beta2", True), cause.text
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_weight_of_the_second_step_is_held_against_the_first_steps(framework):
+    """Which was recorded whole: the sketch of that is."""
+    sketches = {"detail": "sketch"}
+    halved = {"torch": torch_halved, "paddle": paddle_halved}[framework]
+    run = torch_run if framework == "torch" else paddle_run
+    first = first_of(torch_run(adam, 3, **sketches), run(OF[framework], 3, after_step=halved, **sketches))
+    assert (first.step, first.stage, first.diff.figures.basis) == (1, "weight", "sketches")
+    assert first.recomputed.wrong == "candidate"
+    assert first.recomputed.errors.reference < 1e-6 < 0.1 < first.recomputed.errors.candidate
+    assert first.cause.proven, first.cause.text
 
 
 def test_of_a_first_step_alone_nothing_is_proven_that_it_does_not_show():

@@ -288,6 +288,8 @@ def test_what_was_done_to_an_output_is_proven(change, kind, words):
     ("change", "kind"),
     [
         (hooked("two", lambda o: 1.3 * o), "output_scale"),
+        # The root of an extent of a weight, and of nothing that an output is scaled by.
+        (hooked("two", lambda o: o * 20**0.5), "output_scale"),
         (hooked("norm", lambda o: o + 0.1 * torch.randn(24)), "channel_offset"),
     ],
 )

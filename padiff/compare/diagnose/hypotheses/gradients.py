@@ -69,13 +69,13 @@ def _calls(scene: Scene) -> Iterator[Cause]:
 
 def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
     """One ratio of all gradients, or of those that are diffs."""
-    facts = ratios.facts(scene)
-    yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts)
+    facts, counts = ratios.facts(scene), ratios.counts(scene)
+    yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts)
     wrong = gradients.wrong
     # That explains all that is a diff, or a part of it only.
     for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):
-        for one in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", facts):
-            # Of a few gradients no number of the run is the ratio.
+        # Of a few gradients no number of the run is the ratio.
+        for one in ratios.ratio_hypotheses(tensors, f"{what}{gradients.named(tensors)}", "gradient_scale", ()):
             yield replace(one, kind="gradient_scale", changes=changes, telling=False)
 
 

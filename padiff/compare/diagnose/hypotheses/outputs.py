@@ -26,6 +26,8 @@ from padiff.records import Both, Cause
 # bfloat16 and float16 are off by this share at most where they stand for float32 at one place.
 _COARSE = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
 _MORE = "an activation more or less"
+# Numbers that are written for so many reasons that they are not taken for a root of a size of the run.
+_ANYBODYS = (1.0, 2.0, 3.0, 4.0)
 # How far shares of dropped elements may be from the rate, in standard deviations.
 _BY_CHANCE = 5.0
 
@@ -126,10 +128,14 @@ def _scale(scene: Scene, output: Output) -> Iterator[Hypothesis]:
         return
     for value, text in _widths(scene, output).items():
         for known, name in ((math.sqrt(value), f"sqrt({value:g})"), (1 / math.sqrt(value), f"1 / sqrt({value:g})")):
-            if abs(ratio - known) <= 2e-5 * known and value > 1:
+            if abs(ratio - known) <= 2e-5 * known and math.sqrt(value) not in _ANYBODYS:
                 sentence = f"the candidate's output is {known:.5g} times the reference's: {name}, of {text}"
                 made = known * output.reference
-                yield output_hypothesis(scene, output, "output_scale", "a scale", sentence, made, 0, 8)
+                # A whole number may be anything: that it is a root, too, is no proof.
+                odd = math.sqrt(value) % 1 != 0
+                yield output_hypothesis(
+                    scene, output, "output_scale", "a scale", sentence, made, int(not odd), 8, telling=odd
+                )
                 return
     written = float(f"{ratio:.4g}")
     written = written if abs(written - ratio) <= 1e-5 * abs(ratio) else ratio
@@ -146,9 +152,6 @@ def _widths(scene: Scene, output: Output) -> Mapping[float, str]:
     for count in heads:
         if isinstance(count, int) and count > 0 and output.reference.shape[-1] % count == 0:
             found.setdefault(output.reference.shape[-1] / count, "the width of a head")
-    for name, parameter in named(scene, "weight"):
-        for extent in parameter.shape:
-            found.setdefault(float(extent), f"an extent of {name}")
     return found
 
 

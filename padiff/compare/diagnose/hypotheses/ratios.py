@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.records import is_of_loss, loss_role
 
 #: How near a ratio has to be to a fact's, relative to it; what it was measured to is known better.
 _NEAR = 2e-5
@@ -126,11 +127,24 @@ def recognised(ratio: float, known: Sequence[Fact]) -> Recognised | None:
     return Recognised(found[0].ratio, found[0].kind, text, len(kinds) == 1)
 
 
-def fraction(ratio: float, most: int = 64) -> str:
-    """A ratio, with the small fraction that it is; ``0.8333 = 5 / 6``."""
-    for below in range(1, most + 1):
+def counts(scene: Scene) -> frozenset[int]:
+    """What the run has counts of: samples, labels, labels that are not ignored."""
+    found: set[int] = set()
+    for step in scene.sides(scene.number) or ():
+        for record in step.records:
+            if record.stage == "input" and record.shape:
+                found.add(record.shape[0])
+            elif is_of_loss(record) and loss_role(record.slot) == "labels" and not record.source.sketched:
+                labels = record.value
+                found |= {labels.size, int((labels >= 0).sum())}
+    return frozenset(found - {0, 1})
+
+
+def fraction(ratio: float, known: Collection[int]) -> str:
+    """A ratio, with the fraction of two counts of the run that it is; ``0.8333 = 5 / 6``."""
+    for below in sorted(known):
         above = round(ratio * below)
-        if above and math.gcd(above, below) == 1 and below > 1 and _is(ratio, above / below):
+        if above in known and above != below and _is(ratio, above / below):
             return f"{ratio:.5g} = {above} / {below}"
     return f"{ratio:.5g}"
 
@@ -152,7 +166,7 @@ def scaled(tensors: Sequence[Prediction], ratio: float) -> Iterator[Prediction]:
 
 
 def ratio_hypotheses(
-    tensors: Sequence[Prediction], what: str, kind: str, known: Sequence[Fact]
+    tensors: Sequence[Prediction], what: str, kind: str, known: Sequence[Fact], counted: Collection[int] = ()
 ) -> Iterator[Hypothesis]:
     """That all tensors are multiplied by one number; and that it is a number of the run.
 
@@ -161,6 +175,7 @@ def ratio_hypotheses(
         what: what they are, in the plural.
         kind: of the cause where the number is none of the run's.
         known: the numbers of the run.
+        counted: the counts of the run.
     """
     ratio = ratio_of(tensors)
     if ratio is None or ratio == 0 or abs(ratio - 1) < 1e-4:
@@ -177,7 +192,7 @@ def ratio_hypotheses(
             telling=number.sure,
         )
     else:
-        text = f"{what} are {fraction(ratio)} times the reference's"
+        text = f"{what} are {fraction(ratio, counted)} times the reference's"
         yield Hypothesis(kind, "a constant ratio", text, lambda: scaled(tensors, ratio), what, free=1, telling=False)
 
 

@@ -162,10 +162,10 @@ def values_of(pair: Pair, most: int = ELEMENTS) -> Both[np.ndarray] | None:
 
 
 def like(pair: Pair, other: Pair, most: int = ELEMENTS) -> Both[np.ndarray] | None:
-    """`values_of` a pair, looked at as another one is, of the same quantity or of one of its shape: one step may have it
-    whole, and another a sketch, in which elements have signs.
+    """`values_of` a pair, looked at as another one of its shape is: one step may have a tensor whole, and another a
+    sketch of it, in which elements have signs.
 
-    `None` where it can't be: of a pair that is a sketch, elements can't be had.
+    `None` where it can't be: of a sketch, elements can't be had.
     """
     try:
         found, shown = operands(pair), operands(other)
