@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -54,11 +55,18 @@ def code_frames(framework: str) -> tuple[Frame, ...]:
     found: list[Frame] = []
     for frame in _frames(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if is_users(file) or (not found and _is_model(file, framework)):
-            found.append(Frame(_short(file), frame.f_lineno, frame.f_code.co_name, _code(file, frame.f_lineno)))
+        users, model, short = _about(file, framework)
+        if users or (model and not found):
+            found.append(Frame(short, frame.f_lineno, frame.f_code.co_name, _code(file, frame.f_lineno)))
             if len(found) == MOST:
                 break
     return tuple(reversed(found))
+
+
+@lru_cache(maxsize=4096)
+def _about(file: str, framework: str) -> tuple[bool, bool, str]:
+    """Of a file: whether it is the user's, whether it may hold the code of a model, and what it is called."""
+    return is_users(file), _is_model(file, framework), _short(file)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -81,5 +89,6 @@ def _short(file: str) -> str:
     return file[len(here) :] if file.startswith(here) else file
 
 
+@lru_cache(maxsize=4096)
 def _code(file: str, line: int) -> str:
     return linecache.getline(file, line).strip()[:_LONGEST]

@@ -11,20 +11,22 @@ const SPECIAL = [0, undefined, null, "inf", "-inf"];
 const NUMBERS = 16;
 const LOWEST = 300;
 const EACH = 109;
-// The values of all codes, with the digits that are true; made when they are first needed.
-const VALUES = new Map();
+// The numbers of all codes; NaN where there is none.
+const VALUES = Float64Array.from({ length: 1 << 16 }, (_, code) => {
+  if (code < NUMBERS) return [0, NaN, NaN, Infinity, -Infinity][code] ?? NaN;
+  return 2 ** ((code - NUMBERS) / EACH - LOWEST);
+});
 
+/** What a code stands for, with the digits that are true. */
 function valueOf(code) {
-  if (code < SPECIAL.length) return SPECIAL[code];
-  let value = VALUES.get(code);
-  if (value === undefined) VALUES.set(code, (value = Number((2 ** ((code - NUMBERS) / EACH - LOWEST)).toPrecision(4))));
-  return value;
+  return code < SPECIAL.length ? SPECIAL[code] : Number(VALUES[code].toPrecision(4));
 }
 
 export class Packed {
   constructor() {
     this.sites = [];
     this.kinds = [];
+    this.facts = []; // of each kind, what a picture needs
   }
 
   /** Take over what a line names. */
@@ -33,6 +35,7 @@ export class Packed {
       const [at, found] = line[name] ?? [0, []];
       found.forEach((one, k) => (this[name][at + k] = one));
     }
+    for (let k = this.facts.length; k < this.kinds.length; k++) this.facts.push(factsOf(this.kinds[k]));
   }
 
   /** A line that was learnt, with all of its diffs. */
@@ -47,6 +50,21 @@ export class Packed {
     let row = 0;
     while (diffs.length < count + line.diffs.length) diffs.push(packed.at[place] === diffs.length ? line.diffs[place++] : rows[row++]);
     return { ...line, diffs };
+  }
+
+  /** Call for each row of a packed line, without making objects: site's number, times the allowed, facts, bit-equal. */
+  each(packed, call) {
+    const table = unpacked(packed.figures ?? packed.times);
+    const folded = !packed.figures;
+    const count = table.length / (folded ? 2 : 1 + FIGURES.length);
+    let row = 0;
+    for (const [first, end] of packed.rows) {
+      for (let number = first; number < end; number++, row++) {
+        const facts = this.facts[table[row]];
+        const equal = table[count + row] === ZERO && facts.measured;
+        call(number, folded ? VALUES[table[count + row]] : excess(facts, table, row, count), facts, equal);
+      }
+    }
   }
 
   #rows(packed, table, count) {
@@ -64,6 +82,22 @@ export class Packed {
     }
     return rows;
   }
+}
+
+/** Of a kind: whether it passed, was judged, and measured from tensors; how it stands to the first diff. */
+function factsOf(kind) {
+  const faulty = Boolean(kind.problem) && !kind.passed;
+  return { passed: kind.passed, judged: Boolean(kind.judged), endless: faulty, measured: !kind.basis, standing: kind.standing };
+}
+
+/** As `timesAllowed` of the whole diff. */
+function excess(facts, table, row, count) {
+  if (!facts.judged) return facts.passed ? NaN : Infinity;
+  if (facts.endless) return Infinity;
+  const value = VALUES[table[(FIGURES.length - 1) * count + row]];
+  const limit = VALUES[table[FIGURES.length * count + row]];
+  if (limit === 0) return value === 0 ? 0 : Infinity;
+  return facts.passed ? Math.min(value / limit, 1) : value / limit;
 }
 
 function measure(diff, table, row, count) {
@@ -85,7 +119,8 @@ function fold(diff, code) {
 }
 
 function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const view = new DataView(bytes.buffer);
-  return Uint16Array.from({ length: bytes.length / 2 }, (_, k) => view.getUint16(2 * k, true));
+  const letters = atob(text);
+  const codes = new Uint16Array(letters.length >> 1);
+  for (let k = 0; k < codes.length; k++) codes[k] = letters.charCodeAt(2 * k) | (letters.charCodeAt(2 * k + 1) << 8);
+  return codes;
 }

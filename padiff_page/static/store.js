@@ -75,6 +75,7 @@ export class Store {
     this.columns = new Map();
     this.bySite = new Map();
     this.packed = new Packed();
+    this.byNumber = []; // sites, as packed lines number them
     this.others = []; // as the report has them
     this.further = []; // cells of faults that do not follow from the first diff, where the report tells them
   }
@@ -98,24 +99,34 @@ export class Store {
   addLine(given, place) {
     this.packed.learn(given);
     if (this.columns.has(given.step)) return null;
-    const line = this.packed.whole(given);
     const column = this.steps.length;
-    this.#first(line.first_diff);
-    this.#others(line.independent);
-    if (column === 0) this.#executionOrder(line.diffs);
+    this.#first(given.first_diff);
+    this.#others(given.independent);
+    if (column === 0) this.#executionOrder(this.packed.whole(given).diffs);
     const before = this.tree.byKey.size;
-    for (const diff of line.diffs) {
+    for (const diff of given.diffs) {
       const site = this.site(diff.stage, diff.reference, diff.candidate);
       const times = timesAllowed(diff);
-      const judged = diff.judged || diff.times !== undefined;
-      const compared = Boolean(diff.reference && diff.candidate && (judged || !diff.passed));
+      const compared = Boolean(diff.reference && diff.candidate && (diff.judged || !diff.passed));
       const equal = compared && diff.max_abs === 0 && !diff.basis;
       this.put(site, column, times, diff.passed, compared, equal);
-      if (diff.standing === "new" && this.further.length < FURTHER) this.further.push({ node: site.node, column, stage: site.stage });
+      this.#isFurther(site, column, diff.standing);
     }
-    this.addStep(line.step, line.passed ?? line.diffs.every((diff) => diff.passed), place);
+    if (given.packed) {
+      this.packed.each(given.packed, (number, times, facts, equal) => {
+        const site = (this.byNumber[number] ??= this.site(...this.packed.sites[number]));
+        const compared = Boolean(site.reference && site.candidate && (facts.judged || !facts.passed));
+        this.put(site, column, times, facts.passed, compared, equal && compared);
+        this.#isFurther(site, column, facts.standing);
+      });
+    }
+    this.addStep(given.step, given.passed ?? given.diffs.every((diff) => diff.passed), place);
     if (this.tree.byKey.size !== before) this.tree.sort();
     return column;
+  }
+
+  #isFurther(site, column, standing) {
+    if (standing === "new" && this.further.length < FURTHER) this.further.push({ node: site.node, column, stage: site.stage });
   }
 
   /** What a tensor shows stands before what the runs only declare differently. */
