@@ -110,6 +110,7 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
     """Where two runs part, or a further fault, as JSON values."""
     return {
         "step": first.step,
+        "rank": first.rank,
         "stage": first.stage,
         "reference": first.reference,
         "candidate": first.candidate,

@@ -17,6 +17,7 @@ from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import told, with_proof
+from padiff.compare.diagnose.ranks import first_failed
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import EQUAL, with_caveat
@@ -299,7 +300,7 @@ class RunComparison:
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff that did not pass, in words; `None` if all passed."""
-        failed = next((diff for diff in diffs if not diff.passed), None)
+        failed = first_failed(diffs)
         if failed is None:
             return None
         if self._first_diff is not None and self._first_diff.diff is failed:
@@ -307,7 +308,7 @@ class RunComparison:
         # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
         later = self._first_diff is not None and failed.pair.step > self._first_diff.step
         evidence = Evidence(
-            self.runs, self.alignment, self._policy, self._steps_of(diffs), self._declared.at, self._agreed
+            self.runs, self.alignment, self._policy, self._steps_of(failed), self._declared.at, self._agreed
         )
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
         found, place = told(failed, step, evidence, compute=not later)
@@ -319,10 +320,9 @@ class RunComparison:
             return found
         return self._around.placed(found, failed)
 
-    def _steps_of(self, diffs: Sequence[Diff]) -> Both[Step] | None:
-        """The step, of the rank, that the first diff is in; `None` if that is not the last that was compared."""
-        diff = next((diff for diff in diffs if not diff.passed), None)
-        if diff is None or self._parted is None or self._parted[0] != diff.pair.step:
+    def _steps_of(self, diff: Diff) -> Both[Step] | None:
+        """The step, of the rank, that a diff is in; `None` if that is not the last that was compared."""
+        if self._parted is None or self._parted[0] != diff.pair.step:
             return None
         ranks = zip(*self._parted[1])
         found = [Both(*sides) for sides in ranks]

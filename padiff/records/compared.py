@@ -270,6 +270,7 @@ class FirstDiff:
         standing: whether it is the first diff of the run, follows from it (of a later step's report), or is a fault by
             itself.
         picture: what both tensors look like; `None` where they are not there in full.
+        rank: of which process; `None` where there is one, or where what all of them share parts.
     """
 
     step: int
@@ -289,6 +290,7 @@ class FirstDiff:
     recomputed: Recomputed | None = None
     standing: Standing = Standing.FIRST
     picture: Picture | None = None
+    rank: int | None = None
 
     @property
     def max_abs(self) -> float:
@@ -340,10 +342,11 @@ class FirstDiff:
     @property
     def where(self) -> str:
         """Where a tensor parts."""
+        step = f"step {self.step}" + ("" if self.rank is None else f", rank {self.rank}")
         if self.diff is None:
-            return f"step {self.step}, stage {self.stage}"
+            return f"{step}, stage {self.stage}"
         call = f" (call {self.diff.pair.anchor.call})" if self.diff.pair.anchor.call else ""
-        return f"step {self.step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
+        return f"{step}, stage {self.stage}, {self._layers(self.diff.pair)}, {self.slot}{call}"
 
     @property
     def _place(self) -> str:

@@ -98,12 +98,19 @@ def test_torch_and_paddle_on_two_processes_match(made):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
-    ("fault", "step", "stages"), [("same samples", 0, {"input"}), ("not synchronised", 1, {"grad"})]
+    ("fault", "step", "stage", "cause", "proven"),
+    [
+        ("same samples", 0, "input", "ranks 0 and 1 were given the same batch in step 0", False),
+        ("not synchronised", 1, "grad", "differs from rank 0's since step 1 (all of them): it was not reduced", True),
+    ],
 )
-def test_the_mistakes_of_parallel_trainings_are_found(made, framework, fault, step, stages):
+def test_the_mistakes_of_parallel_trainings_are_found(made, framework, fault, step, stage, cause, proven):
     first = padiff.compare_runs(made("torch")[0], made(framework, fault=fault)[0]).first_diff
-    assert first.step == step, first.message
-    assert first.stage in stages, first.message
+    assert (first.step, first.stage, first.rank) == (step, stage, 0), first.message
+    assert f"at step {step}, rank 0, stage {stage}" in first.message
+    assert (first.cause.kind, first.cause.proven) == ("ranks", proven), first.message
+    assert "the candidate's ranks part: " in first.message
+    assert cause in first.message
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

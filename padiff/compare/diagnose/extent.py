@@ -30,13 +30,13 @@ def site_of(diff: Diff) -> Site:
 
 
 def agreed_after(agreed: Mapping[Site, Agreed], diffs: Sequence[Diff]) -> dict[Site, Agreed]:
-    """How far off each tensor was in the steps so far, with one step more."""
+    """How far off each tensor was in the steps so far, with one step more, of all its processes."""
     after = dict(agreed)
     for diff in diffs:
         if diff.figures is not None and diff.compared:
             site = site_of(diff)
-            most, steps = after.get(site, (0.0, 0))
-            after[site] = max(most, diff.figures.rel_l2), steps + 1
+            most, _ = after.get(site, (0.0, 0))
+            after[site] = max(most, diff.figures.rel_l2), agreed.get(site, (0.0, 0))[1] + 1
     return after
 
 

@@ -18,6 +18,7 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.known_causes import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.place import Place, place_of_diff
+from padiff.compare.diagnose.ranks import first_failed, placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
@@ -35,7 +36,7 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) 
     Args:
         compute: whether hypotheses on its cause are computed, which takes a second or so.
     """
-    diff = next((diff for diff in diffs if not diff.passed), None)
+    diff = first_failed(diffs)
     if diff is None:
         return None
     return told(diff, [d for d in diffs if d.pair.step == diff.pair.step], evidence, compute)[0]
@@ -61,11 +62,12 @@ def told(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = T
         place.diff.pair.anchor.slot,
         place.diff,
         _cause(scene, step, place, evidence, compute),
-        extent=extent_of(diff, step, evidence.agreed),
+        extent=extent_of(diff, scene.step, evidence.agreed),
         last_agreeing=place.last_agreeing,
         inside=place.inside,
         call=_call(place),
         recomputed=which_side(scene, place, evidence) if compute else None,
+        rank=scene.rank if min(run.info.world_size for run in evidence.runs) > 1 else None,
     )
     return found, place
 
@@ -86,7 +88,8 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
     runs, alignment, diff = evidence.runs, evidence.alignment, scene.diff
     declared = scene.declared
     found = (
-        shift_cause(diff, runs)
+        rank_cause(scene, step)
+        or shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
         or trainer_cause(scene)
         or loss_cause(scene)
@@ -134,17 +137,8 @@ def _call(place: Place) -> str:
 
 def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
     """What hypotheses look at: of a step's diffs those of the first one's rank, which come one after the other."""
-    ranks: list[list[Diff]] = [[]]
-    seen: set[tuple[bool, str]] = set()
-    for one in step:
-        site = one.pair.reference is None, one.pair.anchor.site
-        if site in seen:
-            ranks.append([])
-            seen.clear()
-        seen.add(site)
-        ranks[-1].append(one)
-    number = next((k for k, rank in enumerate(ranks) if any(one is diff for one in rank)), 0)
-    return Scene(diff, ranks[number], alignment, runs, number)
+    found = placed(diff, step)
+    return Scene(diff, found.own, alignment, runs, found.rank)
 
 
 def _paths(pair: Pair, alignment: Alignment) -> Both[str | None]:
