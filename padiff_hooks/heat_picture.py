@@ -6,6 +6,7 @@ Its colours are the page's (``padiff_page/static/codes.js``), and so is what the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,8 @@ class HeatPicture:
                 draw.text((6, y), _short(self._numbered.name(layer)), ink, font, anchor="lm")
 
 
-def place_of(site: Sequence[Any]) -> tuple[str, str]:
+@lru_cache(maxsize=1 << 16)  # the same of each step
+def place_of(site: tuple[Any, ...]) -> tuple[str, str]:
     """Stage and layer of a site, as lines name it."""
     stage = site[0]
     return stage, str(site[1] or site[2]).partition(f"/{stage}/")[0]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import UsageError
-from padiff.records import Report, Standing
+from padiff.records import STAGES, Report, Standing
 from padiff_hooks.figure_codes import ABSENT, NO_FIGURE, ZERO, as_json, codes, numbers_of
 
 #: Diffs of a step that stand whole: the first diff, further faults, then those furthest beyond their limits.
@@ -118,9 +118,12 @@ class StepLines:
                 "at": list(places),
                 name: base64.b64encode(table.tobytes()).decode(),
             }
-        for name, at, all_of_them in (("sites", known[0], self.sites), ("kinds", known[1], self._kinds)):
-            if len(all_of_them) > at:
-                line[name] = [at, all_of_them[at:]]
+        for name, at, new in (
+            ("sites", known[0], [_site_to_json(site) for site in self.sites[known[0] :]]),
+            ("kinds", known[1], self._kinds[known[1] :]),
+        ):
+            if new:
+                line[name] = [at, new]
         return line
 
     def learn(self, line: Mapping[str, Any], size: int = 0) -> None:
@@ -129,7 +132,7 @@ class StepLines:
         self._settings = line.get("settings_differ", self._settings)
         at, sites = line.get("sites", (len(self.sites), ()))
         for number, site in enumerate(sites, at):
-            self._put_site(tuple(site), number)
+            self._put_site(_site_from_json(site), number)
         at, kinds = line.get("kinds", (len(self._kinds), ()))
         for number, kind in enumerate(kinds, at):
             self._kinds[number:] = [kind]
@@ -274,6 +277,23 @@ def told_damage(path: Path, number: int) -> Iterator[None]:
         yield
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}, line {number}, is damaged ({error}): give another log folder") from error
+
+
+def _site_to_json(site: tuple[Any, ...]) -> list[Any]:
+    """A site in a line: the stage's number, the sites without it, 0 for a candidate's that is the reference's."""
+    stage, reference, candidate, *view = site
+    short = [name and name.replace(f"/{stage}/", "//", 1) for name in (reference, candidate)]
+    entry = [STAGES.index(stage), short[0], 0 if short[0] == short[1] else short[1], *view]
+    return entry if _site_from_json(entry) == site else list(site)  # a layer's name may be anything
+
+
+def _site_from_json(entry: Sequence[Any]) -> tuple[Any, ...]:
+    number, reference, candidate, *view = entry
+    if isinstance(number, str):
+        return tuple(entry)
+    stage = STAGES[number]
+    sites = (reference, reference if candidate == 0 else candidate)
+    return stage, *(name and str(name).replace("//", f"/{stage}/", 1) for name in sites), *view
 
 
 def _telling(diffs: Sequence[Mapping[str, Any]]) -> list[int]:

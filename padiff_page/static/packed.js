@@ -1,6 +1,7 @@
 // Lines of steps whose figures are packed: of a step's diffs some stand whole, the others are rows of a table. A line
 // names the sites and kinds (what many diffs have alike) that no line before it has named.
 
+const STAGES = ["input", "weight", "forward", "loss", "backward", "grad", "update"];
 const FIGURES = ["max_abs", "max_rel", "mean_abs", "rel_l2", "l2.reference", "l2.candidate", "judged.value", "judged.limit"];
 const MEASURED = FIGURES.map((name) => name.split("."));
 
@@ -33,7 +34,7 @@ export class Packed {
   learn(line) {
     for (const name of ["sites", "kinds"]) {
       const [at, found] = line[name] ?? [0, []];
-      found.forEach((one, k) => (this[name][at + k] = one));
+      found.forEach((one, k) => (this[name][at + k] = name === "sites" ? siteOf(one) : one));
     }
     for (let k = this.facts.length; k < this.kinds.length; k++) this.facts.push(factsOf(this.kinds[k]));
   }
@@ -82,6 +83,14 @@ export class Packed {
     }
     return rows;
   }
+}
+
+/** A site as a line names it: the stage's number, sites without it, 0 for a candidate's that is the reference's. */
+function siteOf([number, reference, candidate, view]) {
+  if (typeof number === "string") return [number, reference, candidate, view]; // as it is
+  const stage = STAGES[number];
+  const [one, other] = [reference, candidate === 0 ? reference : candidate].map((name) => name?.replace("//", () => `/${stage}/`) ?? null);
+  return [stage, one, other, view];
 }
 
 /** Of a kind: whether it passed, was judged, and measured from tensors; how it stands to the first diff. */

@@ -148,7 +148,25 @@ def test_logdir_streams_every_step(good, tmp_path, capsys):
     for _ in range(2):  # the second time adds nothing
         assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 0
     assert [number for number, _ in points(tmp_path / "tb", "diff")["forward_rel_l2/000 fc1"]] == [0, 1, 2]
+    assert not [tag for tag in points(tmp_path / "tb", "diff") if "max_abs" in tag]
     assert f"tensorboard --logdir {tmp_path / 'tb'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["compare", "watch"])
+def test_tags_say_which_curves_are_written(good, tmp_path, capsys, command):
+    found = {}
+    for tags in ("layers", "worst", "all"):
+        assert main([command, *good, "--logdir", str(tmp_path / tags), "--tags", tags]) == 0
+        found[tags] = {run: set(points(tmp_path / tags, run)) for run in ("diff", "reference")}
+    layers, worst, everything = found.values()
+    assert worst["diff"] <= layers["diff"] < everything["diff"]
+    assert worst["reference"] == layers["reference"] < everything["reference"]
+    assert "forward_l2/000 fc1" in everything["reference"]
+    with pytest.raises(SystemExit) as ended:
+        main([command, *good, "--logdir", str(tmp_path / "no"), "--tags", "wrost"])
+    assert ended.value.code == 2 and not (tmp_path / "no").exists()
+    said = capsys.readouterr().err
+    assert "--tags" in said and "worst" in said
 
 
 def test_logdir_is_written_step_by_step(good, tmp_path, monkeypatch, capsys):

@@ -87,6 +87,26 @@ def test_a_line_is_a_tenth_of_what_its_diffs_take_and_names_what_is_new_only(tmp
     assert size == pytest.approx(22 * 9 * 2 * 4 / 3, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "sites",
+    [
+        ("a//b/forward/output.0", "a//b/forward/output.0"),
+        ("a/forward/output.0", "/forward//forward/output.0"),
+        ("a/forward/output.0", None),
+        (None, "b/forward/output.0#1"),
+        ("0", "0"),
+        ("", "//"),
+    ],
+)
+def test_sites_of_any_name_are_read_as_they_were(sites):
+    diff = {"stage": "forward", "reference": sites[0], "candidate": sites[1], "passed": True, "max_abs": 0.5}
+    line = json.loads(json.dumps({"step": 0, **StepLines().packed([diff])}))
+    reader = StepLines()
+    reader.learn(line)
+    [found] = reader.whole(line)["diffs"]
+    assert (found["reference"], found["candidate"]) == sites
+
+
 def test_only_ten_diffs_of_a_step_stand_whole_the_first_and_further_faults_before_others():
     [report] = reports([0], plant=lambda seen, number: seen.value * 3 + 1)
     whole = to_json(report)
