@@ -34,6 +34,7 @@ def trace_to_json(trace: Trace, places: Sequence[Place]) -> dict[str, Any]:
                 "outputs": [[*operand] for operand in call.outputs],
                 **({"arguments": dict(call.arguments)} if call.arguments else {}),
                 **({"parameters": list(call.parameters)} if call.parameters else {}),
+                **({"stack": list(call.stack)} if call.stack else {}),
             }
             for call in trace.calls
         ],
@@ -45,11 +46,21 @@ def trace_key(trace: Trace, places: Sequence[Place]) -> tuple[Any, ...]:
     if not trace.calls:
         return ()
     calls = [
-        (c.layer, c.call, c.function, c.nth, c.inputs, c.outputs, c.arguments and repr(c.arguments), c.parameters)
+        (
+            c.layer,
+            c.call,
+            c.function,
+            c.nth,
+            c.inputs,
+            c.outputs,
+            c.arguments and repr(c.arguments),
+            c.parameters,
+            c.stack,
+        )
         for c in trace.calls
     ]
     # A mapping without anything is not the same for a hash as none.
-    calls = [call if call[6] else (*call[:6], "", call[7]) for call in calls]
+    calls = [call if call[6] else (*call[:6], "", *call[7:]) for call in calls]
     return tuple(calls), tuple([(t.dtype, t.shape, *place) for t, place in zip(trace.tensors, places)])
 
 
@@ -122,6 +133,7 @@ def _call(entry: Mapping[str, Any], tensors: int) -> TracedCall:
         dict(plain(entry.get("arguments", {}))),
         tuple(str(site) for site in entry.get("parameters", ())),
         intern(str(entry.get("type", ""))),
+        tuple(intern(str(line)) for line in entry.get("stack", ())),
     )
 
 

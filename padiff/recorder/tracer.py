@@ -15,6 +15,7 @@ from padiff.recorder.detail import FULL, NOTHING, SKETCH
 from padiff.recorder.plain_arguments import plain_arguments
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
+from padiff.recorder.stacks import users_lines
 from padiff.records import Operand, Trace, TracedCall, TracedTensor
 from padiff.sketches.sketch import ELEMENTS
 
@@ -104,6 +105,7 @@ class Tracer:
             inputs=call.inputs or (),
             outputs=given,
             layer_type=type(call.node.layer).__name__,
+            stack=users_lines() if self.functions else (),
         )
         self._calls.append((traced, call.training))
 
@@ -167,6 +169,7 @@ class Tracer:
             begun.arguments,
             begun.parameters,
             type(inside.node.layer).__name__,
+            users_lines(),
         )
         self._calls.append((traced, inside.training))
 

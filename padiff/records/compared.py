@@ -207,6 +207,8 @@ class FirstDiff:
         standing: whether it is the first diff of the run, follows from it (of a later step's report), or is a fault by
             itself.
         picture: what both tensors look like; `None` where they are not there in full.
+        stacks: lines of either side's code that the call comes from, ``file:line function``, the innermost first; empty
+            where they were not recorded.
     """
 
     step: int
@@ -226,6 +228,7 @@ class FirstDiff:
     recomputed: Recomputed | None = None
     standing: Standing = Standing.FIRST
     picture: Picture | None = None
+    stacks: Both[tuple[str, ...]] = _NO_PARAMETERS
 
     @property
     def max_abs(self) -> float:

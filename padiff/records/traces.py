@@ -54,6 +54,8 @@ class TracedCall:
             its parameters, or by their places (``"1"``) where it does not tell names.
         parameters: ``layer/slot`` of parameters that went into a function.
         layer_type: class name of the layer.
+        stack: lines of the user's code that it comes from, ``file:line function``, the innermost first; empty where
+            functions were not looked at.
     """
 
     layer: str
@@ -65,6 +67,7 @@ class TracedCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     layer_type: str = ""
+    stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
