@@ -126,6 +126,7 @@ def first_to_json(first: FirstDiff) -> dict[str, Any]:
         "why": None if first.cause is None else asdict(first.cause),
         "recomputed": None if first.recomputed is None else _recomputed(first.recomputed),
         "standing": first.standing.name.lower(),
+        "stacks": _sides(*first.stacks),
     }
 
 

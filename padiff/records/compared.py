@@ -271,6 +271,8 @@ class FirstDiff:
             itself.
         picture: what both tensors look like; `None` where they are not there in full.
         rank: of which process; `None` where there is one, or where what all of them share parts.
+        stacks: lines of either side's code that the call comes from, ``file:line function``, the innermost first; empty
+            where they were not recorded.
     """
 
     step: int
@@ -291,6 +293,7 @@ class FirstDiff:
     standing: Standing = Standing.FIRST
     picture: Picture | None = None
     rank: int | None = None
+    stacks: Both[tuple[str, ...]] = _NO_PARAMETERS
 
     @property
     def max_abs(self) -> float:

@@ -62,7 +62,7 @@ def headline(report: Report) -> str:
 
 
 def where_lines(report: Report, width: int = 120) -> list[str]:
-    """Both models around the first diff, as trees; nothing where it is in no layer.
+    """Both models around the first diff, as trees, and the lines of code that call it; nothing where it is in no layer.
 
     Args:
         width: columns that there are.
@@ -70,7 +70,8 @@ def where_lines(report: Report, width: int = 120) -> list[str]:
     first, models = report.first_diff, report.models
     if first is None or models is None:
         return []
-    return place_lines(models, Both(report.reference, report.candidate), Both(first.reference, first.candidate), width)
+    names, paths = Both(report.reference, report.candidate), Both(first.reference, first.candidate)
+    return place_lines(models, names, paths, first.stacks, width)
 
 
 def count_text(report: Report) -> str:

@@ -47,19 +47,32 @@ def around_lines(layers: Sequence[Layer], marked: str) -> list[str]:
     return lines + ([_GAP] if before + 1 < len(layers) else [])
 
 
-def place_lines(models: Models, names: Both[str], paths: Both[str | None], width: int) -> list[str]:
-    """Both trees around two layers, side by side where that many columns hold them; nothing where neither is there."""
+def place_lines(
+    models: Models, names: Both[str], paths: Both[str | None], stacks: Both[tuple[str, ...]], width: int
+) -> list[str]:
+    """Both trees around two layers, with the lines of code that call them, side by side where that many columns hold
+    them; nothing where neither is there.
+    """
     sides = models.layers.zip(paths).map(lambda side: around_lines(side[0], side[1]) if side[1] else [])
     if not any(sides):
         return []
     heads = names.zip(models.frameworks).map(lambda side: f"    {printable(side[0])} ({printable(side[1])})")
     left, right = heads.zip(sides).map(lambda side: [side[0], *(side[1] or ["    no such layer"])])
+    # Beside each other, what is said of either stands in one row.
+    height = max(len(left), len(right)) if any(stacks) else 0
+    for side, stack in zip((left, right), stacks):
+        side += [""] * (height - len(side)) + _stack_lines(stack)
     column = max(map(len, left)) + _BETWEEN
     if column + max(map(len, right)) > width:
         return [*left, "", *right]
     rows = max(len(left), len(right))
     padded = [*left, *[""] * (rows - len(left))], [*right, *[""] * (rows - len(right))]
     return [f"{one.ljust(column)}{other}".rstrip() for one, other in zip(*padded)]
+
+
+def _stack_lines(stack: Sequence[str]) -> list[str]:
+    heads = ["    called at ", *["         from "] * len(stack)]
+    return [f"{head}{printable(line.replace(' ', ' in ', 1))}" for head, line in zip(heads, stack)]
 
 
 def _line(layers: Sequence[Layer], position: int, here: bool) -> str:

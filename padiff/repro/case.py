@@ -38,6 +38,7 @@ class Case:
         own, other: what the side recorded, and what the other one did, in this side's order.
         limit: relative L2 error that is allowed.
         remarks: what is to be known of it, as sentences.
+        autocast: dtype, level and device of the autocast that the run computes under; `None`: none.
     """
 
     framework: str
@@ -50,6 +51,7 @@ class Case:
     other: np.ndarray | None = None
     limit: float = 0.0
     remarks: list[str] = field(default_factory=list)
+    autocast: tuple[str, str, str] | None = None
 
     def give(self, wish: str, source: TensorSource | None, dtype: str, what: str) -> str:
         """The name of the variable that holds a recorded tensor.

@@ -97,7 +97,7 @@ def _forward(side: Side, calls: list[TracedCall], end: int) -> Case:
     ordered = calls_in_order(side.graph, calls)
     if not ordered:
         raise CannotWriteError(f"no call of the {side.name} was heard between what agrees and what differs")
-    case = side.case(_what(ordered))
+    case = side.under_autocast(side.case(_what(ordered)))
     chain = Chain(side, case, window=ordered)
     case.lines.append(f"made = {chain.tensor(end)}")
     if len(case.lines) > MOST:
@@ -178,7 +178,7 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
         raise CannotWriteError(f"no gradient that agrees is recorded of what {site} of the {side.name} goes into")
     if len(calls) > MOST:
         raise CannotWriteError(f"{len(calls)} calls lie between it and gradients that agree: no small script")
-    case = side.case(f"the backward of {_what(calls)}, the gradient of {site}")
+    case = side.under_autocast(side.case(f"the backward of {_what(calls)}, the gradient of {site}"))
     chain = Chain(side, case, learns=True)
     leaf = chain.tensor(start, record.layer) if start is not None else chain.parameter(site)
     if leaf not in case.learns:

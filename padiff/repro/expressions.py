@@ -254,7 +254,18 @@ def _positional(named: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _argument(name: str, value: str) -> str:
-    return f"{name}={value}" if name else value
+    return keyword_text(name, value) if name else value
+
+
+def keyword_text(name: str, value: str) -> str:
+    """An argument by name. Names come from a run folder, which anybody may have written: no code of theirs gets here.
+
+    Raises:
+        CannotWriteError: it is no name.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w{0,60}", name, re.ASCII):
+        raise CannotWriteError(f"{name!r} is no name of an argument: the run folder was edited")
+    return f"{name}={value}"
 
 
 def _atom(text: str) -> str:

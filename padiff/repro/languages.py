@@ -59,6 +59,7 @@ class Language:
         calls: the common name of a function -> what it is called.
         methods: functions that are methods of their first tensor.
         cast: how a tensor is cast.
+        autocast: the line that opens an autocast of a dtype, level and device, where no other dtype is asked for.
         layers: common kind of layer -> function, where that is not what both call it.
         arguments: ``function.setting`` -> the argument, where the function calls it otherwise than the layer.
         optimizer: lines that step an optimizer of this call once.
@@ -70,6 +71,7 @@ class Language:
     calls: Mapping[str, str]
     methods: Mapping[str, str]
     cast: str
+    autocast: str
     layers: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     optimizer: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ def gradient(outputs, gradients, of):
     },
     methods={name: name for name in _TORCH_METHODS.split()},
     cast="cast({0}, {1!r}, dtype)",
+    autocast="with torch.autocast({2!r}, torch.{0}, enabled=dtype is None):",
     layers={
         "convtranspose1d": "conv_transpose1d",
         "convtranspose2d": "conv_transpose2d",
@@ -192,6 +195,7 @@ def gradient(outputs, gradients, of):
     },
     methods={name: name for name in _PADDLE_METHODS.split()} | {"contiguous": "contiguous", "movedim": "moveaxis"},
     cast="cast({0}, {1!r}, dtype)",
+    autocast="with paddle.amp.auto_cast(enable=dtype is None, dtype={0!r}, level={1!r}):",
     layers={
         "convtranspose1d": "conv1d_transpose",
         "convtranspose2d": "conv2d_transpose",

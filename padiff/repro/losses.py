@@ -9,7 +9,7 @@ from padiff.frameworks.losses import ROLES
 from padiff.frameworks.spelled import SPELLINGS, number_text
 from padiff.records import Both, Diff, Record, is_functional
 from padiff.repro.case import CannotWriteError, Case, values_of
-from padiff.repro.expressions import language_of
+from padiff.repro.expressions import keyword_text, language_of
 from padiff.repro.side import Side
 
 # What only one framework's function takes; where it is as the other one has it by default, nothing is lost.
@@ -95,6 +95,6 @@ def _text(side: Side, loss: RecordedLoss, names: dict[str, str]) -> str:
                     f"{loss.function}() is set to {name}={value!r}, which {framework} has no word for"
                 )
             continue
-        arguments.append(f"{spelling.loss_arguments.get(name, name)}={number_text(value)}")
+        arguments.append(keyword_text(spelling.loss_arguments.get(name, name), number_text(value)))
     tensors = [name if role not in ("weight", "pos_weight") else f"{role}={name}" for role, name in names.items()]
     return f"{language.functional}.{function}({', '.join([*tensors, *arguments])})"

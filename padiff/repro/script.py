@@ -89,6 +89,9 @@ def script_text(case: Case, told: str, tensors: str, versions: str) -> str:
     for name in case.given:
         case.dtypes.setdefault(name, "float32")
     gives = [f"{name} = given({name!r}, dtype)" for name in case.given if _is_used(name, case.lines)]
+    lines = case.lines
+    if case.autocast is not None:
+        lines = [language.autocast.format(*case.autocast), *(f"    {line}" for line in lines)]
     headline = f"{_plain(case.what)} ({versions})"
     remarks = "\n".join(_plain(remark) for remark in case.remarks)
     return _TEMPLATE.format(
@@ -101,7 +104,7 @@ def script_text(case: Case, told: str, tensors: str, versions: str) -> str:
         learns=repr(sorted(case.learns)),
         limit=float(case.limit),
         prelude=language.prelude,
-        lines="\n".join(f"    {line}" for line in (*gives, *case.lines)),
+        lines="\n".join(f"    {line}" for line in (*gives, *lines)),
         headline=headline,
     )
 

@@ -65,10 +65,18 @@ class Side:
     def case(self, what: str) -> Case:
         """A script of this side to be filled."""
         language_of(self.info.framework)
-        case = Case(self.info.framework, what)
-        autocast = self.info.environment.get("autocast.dtype", "off")
-        if autocast not in ("off", None):
-            case.remarks.append(f"The run computes under autocast ({autocast}), this script does not.")
+        return Case(self.info.framework, what)
+
+    def under_autocast(self, case: Case) -> Case:
+        """The case, computed under the autocast that the run says it calls its model in."""
+        about = self.info.environment
+        dtype, level = about.get("autocast.dtype", "off"), about.get("autocast.level", "O1")
+        if dtype in ("float16", "bfloat16"):
+            device = "cpu" if about.get("device.kind") == "cpu" else "cuda"
+            case.autocast = str(dtype), "O2" if level == "O2" else "O1", device
+            case.remarks.append(
+                f"It is computed under autocast ({dtype}), as in the run; of its lists nothing is known."
+            )
         return case
 
     def weight(self, site: str) -> Record:

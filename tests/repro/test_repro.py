@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
+import json
 import re
 import runpy
 import subprocess
@@ -228,3 +230,56 @@ def test_names_are_no_code(tmp_path):
     for script in found.scripts.values():
         assert ran(script)[0] == 1
     assert "raise SystemExit(7)\n" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["argument", "slot", "loss", "rule"])
+def test_a_run_folder_puts_no_code_into_a_script(where, tmp_path):
+    """Whoever sends a run folder could: a script is made to be run."""
+    code = "__import__('os').system('true')or dim"
+    fault = {"loss": "loss", "rule": "decay"}.get(where, "axis")
+    runs = [Path(train("torch", tmp_path / name, name)) for name in ("clean", fault)]
+    for run in runs:
+        for file in [run / "run.json", *run.glob("steps/*/rank_0/*.json")]:
+            text = file.read_text()
+            quoted = json.dumps(code)[1:-1]
+            if where == "argument":
+                text = re.sub(r'"dim": ?(-?1)', f'"{quoted}": \\1', text)
+            elif where == "slot":
+                text = re.sub(r'\["input", ?', f'["{quoted}", ', text)
+            elif where == "loss":
+                text = text.replace('"loss.ignore_index"', f'"loss.{quoted}"')
+            elif where == "rule":
+                text = text.replace('"AdamW"', f'"{quoted}"')
+            file.write_text(text)
+    try:
+        found = write_repro(*runs, tmp_path / "out")
+    except padiff.PadiffError:
+        return  # the better end
+    for script in found.scripts.values():
+        # In words and in names of recorded things it may stand, not where it would run.
+        tree = ast.parse(script.read_text())
+        called = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert "__import__" not in called
+
+
+@pytest.mark.slow
+def test_autocast_is_that_of_the_run(tmp_path):
+    def run(folder, eps):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+        net[2].register_forward_hook(lambda *call: call[-1] * (1 + eps))
+        x = torch.randn(4, 16)
+        with padiff.record(net, folder, existing="overwrite") as rec:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = net(x).float().pow(2).mean()
+            loss.backward()
+            rec.try_dump()
+        return folder
+
+    found = write_repro(run(tmp_path / "a", 0.0), run(tmp_path / "b", 0.5), tmp_path / "out")
+    code, printed = ran(found.scripts["reference"])
+    assert code == 1 and figure(printed, "against what this run recorded") == 0
+    assert 1e-4 < figure(printed, "against itself in float64") < 1e-2  # of bfloat16

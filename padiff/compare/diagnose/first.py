@@ -24,7 +24,12 @@ from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.diagnose.trainers import trainer_cause
 from padiff.errors import RunFolderError, SketchOnlyError
-from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Run
+from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Record, Run, Step, TracedCall, is_functional
+
+# Lines of a stack that are shown.
+_LINES = 4
+#: Where nothing was recorded of them.
+NO_STACKS: Both[tuple[str, ...]] = Both((), ())
 
 # What is declared, by the kind of what is computed of it.
 _DECLARED = {"norm_statistics": "mode", "accumulation": "trainer"}
@@ -68,6 +73,7 @@ def told(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = T
         call=_call(place),
         recomputed=which_side(scene, place, evidence) if compute else None,
         rank=scene.rank if min(run.info.world_size for run in evidence.runs) > 1 else None,
+        stacks=_stacks(place, evidence),
     )
     return found, place
 
@@ -133,6 +139,32 @@ def _call(place: Place) -> str:
     graphs = place.graphs
     where = place_of(call, graphs.reference.trace if is_reference else graphs.candidate.trace)
     return where if is_reference else f"{where} of the candidate"
+
+
+def _stacks(place: Place, evidence: Evidence) -> Both[tuple[str, ...]]:
+    """Where either side's code makes the call that a diff comes from, as far as that was recorded."""
+    pair = place.diff.pair
+    if place.calls is not None and place.calls.same is not None:
+        return place.calls.same.map(_lines)
+    if evidence.steps is None or is_functional(pair.anchor.slot):
+        return NO_STACKS
+    try:
+        return evidence.steps.zip(pair.sides).map(lambda side: _stack(*side))
+    except RunFolderError:
+        return NO_STACKS  # the trace is damaged; the figures stand
+
+
+def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
+    """Where the layer's call is made that a record is of."""
+    if record is None:
+        return ()
+    at = record.layer, record.call
+    calls = (call for call in step.trace.calls if not call.function and (call.layer, call.call) == at)
+    return next(map(_lines, calls), ())
+
+
+def _lines(call: TracedCall) -> tuple[str, ...]:
+    return tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in call.stack[: -_LINES - 1 : -1])
 
 
 def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:
