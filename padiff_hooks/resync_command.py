@@ -11,7 +11,7 @@ from rich.console import Console
 import padiff
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff.replaying.resync import STEPS
+from padiff.replaying.resyncing import STEPS
 from padiff_hooks.outputs import check_out, write_out
 from padiff_hooks.replay_command import RETURNS, made_by
 

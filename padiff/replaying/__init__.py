@@ -2,9 +2,10 @@
 
 from padiff.replaying.calibrating import calibrate
 from padiff.replaying.own_errors import Isolation, OwnError
-from padiff.replaying.resync import resync
+from padiff.replaying.replay_function import replay
 from padiff.replaying.resynced import Resync, Resynced
-from padiff.replaying.session import Replay, replay
+from padiff.replaying.resyncing import resync
+from padiff.replaying.session import Replay
 from padiff.replaying.step import ReplayBatch, ReplayStep
 
 __all__ = [

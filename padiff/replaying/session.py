@@ -1,8 +1,8 @@
-"""``replay``: the packed steps of a run again with another model, each from where the recorded run was."""
+"""A replay that goes on: its steps, what is measured of them, what is written, and what is given back."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,19 +10,17 @@ from typing import Any
 from padiff.compare import Policy, RunComparison, compare_runs
 from padiff.dump import open_run
 from padiff.dump.floors import write_floors
-from padiff.dump.local import local_folder
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES, Report
 from padiff.replaying.carrying import Carrying
-from padiff.replaying.checks import Reference, check_model, notes_of, opened
+from padiff.replaying.checks import Reference, check_model, notes_of
 from padiff.replaying.doing import Doing
 from padiff.replaying.isolation import Isolator
 from padiff.replaying.kept import Kept
 from padiff.replaying.measuring import Measuring
-from padiff.replaying.moving import RUNS
 from padiff.replaying.own_errors import Isolation
 from padiff.replaying.step import ReplayStep
 from padiff.system.switches import say
@@ -284,58 +282,3 @@ class Replay:
         isolator, self._isolator = self._isolator, None
         if isolator is not None:
             isolator.remove()
-
-
-def replay(
-    reference: str | Path,
-    model: Any,
-    dir_path: str | Path,
-    *,
-    optimizer: Any = None,
-    layer_map: Any = None,
-    steps: Container[int] | None = None,
-    policy: Policy | None = None,
-    existing: str = "error",
-    partial: bool = False,
-    floors: int | bool = False,
-    float64: bool = False,
-) -> Replay:
-    """Do the packed steps of a run again with another model, and compare each by itself.
-
-    ``with padiff.replay("runs/torch", net, "runs/paddle", optimizer=optimizer) as replay: for step in replay: ...``
-    Before each step, the model's weights and buffers, the optimizer's state and learning rates, the batch and what
-    dropout drops are the reference's. So nothing is inherited from the steps before, and the report judges each at the
-    tolerance of a first step. The reference's framework need not be installed; its folder is only read. Afterwards,
-    also after an error, the model and the optimizer are what they were, with gradients cleared.
-
-    Args:
-        reference: the run to trust, recorded with ``replay_every_n_steps``.
-        model: the candidate: a torch Module or a paddle Layer, in the mode that it trains in.
-        dir_path: the run folder that the candidate is recorded into.
-        optimizer: the candidate's optimizer, or several. Without one, forward and backward alone are done.
-        layer_map: layers that answer to each other, as `compare_runs` takes them.
-        steps: which of the packed steps. Default: all.
-        policy: when a diff passes. Default: `NoisePolicy`.
-        existing: what to do with a run that ``dir_path`` holds: ``"error"`` (default) or ``"overwrite"``.
-        partial: carry all that fits, and leave and name the rest (a head that only one side has), instead of refusing
-            where not everything fits.
-        floors: whether to measure what rounding makes of each tensor: the loop is given each step so many times more
-            (`True`: 8 times) with weights and inputs moved by units in the last place, and the report judges by it.
-        float64: whether to do each step once more in float64, as the third side that tells which of the two is farther
-            from it.
-
-    Raises:
-        RunFolderError: a folder can't be read, or written to.
-        UsageError: the run has no such pack, or one that this model can't be given; an argument is wrong.
-    """
-    place = local_folder(dir_path, "dir_path")
-    found = opened(reference, place, steps)
-    if existing not in ("error", "overwrite"):
-        raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")
-    runs = RUNS if floors is True else floors
-    if isinstance(runs, bool):
-        runs = 0
-    if not isinstance(runs, int) or runs < 0:
-        raise UsageError(f"floors is True, False or a number of runs of at least 1, got {floors!r}")
-    listed = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    return Replay(found, model, place, listed, layer_map, policy, existing, partial, runs, float64)

@@ -155,7 +155,9 @@ TYPICALLY_OFF, TYPICAL_KINKS = 1e-3, 1.0
 # -- measured floors -----------------------------------------------------------------------------------------------
 
 #: Where a step was run again, moved by units in the last place (`padiff.records.floors`), a tensor may be off by so
-#: many times what that made of it, for a move by one unit. Measured: benchmarks/floors.py, clean replays of 60 pairs.
+#: many times what that made of it, for a move by one unit. Measured: benchmarks/floors.py; of 8,000 tensors in clean
+#: replays of 56 pairs of torch and paddle models the largest was 1.6 times its floor (outputs 1.2); in
+#: 37 clean replays of trainings 1.7; of 520 in larger models (4096 inputs, an LSTM of 256, a transformer) 3.3.
 FLOORS = 50.0
 #: A measured floor is not below so many units in the last place of the tensor: where a move changes nothing (an exact
 #: operation, a sum that comes out alike) the other framework may still round otherwise. Chosen.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -118,4 +119,7 @@ def _excused(diff: Diff, rule: Rule = Rule.WRITTEN_OTHERWISE) -> Diff:
     judged = diff.judgement
     figure, value = (judged.figure, judged.value) if judged is not None else (Figure.REL_L2, 0.0)
     limit = max(value, judged.limit if judged is not None else 0.0)
-    return Diff(diff.pair, diff.figures, True, Judgement(figure, value, limit, rule), diff.problem)
+    figures = diff.figures
+    if figures is not None and (figures.floor is not None or figures.third is not None):
+        figures = replace(figures, floor=None, third=None)  # it is another quantity
+    return Diff(diff.pair, figures, True, Judgement(figure, value, limit, rule), diff.problem)

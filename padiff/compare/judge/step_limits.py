@@ -179,11 +179,8 @@ class StepLimits:
             before = self._before.stages.get("forward" if _goes_into_loss(diff) else stage, 0.0)
             grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST)
             limit = max(limit, Limit(grown * figures.reference_l2, Rule.GROWN), key=value_of)
-        if figures.floor is not None:
-            if self._has_floor(diff):
-                limit = self._measured(diff, figures, limit)
-            else:
-                diff = replace(diff, figures=replace(figures, floor=None))
+        if figures.floor is not None or figures.third is not None:
+            diff, limit = self._by_floor(diff, figures, limit)
         found = verdict(diff, limit)
         if stage == "weight" and found.passed:
             self._explained[key_of(diff)] = diff
@@ -203,15 +200,21 @@ class StepLimits:
             return found.judged(False, judged.figure, judged.value, judged.limit, Rule.WRITTEN)
         return found
 
-    def _has_floor(self, diff: Diff) -> bool:
-        """Whether the floor that was measured says how far off a tensor may be.
+    def _by_floor(self, diff: Diff, figures: Figures, modelled: Limit) -> tuple[Diff, Limit]:
+        """The diff with its floor, as far as that says how far off it may be, and the limit by it.
 
-        Not where the step starts further apart than it was moved; not of a gradient that is rounding noise, which has a
-        size of its own on each side; not once a value went over a kink, as all that is made of its gradient is further
-        off than in runs in which none did.
+        It does not where the step starts further apart than it was moved; nor of a gradient that is rounding noise,
+        which has a size of its own on each side, and in float64, too; nor once a value went over a kink, as all that is
+        made of its gradient is further off than in runs in which none did.
         """
         driven = diff.pair.stage in ("grad", "update") and key_of(diff) in self._noise_driven
-        return self._apart is not None and not driven and not self._crossed
+        if driven:
+            return replace(diff, figures=replace(figures, floor=None, third=None)), modelled
+        if figures.floor is None:
+            return diff, modelled
+        if self._apart is None or self._crossed:
+            return replace(diff, figures=replace(figures, floor=None)), modelled
+        return diff, self._measured(diff, figures, modelled)
 
     def _measured(self, diff: Diff, figures: Figures, modelled: Limit) -> Limit:
         """The limit by the measured floor; the modelled one where that allows less, and no less than noise needs."""
