@@ -9,11 +9,11 @@ from typing import Any
 
 from padiff.frameworks.base import Framework, Handle
 from padiff.model.selection import Node
-from padiff.recorder.detail import NOTHING
+from padiff.recorder.detail import FULL, NOTHING
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
-from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
+from padiff.recorder.seen_tensors import GradientSite, SeenTensor, SeenTensors
 from padiff.system.frames import Frame
 
 
@@ -27,8 +27,8 @@ class Call:
     recomputed: bool
     #: Whether it is made inside of a function transform: then nothing of it is recorded.
     transformed: bool = False
-    #: What went in: slots, and the tensors' numbers in the trace; `None` where that is not looked at.
-    inputs: tuple[tuple[str, int], ...] | None = None
+    #: What went in: slots, each with its tensor's number in the trace behind it; `None` where that is not looked at.
+    inputs: tuple[Any, ...] | None = None
     #: Where it is called; empty where that is not looked at.
     stack: tuple[Frame, ...] = ()
 
@@ -54,7 +54,7 @@ class Activations:
         self._records = records
         self._on_gradient = framework.hooks.on_gradient
         self._levels, self._interrupts, self._tensors = levels, interrupts, tensors
-        self._times: dict[tuple[str, str, int, bool], int] = {}
+        self._times: dict[GradientSite, int] = {}
         self._leaf_handles: list[Handle] = []
         self._closed = False
 
@@ -82,7 +82,7 @@ class Activations:
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
                 # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
                 # parameter or an input that a layer hands on, which lives on.
-                handle = self._on_gradient(tensor, partial(self._gradient, seen))
+                handle = self._on_gradient(tensor, partial(Activations._gradient, self, seen))
                 if handle is not None and tensor.is_leaf:
                     self._leaf_handles.append(handle)
                 seen.followed = True
@@ -90,12 +90,18 @@ class Activations:
             self._records.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
             return None
         if backward:
-            seen.sites.append((call.node, slot, call.number, call.training))
+            site = path, type(call.node.layer).__name__, slot, call.number, call.training
+            # One object for all steps: a large model's would keep the collector busy.
+            seen.sites += (self._records.known.gradients.setdefault(site, site),)
         if level == NOTHING or call.recomputed:
             return seen
-        taken = seen.sources.get(level)
+        taken = seen.full if level == FULL else seen.sketched
         if taken is None:
-            taken = seen.sources[level] = self._records.take(tensor, level)
+            taken = self._records.take(tensor, level)
+            if level == FULL:
+                seen.full = taken
+            else:
+                seen.sketched = taken
         self._records.write(call.node, "forward", slot, taken, call.number, call.training)
         return seen
 
@@ -109,18 +115,18 @@ class Activations:
         if self._closed or gradient is None:
             return
         copies: dict[str, Taken | Left] = {}
-        times = self._times
-        for node, slot, call, training in seen.sites:
-            level = self._levels[node.path, "backward"]
-            if level not in copies:
-                copies[level] = self._records.take(gradient, level)
-            taken = copies[level]
-            site = node.path, slot, call, training
+        records, times = self._records, self._times
+        for site in seen.sites:
+            path, kind, slot, call, training = site
+            level = self._levels[path, "backward"]
+            taken = copies.get(level)
+            if taken is None:
+                taken = copies[level] = records.take(gradient, level)
             again = times.get(site, 0)
             times[site] = again + 1
             # A second backward through the same graph is a quantity of its own.
             name = f"{slot}@{again}" if again else slot
-            self._records.write(node, "backward", name, taken, call, training)
+            records.write_at(path, kind, "backward", name, taken, call, training)
 
     def detach(self) -> None:
         """Take the hooks off that would outlive the graph."""

@@ -203,27 +203,97 @@ class Capture:
 
     # -- forward and backward -----------------------------------------------------------------------------
 
-    def before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_call(self, identity: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hearing = self._hearing
-        if hearing is None:
-            self._before_call(key, layer, args, kwargs)
-            return
-        hearing.listen(False)  # what is called here is not the model's
+        if hearing is not None:
+            hearing.listen(False)  # what is called here is not the model's
         try:
-            self._before_call(key, layer, args, kwargs)
+            transforming = self._transforming()
+            if not self._begun and not transforming:
+                self._begin()
+            node = self._known.get(identity)
+            if node is None:  # a layer that the model had before
+                return
+            recomputed = self._recomputing()
+            training = self._running[0].training if self._running else bool(self._nodes[0].layer.training)
+            if transforming:
+                # vmap, grad and their like call the layer with stand-ins: there are no values, no one call for each.
+                self._running.append(Call(node, 0, training, recomputed, transformed=True))
+                self._transformed.add(node.path)
+                if node.path in self._chosen:
+                    self._records.left_out.add(node.path, TRANSFORMED, training, "call")
+                self.parameters.snapshot_later()
+                return
+            counter = self._recalls if recomputed else self._calls
+            key = node.path, training
+            number = counter.get(key, 0)
+            counter[key] = number + 1
+            outermost = not self._running
+            if self.packing is not None and not recomputed:
+                self.packing.layer_begins(node, args, kwargs, training)
+            call = Call(node, number, training, recomputed)
+            self._running.append(call)
+            if self._keep_stacks and not recomputed:
+                self.stacks[node.path, number] = traceback.extract_stack()
+            if self._switches.path_log:
+                print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
+            if outermost and (training or not self.autocast):
+                self.autocast = self._framework.environment.autocast()
+            if recomputed:
+                return
+            if outermost:
+                if self.losses is not None:
+                    # What is compiled must not meet another function than it was compiled with.
+                    self._hooks.on_losses(not self._framework.layers.compiled(layer))
+                self.parameters.snapshot()
+                self._outermost[node.path, training] += 1
+                self._note_modes(training)
+                if node.path in self._chosen:
+                    for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
+                        self._activations.see_input(call, slot, tensor)
+            if node.path in self._traced or (outermost and node.path in self._chosen):
+                call.inputs, call.stack = self._tracer.inputs(node, args, kwargs), self._tracer.stack()
         finally:
-            self._listen()
+            if hearing is not None:
+                self._listen()
 
     def after_call(self, key: int, output: Any, failed: bool) -> None:
         hearing = self._hearing
-        if hearing is None:
-            self._after_call(key, output, failed)
-            return
-        hearing.listen(False)
+        if hearing is not None:
+            hearing.listen(False)  # what is called here is not the model's
         try:
-            self._after_call(key, output, failed)
+            node, call = self._known.get(key), None
+            if node is None:
+                return
+            if self.packing is not None and self._running and self._running[-1].node is node:
+                self.packing.layer_ended()
+            while self._running:
+                # A call that ended in an exception which the model itself caught may still lie above this one.
+                call = self._running.pop()
+                if call.node is node:
+                    break
+            if not self._running and not failed:
+                if self._layers.fresh:
+                    self._take_lazy()
+                if self.losses is not None and call is not None:
+                    self.losses.called(output)
+                    self._hooks.on_losses(True)
+            if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
+                return
+            see, logged = self._activations.see, self._loss_logged and not self._running
+            if isinstance(output, self._tensor_type) and not logged:
+                seen = [("output.0", output, see(call, "output.0", output))]
+            else:
+                slots = flatten(output, "output", self._is_tensor)
+                seen = [
+                    (slot, tensor, None if logged and self._is_loss(slot, tensor) else see(call, slot, tensor))
+                    for slot, tensor in slots
+                ]
+            if call.inputs is not None:
+                self._tracer.layer_ended(call, seen)
         finally:
-            self._listen()
+            if hearing is not None:
+                self._listen()
 
     def _listen(self) -> None:
         """Hear functions while a layer's own code runs."""
@@ -232,53 +302,6 @@ class Capture:
             heard = inside.node.path in self._chosen and not inside.recomputed and not inside.transformed
             if heard and not self._tracer.full and not self._framework.layers.is_builtin(inside.node.layer):
                 self._hearing.listen(True)
-
-    def _before_call(self, identity: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        transforming = self._transforming()
-        if not self._begun and not transforming:
-            self._begin()
-        node = self._known.get(identity)
-        if node is None:  # a layer that the model had before
-            return
-        recomputed = self._recomputing()
-        training = self._running[0].training if self._running else bool(self._nodes[0].layer.training)
-        if transforming:
-            # vmap, grad and their like call the layer with stand-ins: there are no values, and no one call for each.
-            self._running.append(Call(node, 0, training, recomputed, transformed=True))
-            self._transformed.add(node.path)
-            if node.path in self._chosen:
-                self._records.left_out.add(node.path, TRANSFORMED, training, "call")
-            self.parameters.snapshot_later()
-            return
-        counter = self._recalls if recomputed else self._calls
-        key = node.path, training
-        number = counter.get(key, 0)
-        counter[key] = number + 1
-        outermost = not self._running
-        if self.packing is not None and not recomputed:
-            self.packing.layer_begins(node, args, kwargs, training)
-        call = Call(node, number, training, recomputed)
-        self._running.append(call)
-        if self._keep_stacks and not recomputed:
-            self.stacks[node.path, number] = traceback.extract_stack()
-        if self._switches.path_log:
-            print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
-        if outermost and (training or not self.autocast):
-            self.autocast = self._framework.environment.autocast()
-        if recomputed:
-            return
-        if outermost:
-            if self.losses is not None:
-                # What is compiled must not meet another function than it was compiled with.
-                self._hooks.on_losses(not self._framework.layers.compiled(layer))
-            self.parameters.snapshot()
-            self._outermost[node.path, training] += 1
-            self._note_modes(training)
-            if node.path in self._chosen:
-                for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
-                    self._activations.see_input(call, slot, tensor)
-        if node.path in self._traced or (outermost and node.path in self._chosen):
-            call.inputs, call.stack = self._tracer.inputs(node, args, kwargs), self._tracer.stack()
 
     def _note_modes(self, training: bool) -> None:
         """Which layers train, in the step's first call; in its first one in training mode, where there is one."""
@@ -289,37 +312,6 @@ class Capture:
         self.settings.pop("training.others", None)
         if others:
             self.settings["training.others"] = others
-
-    def _after_call(self, key: int, output: Any, failed: bool) -> None:
-        node, call = self._known.get(key), None
-        if node is None:
-            return
-        if self.packing is not None and self._running and self._running[-1].node is node:
-            self.packing.layer_ended()
-        while self._running:
-            # A call that ended in an exception which the model itself caught may still lie above this one.
-            call = self._running.pop()
-            if call.node is node:
-                break
-        if not self._running and not failed:
-            if self._layers.fresh:
-                self._take_lazy()
-            if self.losses is not None and call is not None:
-                self.losses.called(output)
-                self._hooks.on_losses(True)
-        if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
-            return
-        if isinstance(output, self._tensor_type):
-            outputs = [("output.0", output)]
-        else:
-            outputs = list(flatten(output, "output", self._is_tensor))
-        see, outermost = self._activations.see, not self._running
-        seen = []
-        for slot, tensor in outputs:
-            logged = outermost and self._loss_logged and self._is_loss(slot, tensor)
-            seen.append((slot, tensor, None if logged else see(call, slot, tensor)))
-        if call.inputs is not None:
-            self._tracer.layer_ended(call, seen)
 
     def _is_loss(self, slot: str, tensor: Any) -> bool:
         """Whether an output of the model is its loss: by name, or the first of a tuple."""

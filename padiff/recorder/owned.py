@@ -9,15 +9,19 @@ from typing import Any, NamedTuple
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
 from padiff.recorder.detail import SKETCH
-from padiff.recorder.record_buffer import Known, LevelOf
+from padiff.recorder.record_buffer import Known, LevelOf, Sampled
 from padiff.records.alike import Site
 from padiff.sketches.sketch import Cut
 
 #: What a record of something owned is: the stage, its place, the dtype, the shape and the number of the call.
 About = tuple[str, int, str, tuple[int, ...], int]
 
+#: Bytes of an element from which on updates are kept in the dtype of the parameter.
+WIDE = 4
 # Lists of sites that are kept in mind.
 _MOST = 64
+# Tensors that are asked at a time: so many answers that the garbage collector is not called because of them.
+_AT_ONCE = 100
 
 
 class Owner(NamedTuple):
@@ -63,7 +67,9 @@ class Owned:
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
         self._memories: list[Any] = [None] * len(self.tensors)
         self._cuts: list[Cut | None] = [None] * len(self.tensors)
-        self._sites: dict[tuple[About, ...], list[Site]] = {}
+        #: As long as dtypes and shapes are what they were.
+        self._of_weights: list[Site] | None = None
+        self._of_steps: dict[Any, list[Site]] = {}
         self._levels: tuple[Any, bool] | None = None
 
     def training(self) -> list[bool]:
@@ -81,33 +87,70 @@ class Owned:
 
     def cuts(self, places: Sequence[int] | None = None) -> list[Cut | None]:
         """Where the samples of these are now; of all by default. `None` where that is no plain memory of the CPU."""
-        tensors, known = self.tensors, self._memories
         if places is None:
-            places = range(len(tensors))
+            places = range(len(self.tensors))
+        for start in range(0, len(places), _AT_ONCE):
+            self._look(places[start : start + _AT_ONCE])
+        return [self._cuts[k] for k in places]
+
+    def _look(self, places: Sequence[int]) -> None:
+        """See where the memory of these is now."""
+        known, tensors = self._memories, [self.tensors[k] for k in places]
         try:
-            now = self._framework.tensors.memories([tensors[k] for k in places])
+            now = self._framework.tensors.memories(tensors)
         except Exception:  # of a kind that has no memory, or no shape
-            now = [self._memory(tensors[k]) for k in places]
-        cuts = self._cuts
+            now = [self._memory(tensor) for tensor in tensors]
         for place, memory in zip(places, now):
             if known[place] != memory or memory is None:
-                known[place], cuts[place] = memory, self._cut(place)
-        return [cuts[k] for k in places]
+                known[place], self._cuts[place] = memory, self._cut(place)
+                self._of_weights = None
+                self._of_steps.clear()
 
-    def sites(self, about: Sequence[About], known: Known) -> list[Site]:
-        """The sites of records that are made together."""
-        key = tuple(about)
-        kept = self._sites.get(key)
+    def weight_sites(self, known: Known) -> list[Site]:
+        """The sites of the weights, all of them as they are where they were last looked for (`cuts`)."""
+        if self._of_weights is None:
+            about = [("weight", k, cut.dtype, cut.shape, 0) for k, cut in enumerate(self._cuts) if cut is not None]
+            self._of_weights = self._made(about, known)
+        return self._of_weights
+
+    def stepped_sites(
+        self, places: Sequence[int], calls: Sequence[int], gradients: Sequence[Sampled], known: Known
+    ) -> list[Site]:
+        """The sites of gradients and updates, in turn.
+
+        Args:
+            places, calls: whose, and which of its steps within the step.
+            gradients: what was copied of the gradients.
+        """
+        cuts = [self._cuts[place] for place in places]
+        alike = True
+        for cut, each in zip(cuts, gradients):
+            alike = alike and cut is not None and each.shape == cut.shape and each.dtype == cut.dtype
+        key = tuple(places), tuple(calls)
+        kept = self._of_steps.get(key) if alike and self._of_weights is not None else None
         if kept is None:
-            if len(self._sites) >= _MOST:  # ever other parameters take part
-                self._sites.clear()
-            owners = list(self.owners.values())
-            kept = self._sites[key] = []
-            for stage, place, dtype, shape, call in about:
-                node, slot, _, _ = owners[place]
-                turned, kind = self.transposed[place], type(node.layer).__name__
-                kept.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, turned)))
+            about: list[About] = []
+            for place, call, each, cut in zip(places, calls, gradients, cuts):
+                assert cut is not None
+                about.append(("grad", place, each.dtype, each.shape, call))
+                # The difference of two neighbours in 16 bits is kept in more.
+                dtype = "float32" if cut.view.dtype.itemsize < WIDE else cut.dtype
+                about.append(("update", place, dtype, cut.shape, call))
+            kept = self._made(about, known)
+            if alike and self._of_weights is not None:
+                if len(self._of_steps) >= _MOST:  # ever other parameters take part
+                    self._of_steps.clear()
+                self._of_steps[key] = kept
         return kept
+
+    def _made(self, about: Sequence[About], known: Known) -> list[Site]:
+        owners, sites = list(self.owners.values()), []
+        for stage, place, dtype, shape, call in about:
+            node, slot, _, _ = owners[place]
+            kind = type(node.layer).__name__
+            turned = self.transposed[place]
+            sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, turned)))
+        return sites
 
     def _memory(self, tensor: Any) -> Any:
         with suppress(Exception):

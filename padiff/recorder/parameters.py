@@ -11,13 +11,11 @@ from typing import Any
 from padiff.recorder.detail import NOTHING, SKETCH
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
-from padiff.recorder.owned import About, LastOwned, Owned, Owner
+from padiff.recorder.owned import WIDE, LastOwned, Owned, Owner
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole
 
 # How many parameters are looked at to see whether something stepped.
 _LOOKED_AT = 8
-# Bytes of an element from which on updates are kept in the dtype of the parameter.
-_WIDE = 4
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
 
@@ -149,10 +147,10 @@ class Parameters:
         first = records.sample(cuts)
         if first is None:
             return False
-        about = [("weight", k, cut.dtype, cut.shape, 0) for k, cut in enumerate(cuts) if cut is not None]
         numbers = list(range(first, first + len(cuts)))
-        records.write_all(owned.sites(about, records.known), numbers)
-        self._batch = _Batch(numbers, [shape for _, _, _, shape, _ in about], owned.training())
+        records.write_all(owned.weight_sites(records.known), numbers)
+        shapes = [cut.shape for cut in cuts if cut is not None]
+        self._batch = _Batch(numbers, shapes, owned.training())
         return True
 
     def _snapshot_of(self, key: int) -> None:
@@ -309,7 +307,7 @@ class Parameters:
                     self._records.write(node, "update", slot, after, call)
                     continue
                 self._before[key] = after
-                dtype = after.dtype if tensor.element_size() >= _WIDE else "float32"
+                dtype = after.dtype if tensor.element_size() >= WIDE else "float32"
                 self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call)
 
     def _record_together(self, keys: Sequence[int]) -> bool:
@@ -320,31 +318,27 @@ class Parameters:
         places = [owned.index[key] for key in keys]
         gradients = [self._consumed[key] for key in keys]
         cuts = owned.cuts(places)
-        about: list[About] = []
-        numbers: list[int] = []
-        for key, place, taken, cut in zip(keys, places, gradients, cuts):
+        for place, taken, cut in zip(places, gradients, cuts):
             if cut is None or not isinstance(taken, Sampled):
                 return False
             if not batch.trains[place] or cut.shape != batch.shapes[place]:
                 return False
-            call = self._steps.get(key, 0)
-            about.append(("grad", place, taken.dtype, taken.shape, call))
-            # The difference of two neighbours in 16 bits is kept in more.
-            dtype = "float32" if cut.view.dtype.itemsize < _WIDE else cut.dtype
-            about.append(("update", place, dtype, cut.shape, call))
         first = records.sample(cuts)
         if first is None:
             return False
         before = [batch.numbers[place] for place in places]
         after = range(first, first + len(places))
         difference = records.samples.differences(after, before)
+        calls = [self._steps.get(key, 0) for key in keys]
+        taken_before = [each for each in gradients if isinstance(each, Sampled)]
+        sites = owned.stepped_sites(places, calls, taken_before, records.known)
+        numbers: list[int] = []
         for k, (key, place) in enumerate(zip(keys, places)):
-            taken = self._consumed.pop(key)
-            assert isinstance(taken, Sampled)
-            numbers += (taken.number, difference + k)
+            numbers += (taken_before[k].number, difference + k)
             batch.numbers[place] = first + k
-            self._steps[key] = self._steps.get(key, 0) + 1
-        records.write_all(owned.sites(about, records.known), numbers)
+            del self._consumed[key]
+            self._steps[key] = calls[k] + 1
+        records.write_all(sites, numbers)
         return True
 
     def _leave_batch(self) -> None:

@@ -233,6 +233,8 @@ class Known:
 
     pattern: tuple[Pattern, Sequence[object]] | None = None
     sites: dict[Site, Site] = field(default_factory=dict)
+    #: Likewise of gradients.
+    gradients: dict[Any, Any] = field(default_factory=dict)
     #: By the function: what a layer's first argument is called.
     _slots: dict[Any, str] = field(default_factory=dict)
 
@@ -252,6 +254,7 @@ class Known:
         if found is None:
             if len(self.sites) >= _MOST_SITES:  # sequences of ever other lengths
                 self.sites.clear()
+                self.gradients.clear()
             found = self.sites[site] = site
         return found
 
@@ -376,15 +379,21 @@ class RecordBuffer:
 
     def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
         """Write down what was copied, or that it was not."""
+        self.write_at(node.path, type(node.layer).__name__, stage, slot, taken, call, training)
+
+    def write_at(
+        self, path: str, kind: str, stage: str, slot: str, taken: Taken | Left, call: int, training: bool
+    ) -> None:
+        """`write`, given a layer's path and class."""
         if isinstance(taken, Sampled):
-            kind = type(node.layer).__name__
-            about = node.path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed
+            about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed
             self._sites.append(self.known.sites.get(about) or self.known.site(Site(*about)))  # type: ignore[call-overload]
             self._numbers.append(taken.number)
         elif isinstance(taken, Left):
-            self.left_out.add(node.path, taken.reason, training)
+            self.left_out.add(path, taken.reason, training)
         else:
-            self.put(node, stage, slot, taken.source, taken.dtype, taken.shape, call, training)
+            site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False)
+            self._put(site, taken.source)
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
         """Write down samples, given what they are: sites that `Known.site` gave."""
@@ -496,23 +505,33 @@ class RecordBuffer:
             calls: what tells whether the calls are those of the step before.
             made: makes them.
         """
-        sites, numbers, others = [], [], {}
+        before = self.known.pattern
+        pattern = None if before is None else before[0]
+        known: Sequence[TracedSite] = () if pattern is None else pattern.traced
+        same = len(known) == len(traced)
+        sites: list[TracedSite] = []
+        numbers: list[int] = []
+        others: dict[int, TensorSource] = {}
         for place, taken in enumerate(traced):
             if isinstance(taken, Sampled) and taken.samples is self.samples:
-                sites.append((taken.dtype, taken.shape, taken.transposed))
+                dtype, shape, turned = taken.dtype, taken.shape, taken.transposed
                 numbers.append(taken.number)
             elif taken is None:
-                sites.append(unknown[place])
+                dtype, shape, turned = unknown[place]
                 numbers.append(NO_SAMPLE)
             else:
-                sites.append((taken.dtype, taken.shape, False))
+                dtype, shape, turned = taken.dtype, tuple(taken.shape), False
                 numbers.append(NO_SAMPLE)
                 others[place] = taken.source
-        before = self.known.pattern
-        if before is not None:
-            pattern, its_calls = before
-            same = pattern.same_as(self._sites, self._numbers, sites, numbers) and its_calls == calls
-        if before is None or not same:
-            pattern = Pattern(self._sites, self._numbers, [TracedSite(*site) for site in sites], numbers, made())
+            if same:
+                # Kept where it is the same: a large model's would keep the collector busy.
+                its_dtype, its_shape, its_turned = site = known[place]
+                same = its_dtype == dtype and its_shape == shape and its_turned == turned
+                sites.append(site if same else TracedSite(dtype, shape, turned))
+            else:
+                sites.append(TracedSite(dtype, shape, turned))
+        same = same and before is not None and before[1] == calls
+        if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
+            pattern = Pattern(self._sites, self._numbers, sites, numbers, made())
             self.known.pattern = pattern, calls
         return (*alike(pattern, self.samples, self._sources, others), pattern.calls)

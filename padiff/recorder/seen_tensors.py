@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from padiff.frameworks.base import Framework
-from padiff.model.selection import Node
 from padiff.recorder.detail import FULL
 from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import Taken
+
+#: Where a gradient is recorded: the layer's path and class, the slot, the call and whether in training mode.
+GradientSite = tuple[str, str, str, int, bool]
 
 # How many of the last ones are looked at for one that a tensor is a view of.
 _LAST = 16
@@ -24,7 +26,7 @@ class SeenTensor:
     Attributes:
         alive: the tensor, as long as the training has it.
         version: how often it had been written in place.
-        sources: its values as they were copied as an output, by level.
+        full, sketched: its values as they were copied as an output, by level.
         traced: its values as they were copied for the trace. No record of an output is made of them: what is written
             by ways that torch and paddle do not count (``x.data``) must not be missed there.
         sites: where its gradient is recorded.
@@ -34,9 +36,10 @@ class SeenTensor:
 
     alive: weakref.ref[Any]
     version: int
-    sources: dict[str, Taken | Left] = field(default_factory=dict)
+    full: Taken | Left | None = None
+    sketched: Taken | Left | None = None
     traced: Taken | Left | None = None
-    sites: list[tuple[Node, str, int, bool]] = field(default_factory=list)
+    sites: tuple[GradientSite, ...] = ()
     followed: bool = False
     number: int = -1
 
@@ -44,12 +47,16 @@ class SeenTensor:
     def best(self) -> Taken | None:
         """The best copy that there is: what is kept in full, else what came first."""
         best: Taken | None = None
-        for taken in (*self.sources.values(), self.traced):
+        for taken in (self.full, self.sketched, self.traced):
             if taken is not None and not isinstance(taken, Left):
                 if taken.level == FULL:
                     return taken
                 best = best or taken
         return best
+
+    def copied(self, level: str) -> Taken | Left | None:
+        """The copy of an output that was made at a level."""
+        return self.full if level == FULL else self.sketched
 
 
 class SeenTensors:
@@ -77,7 +84,7 @@ class SeenTensors:
             seen = self._of_same_memory(tensor)
         if seen is None or seen.version != self._version_of(tensor) or seen.version < 0:
             return None
-        taken = seen.sources.get(level)
+        taken = seen.copied(level)
         return None if isinstance(taken, Left) else taken
 
     def _of_same_memory(self, tensor: Any) -> SeenTensor | None:

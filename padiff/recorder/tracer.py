@@ -22,10 +22,8 @@ from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
 from padiff.system.frames import Frame, code_frames
 
-# Slots, and the numbers of the tensors.
-_Operands = tuple[tuple[str, int], ...]
-# In training mode or not, the layer's path, the call's number, what went in and came out, the layer's type, the stack.
-_LayerCall = tuple[bool, str, int, _Operands, _Operands, str, tuple[Frame, ...]]
+# Slots, each with the number of its tensor behind it.
+_Operands = tuple[Any, ...]
 
 #: Calls of functions that are written down of a step: a loop over a long sequence may make any number of them.
 MOST = 5000
@@ -72,8 +70,9 @@ class Tracer:
         self._is_tensor, self._tensors = framework.tensors.is_tensor, tensors
         self.functions = functions
         self._tensor_type = framework.tensors.TYPE
-        #: Whether in training mode, and a function's call; or of a layer's call what `TracedCall` has of it.
-        self._calls: list[tuple[bool, TracedCall] | _LayerCall] = []
+        #: Whether in training mode, and a function's call; or of a layer's call its path, number, class and stack, how
+        #: long its inputs are, these, and its outputs.
+        self._calls: list[tuple[Any, ...]] = []
         self._numbered: list[SeenTensor] = []
         #: Of what nothing was copied: what it is.
         self._unknown: dict[int, TracedSite] = {}
@@ -102,9 +101,9 @@ class Tracer:
                 seen = self._tensors.of(args[0])
                 if seen.number < 0:
                     self._enter(seen, args[0], level)
-                return ((self._records.known.first_slot(node.layer.forward), seen.number),)
+                return (self._records.known.first_slot(node.layer.forward), seen.number)
             named = flatten_inputs(node.layer.forward, args, kwargs, self._is_tensor)
-            return tuple([(slot, self._number(tensor, level)) for slot, tensor in named])
+            return tuple([part for slot, tensor in named for part in (slot, self._number(tensor, level))])
         except Exception as error:
             _let_go(error)
             return None
@@ -128,18 +127,20 @@ class Tracer:
         node = call.node
         try:
             level = self._levels[node.path, "forward"]
-            given = []
+            given: list[Any] = []
             for slot, tensor, seen in outputs:
                 if seen is None:
                     seen = self._tensors.of(tensor)
                 if seen.number < 0:
                     self._enter(seen, tensor, level)
-                given.append((slot, seen.number))
+                given += (slot, seen.number)
         except Exception as error:
             _let_go(error)
             given = []
         kind = type(node.layer).__name__
-        self._calls.append((call.training, node.path, call.number, call.inputs or (), tuple(given), kind, call.stack))
+        inputs = call.inputs or ()
+        # Flat: one object for each call, and none that leads to others, for the collector to go through.
+        self._calls.append((call.training, node.path, call.number, kind, call.stack, len(inputs), *inputs, *given))
 
     # -- functions -----------------------------------------------------------------------------------------
 
@@ -240,13 +241,14 @@ class Tracer:
 
     def _enter(self, seen: SeenTensor, tensor: Any, level: str) -> None:
         """Give a tensor a number, and make a copy of it if there is none."""
-        if not seen.sources and seen.traced is None:
+        known = seen.sketched or seen.full or seen.traced
+        if known is None:
             if level == FULL and not self._whole and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS:
                 level = SKETCH
             seen.traced = self._records.take(tensor, level)
             if isinstance(seen.traced, Left):  # it can't be copied, but it is known where it went
                 self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
-        elif seen.best is None:
+        elif isinstance(known, Left) and seen.best is None:
             self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
         seen.number = len(self._numbered)
         self._numbered.append(seen)
@@ -260,8 +262,8 @@ def _call(entry: Any) -> TracedCall:
     if len(entry) == 2:
         called: TracedCall = entry[1]
         return called
-    _, path, number, inputs, outputs, kind, stack = entry
-    given, gave = (tuple([Operand(*operand) for operand in some]) for some in (inputs, outputs))
+    _, path, number, kind, stack, length, *operands = entry
+    given, gave = (tuple(map(Operand, some[::2], some[1::2])) for some in (operands[:length], operands[length:]))
     return TracedCall(path, number, inputs=given, outputs=gave, layer_type=kind, stack=stack)
 
 

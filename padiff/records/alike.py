@@ -69,16 +69,9 @@ class Pattern:
     traced_numbers: Sequence[int]
     calls: Sequence[TracedCall]
 
-    def same_as(
-        self,
-        sites: Sequence[Site],
-        numbers: Sequence[int],
-        traced: Sequence[tuple[Any, ...]],
-        traced_numbers: Sequence[int],
-    ) -> bool:
-        """Whether another step has the same."""
-        records = self.numbers == numbers and self.sites == sites
-        return records and self.traced_numbers == traced_numbers and self.traced == traced
+    def same_as(self, sites: Sequence[Site], numbers: Sequence[int], traced_numbers: Sequence[int]) -> bool:
+        """Whether another step, whose traced tensors are the same, has the same records, and samples in their order."""
+        return self.numbers == numbers and self.sites == sites and self.traced_numbers == traced_numbers
 
 
 class Alike(Sequence[_Thing], Generic[_Thing]):

@@ -83,7 +83,7 @@ def _moved(array: np.ndarray, units: int, dtype: str, random: Any) -> np.ndarray
     by = kind(min(units << bits, np.iinfo(kind).max >> 2))
     signs = random.integers(0, 2, flat.size, dtype=np.int8).astype(kind) * kind(2) - kind(1)
     magnitude = integers & np.iinfo(kind).max
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         moved = (integers + signs * by).view(array.dtype)
         fits = np.isfinite(flat) & (magnitude > by) & np.isfinite(moved)
     return np.where(fits, moved, flat).reshape(array.shape)

@@ -108,7 +108,7 @@ class Samples:
     def add_all(self, cuts: Iterable[Cut]) -> int:
         """Copy samples; returns the number of the first, which the others follow."""
         rows, groups = self._rows, self._groups
-        first = len(rows)
+        first = number = len(rows)
         # One after the other in one loop: between the kernels of a training, what costs is not the copying but to
         # come to it, with nothing of it in the processor's cache.
         for view, chosen, kind, _, _ in cuts:
@@ -116,8 +116,9 @@ class Samples:
             if group is None:
                 group = groups[kind] = _Group(kind, self._empty, self._counts.get(kind, 0))
             row = (group.waiting or group.more()).pop()
-            group.numbers.append(len(rows))
+            group.numbers.append(number)
             rows.append(row)
+            number += 1
             if chosen is None:
                 if view.ndim == row.ndim:
                     row[...] = view

@@ -58,7 +58,8 @@ def stamp(layers: Sequence[Any]) -> Any:
         held += children.values()
         held += parameters.values()
         held += buffers.values()
-        shapes += [None if tensor is None else tensor.shape for tensor in parameters.values()]
+        for tensor in parameters.values():
+            shapes.append(None if tensor is None else tensor.shape)
     # Lazy parameters become others by getting another class.
     return names, list(map(id, held)), list(map(type, held)), shapes
 
