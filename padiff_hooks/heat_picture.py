@@ -65,9 +65,13 @@ class HeatPicture:
             row[column] = max(row[column], code)
 
     def draw(self) -> np.ndarray | None:
-        """The picture, of shape (height, width, 3); `None` where there is nothing to draw."""
-        from PIL import Image, ImageDraw, ImageFont  # comes with TensorBoard
+        """The picture, of shape (height, width, 3); `None` where there is nothing to draw, or to draw it with."""
+        try:
+            from PIL import Image, ImageDraw, ImageFont  # comes with TensorBoard
 
+            font = ImageFont.load_default(_FONT)
+        except (ImportError, OSError):  # without fonts: a picture less
+            return None
         stages = [stage for stage in STAGES if any(one == stage for one, _ in self._cells)]
         known = {layer for _, layer in self._cells}
         layers = [layer for layer in self._numbered.layers if layer in known]
@@ -80,7 +84,7 @@ class HeatPicture:
         columns = -(-len(self._steps) // self._fold)
         wide = (_WIDE - _NAMES) // len(stages) - _GAP
         image = Image.new("RGB", (_WIDE, _TOP + height + _BOTTOM), _PAPER)
-        draw, font = ImageDraw.Draw(image), ImageFont.load_default(_FONT)
+        draw = ImageDraw.Draw(image)
         for k, stage in enumerate(stages):
             left = _NAMES + k * (wide + _GAP)
             draw.text((left, 6), stage, _INK, font)

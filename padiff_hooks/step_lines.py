@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,24 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import UsageError
-from padiff.records import STAGES, Report, Standing
-from padiff_hooks.figure_codes import ABSENT, NO_FIGURE, ZERO, as_json, codes, numbers_of
+from padiff.records import Report, Standing
+from padiff_hooks.figure_codes import ZERO, codes, numbers_of
+from padiff_hooks.packing import (
+    FIGURES,
+    KIND,
+    REASON,
+    diff_of,
+    figure_of,
+    on_its_side,
+    ranges,
+    site_from_json,
+    site_to_json,
+    telling,
+    times_of,
+    times_or_equal,
+    unpacked,
+)
 
-#: Diffs of a step that stand whole: the first diff, further faults, then those furthest beyond their limits.
-WHOLE = 10
 #: Bytes of a file after which rows hold how many times the allowed a diff is, and no other figure. A ResNet-50 comes
 #: there after some 10,000 steps; what stands whole stays as it is.
 FOLDED_AFTER = 256 << 20
@@ -31,12 +43,6 @@ FOLDED_AFTER = 256 << 20
 PAGE_WHOLE = 32 << 20
 # Bytes that a diff takes which stands whole, about.
 _OF_A_DIFF = 400
-#: The figures of a row, in their order.
-FIGURES = ("max_abs", "max_rel", "mean_abs", "rel_l2", "l2.reference", "l2.candidate", "judged.value", "judged.limit")
-_KIND = ("passed", "standing", "problem", "basis", "spread")
-_REASON = ("figure", "rule", "allowed_because")
-# In which order diffs that did not pass are told.
-_TELLING = [one.name.lower() for one in (Standing.FIRST, Standing.NEW, Standing.AGAIN, Standing.FOLLOWS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +107,25 @@ class StepLines:
         """What a line holds of its step's diffs: ``diffs``, ``packed``, and the names that are new."""
         known = len(self.sites), len(self._kinds)
         numbers = [self._site(diff) for diff in diffs]
-        places = range(len(diffs)) if self.size < self._whole_bytes else _telling(diffs)
+        places = range(len(diffs)) if self.size < self._whole_bytes else telling(diffs)
         apart = set(places)
         rows = [k for k in range(len(diffs)) if k not in apart]
         line: dict[str, Any] = {"diffs": [diffs[k] for k in places]}
         if rows:
             kinds = [self._kind(diffs[k]) for k in rows]
             if self.size < self._folded_after:
-                figures = [codes([_figure(diffs[k], name) for k in rows]) for name in FIGURES]
+                figures = [codes([figure_of(diffs[k], name) for k in rows]) for name in FIGURES]
                 name = "figures"
             else:
-                figures, name = [codes([_times_or_equal(diffs[k]) for k in rows])], "times"
+                figures, name = [codes([times_or_equal(diffs[k]) for k in rows])], "times"
             table = np.array([kinds, *figures], "<u2")
             line["packed"] = {
-                "rows": _ranges([numbers[k] for k in rows]),
+                "rows": ranges([numbers[k] for k in rows]),
                 "at": list(places),
                 name: base64.b64encode(table.tobytes()).decode(),
             }
         for name, at, new in (
-            ("sites", known[0], [_site_to_json(site) for site in self.sites[known[0] :]]),
+            ("sites", known[0], [site_to_json(site) for site in self.sites[known[0] :]]),
             ("kinds", known[1], self._kinds[known[1] :]),
         ):
             if new:
@@ -132,7 +138,7 @@ class StepLines:
         self._settings = line.get("settings_differ", self._settings)
         at, sites = line.get("sites", (len(self.sites), ()))
         for number, site in enumerate(sites, at):
-            self._put_site(_site_from_json(site), number)
+            self._put_site(site_from_json(site), number)
         at, kinds = line.get("kinds", (len(self._kinds), ()))
         for number, kind in enumerate(kinds, at):
             self._kinds[number:] = [kind]
@@ -146,11 +152,11 @@ class StepLines:
         rest = {key: value for key, value in line.items() if key not in ("packed", "sites", "kinds")}
         if packed is None:
             return rest
-        numbers, kinds, figures = _unpacked(packed)
+        numbers, kinds, figures = unpacked(packed)
         folded = "figures" not in packed
         rows = iter(
             [
-                _diff(self.sites[number], self._kinds[kind], some, folded)
+                diff_of(self.sites[number], self._kinds[kind], some, folded)
                 for number, kind, some in zip(numbers, kinds, figures.T)
             ]
         )
@@ -162,14 +168,14 @@ class StepLines:
         """What a picture needs of a line that was learnt, or made here."""
         told = line.get("diffs", ())
         sites = [self._site(diff) for diff in told]
-        times = [_times(diff) for diff in told]
+        times = [times_of(diff) for diff in told]
         passed = [bool(diff["passed"]) for diff in told]
         equal = [diff.get("max_abs") == 0 and "basis" not in diff for diff in told]
         made = Rows(np.array(sites, int), np.array(times, float), np.array(passed, bool), np.array(equal, bool))
         packed = line.get("packed")
         if packed is None:
             return made
-        numbers, kinds, figures = _unpacked(packed)
+        numbers, kinds, figures = unpacked(packed)
         passes = np.array([bool(kind.get("passed")) for kind in self._kinds], bool)[kinds]
         measured = np.array(["basis" not in kind for kind in self._kinds], bool)[kinds]
         judged = np.array(["judged" in kind for kind in self._kinds], bool)[kinds]
@@ -188,7 +194,7 @@ class StepLines:
         order = np.argsort(np.concatenate([np.array(packed["at"], int), rest]))
         return Rows(
             np.concatenate([made.sites, numbers]).astype(int)[order],
-            np.concatenate([made.times, _on_its_side(found, passes)])[order],
+            np.concatenate([made.times, on_its_side(found, passes)])[order],
             np.concatenate([made.passed, passes])[order],
             np.concatenate([made.equal, alike])[order],
         )
@@ -206,11 +212,11 @@ class StepLines:
         self._site_numbers[site] = number
 
     def _kind(self, diff: Mapping[str, Any]) -> int:
-        kind: dict[str, Any] = {name: diff[name] for name in _KIND if name in diff}
+        kind: dict[str, Any] = {name: diff[name] for name in KIND if name in diff}
         if "spread" in kind:
             kind["spread"] = round(kind["spread"], 2)
         if "judged" in diff:
-            kind["judged"] = {name: diff["judged"][name] for name in _REASON}
+            kind["judged"] = {name: diff["judged"][name] for name in REASON}
         text = json.dumps(kind, sort_keys=True)
         number = self._kind_numbers.setdefault(text, len(self._kinds))
         if number == len(self._kinds):
@@ -277,110 +283,3 @@ def told_damage(path: Path, number: int) -> Iterator[None]:
         yield
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}, line {number}, is damaged ({error}): give another log folder") from error
-
-
-def _site_to_json(site: tuple[Any, ...]) -> list[Any]:
-    """A site in a line: the stage's number, the sites without it, 0 for a candidate's that is the reference's."""
-    stage, reference, candidate, *view = site
-    short = [name and name.replace(f"/{stage}/", "//", 1) for name in (reference, candidate)]
-    entry = [STAGES.index(stage), short[0], 0 if short[0] == short[1] else short[1], *view]
-    return entry if _site_from_json(entry) == site else list(site)  # a layer's name may be anything
-
-
-def _site_from_json(entry: Sequence[Any]) -> tuple[Any, ...]:
-    number, reference, candidate, *view = entry
-    if isinstance(number, str):
-        return tuple(entry)
-    stage = STAGES[number]
-    sites = (reference, reference if candidate == 0 else candidate)
-    return stage, *(name and str(name).replace("//", f"/{stage}/", 1) for name in sites), *view
-
-
-def _telling(diffs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of the diffs that stand whole."""
-    failed = [k for k, diff in enumerate(diffs) if not diff["passed"]]
-
-    def rank(k: int) -> tuple[int, float]:
-        standing = diffs[k].get("standing")
-        return _TELLING.index(standing) if standing in _TELLING else len(_TELLING), -_times(diffs[k])
-
-    return sorted(sorted(failed, key=rank)[:WHOLE])
-
-
-def _times(diff: Mapping[str, Any]) -> float:
-    """How many times the allowed a diff is; NaN where nothing was judged."""
-    if "times" in diff:
-        return _number(diff["times"])
-    judged, passed = diff.get("judged"), diff["passed"]
-    if judged is None or (diff.get("problem") and not passed):
-        return math.nan if passed else math.inf
-    value, limit = _number(judged["value"]), _number(judged["limit"])
-    times = value / limit if limit else (0.0 if value == 0 else math.inf)
-    return min(times, 1.0) if passed else math.inf if math.isnan(times) else max(times, 1.0)
-
-
-def _on_its_side(times: np.ndarray, passed: np.ndarray) -> np.ndarray:
-    """What passed is within its limit, whatever rounding made of its figures."""
-    beyond = np.where(np.isnan(times), math.inf, np.maximum(times, 1.0))
-    return np.where(passed, np.minimum(times, 1.0), beyond)
-
-
-def _times_or_equal(diff: Mapping[str, Any]) -> float | str:
-    if diff.get("max_abs") == 0 and "basis" not in diff:
-        return 0.0
-    times = _times(diff)
-    if math.isnan(times):
-        return NO_FIGURE
-    return "inf" if math.isinf(times) else max(times, 1e-60)
-
-
-def _figure(diff: Mapping[str, Any], name: str) -> Any:
-    outer, _, inner = name.partition(".")
-    found = diff.get(outer, NO_FIGURE)
-    return found.get(inner, NO_FIGURE) if inner and isinstance(found, Mapping) else found
-
-
-def _number(value: float | str | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _diff(site: tuple[Any, ...], kind: Mapping[str, Any], figures: np.ndarray, folded: bool) -> dict[str, Any]:
-    """A row as `to_json` writes a diff."""
-    out = {"stage": site[0], "reference": site[1], "candidate": site[2], **kind}
-    if len(site) > 3:
-        out["view"] = site[3]
-    values = [as_json(code, value) for code, value in zip(figures.tolist(), numbers_of(figures).tolist())]
-    if folded:
-        out.pop("judged", None)
-        if figures[0] != ABSENT:
-            out["times"] = values[0]
-        if figures[0] == ZERO and "basis" not in kind:
-            out["max_abs"] = 0.0
-        return out
-    for name, code, value in zip(FIGURES, figures, values):
-        if code != ABSENT:
-            outer, _, inner = name.partition(".")
-            if inner:
-                out[outer] = {**out.get(outer, {}), inner: value}
-            else:
-                out[outer] = value
-    return out
-
-
-def _ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Numbers as ranges of consecutive ones: the first of each, and the one after the last."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
-        else:
-            found.append([number, number + 1])
-    return found
-
-
-def _unpacked(packed: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of sites and kinds, and codes of figures, a row of the last for each figure."""
-    numbers = np.concatenate([np.arange(first, end) for first, end in packed["rows"]])
-    content = packed["figures"] if "figures" in packed else packed["times"]
-    table = np.frombuffer(base64.b64decode(content), "<u2").reshape(-1, len(numbers))
-    return numbers, table[0], table[1:]
