@@ -133,7 +133,8 @@ def _place_text(line: str) -> Text:
 
 
 # What is left out of the lines of what differs, so that they are short; the verdict and --all have it.
-_WORST = re.compile(r"; worst \S+ against \S+( at \[[\d, ]*\])?")
+_MORE = re.compile(r"max \|diff\| [^,]+, (?=relative L2 [\d.e+-]+,)|; worst \S+ against \S+( at \[[\d, ]*\])?")
+_ALLOWED = re.compile(r" times the \w+ allowed \([^)]*\)")
 # What begins a line of its own where a verdict is broken up.
 _PARTS = re.compile(r" (Cause, proven: |Cause: |Likely cause: |To mend it: |Tried and excluded: |A second fault, )")
 # Columns at most that two trees side by side take.
@@ -154,7 +155,7 @@ def _listed(report: Report, everything: bool, top: int | None) -> list[str]:
         return lines
     if 0 < len(lines) - 1 < len(report.failed):
         lines[0] = f"{lines[0][:-1]} (--all lists each):"
-    return [_WORST.sub("", line) for line in lines]
+    return [_ALLOWED.sub(" times what is allowed", _MORE.sub("", line)) for line in lines]
 
 
 def print_run(run: Run, path: Path, console: Console) -> None:

@@ -141,8 +141,8 @@ def gradient_cases(diff: Diff, sides: Both[Side], agreed: Both[Collection[int]])
     records = diff.pair.sides
     assert records.reference is not None and records.candidate is not None
     recorded = Both(
-        values_of(records.reference.source, "the gradient of the reference"),
-        values_of(records.candidate.source, "the gradient of the candidate"),
+        values_of(records.reference.source, "the gradient of the reference") / diff.pair.scales.reference,
+        values_of(records.candidate.source, "the gradient of the candidate") / diff.pair.scales.candidate,
     )
     return _each(
         sides,
@@ -162,10 +162,16 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
         )
     if not side.graph.trace.calls:
         raise CannotWriteError(_NO_TRACE)
+    if record.stage == "grad" and side.info.world_size > 1:
+        raise CannotWriteError(f"the {side.name}'s gradients are made of those of {side.info.world_size} processes")
     site = f"{record.layer}/{record.slot}"
     start = side.graph.tensor_of(record) if record.stage == "backward" else None
     if record.stage == "backward" and start is None:
         raise CannotWriteError(f"the output of `{record.layer}` is not in the trace of the step")
+    if record.stage == "grad" and any(p.tied_to == site for layer in side.info.layers for p in layer.parameters):
+        raise CannotWriteError(
+            f"{site} of the {side.name} is a parameter of several layers, which all make its gradient"
+        )
     if record.stage == "grad" and side.settings.get("clip.kind", "none") != "none":
         raise CannotWriteError(
             f"the {side.name}'s gradients are clipped ({side.settings['clip.kind']}) before they are recorded: what "

@@ -131,6 +131,17 @@ def test_the_verdict_is_first_and_last_and_ten_lines_say_what_differs(bad, tmp_p
     assert lines[-1].startswith("The runs match: 66 tensors in 3 steps compared")
 
 
+def test_the_lines_of_what_differs_are_short_and_all_has_the_rest(bad, capsys):
+    assert main(["compare", *bad]) == 1
+    short = capsys.readouterr().out
+    report = compare_runs(*bad)
+    [diff] = report.failed
+    told = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times what is allowed  (first here)"
+    assert f"\n  step 1  fc1/forward/output.0: {told}\n" in short
+    assert main(["compare", *bad, "--all"]) == 1
+    assert f"\n  {diff}  (first here)\n" in capsys.readouterr().out
+
+
 def test_both_trees_show_the_place(bad, capsys):
     assert main(["compare", *bad]) == 1
     out = capsys.readouterr().out

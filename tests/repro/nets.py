@@ -105,7 +105,7 @@ class _Paddle(paddle.nn.Layer):
 
 
 def _torch(folder: str, fault: str, options: dict) -> None:
-    net = _Torch(fault)
+    net, scale = _Torch(fault), options.pop("scale", 1.0)
     decay = 0.2 if fault == "decay" else 0.01
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=decay)
     with padiff.record(net, folder, optimizer=optimizer, **options) as rec:
@@ -113,7 +113,10 @@ def _torch(folder: str, fault: str, options: dict) -> None:
             loss = torch_f.cross_entropy(
                 net(torch.tensor(IDS)), torch.tensor(LABELS), reduction="sum" if fault == "loss" else "mean"
             )
-            (loss * 2.0 if fault == "scaled" else loss).backward()
+            (loss * 2.0 if fault == "scaled" else loss * scale).backward()
+            rec.loss_scale = scale
+            for parameter in net.parameters():
+                parameter.grad = None if parameter.grad is None else parameter.grad / scale
             optimizer.step()
             optimizer.zero_grad()
             rec.try_dump()

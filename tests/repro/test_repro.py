@@ -111,6 +111,17 @@ def test_what_only_a_sketch_was_kept_of_is_computed_from_what_was_kept(fault, fr
 
 
 @pytest.mark.slow
+def test_a_scaled_loss_is_taken_off(reference, tmp_path):
+    candidate = train("torch", tmp_path / "candidate", "detach", scale=1024.0)
+    found = write_repro(reference, candidate, tmp_path / "out")
+    assert found.first.stage == "backward"
+    for path in found.scripts.values():
+        code, printed = ran(path)
+        assert code == 1 and figure(printed, "against what this run recorded") < 1e-6
+        assert figure(printed, "against what the other run recorded") < 2
+
+
+@pytest.mark.slow
 @BOTH
 def test_scripts_need_no_padiff(framework, tmp_path, reference):
     candidate = train(framework, tmp_path / "candidate", "eps")
