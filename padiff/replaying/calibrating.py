@@ -103,7 +103,8 @@ def _measured(
     base = doing.take()
     if base is None:
         raise UsageError(f"at step {number} nothing of the model was called: train(step) has to call it")
-    measuring = Measuring(_as_recorded(base, reference.run.steps(number)[0], reference.path))
+    same = _as_recorded(base, reference.run.steps(number)[0], reference.path)
+    measuring = Measuring(same, reference.run.info.environment)
     for step in measuring.steps(doing, pack, runs, float64):
         try:
             train(step)

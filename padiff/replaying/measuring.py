@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,9 @@ from padiff.replaying.step import ReplayStep
 FREE = 8.0
 
 
-def computed_in(step: Step) -> str:
-    """The coarsest dtype that a recorded step computes in."""
-    seen = {coarse(record.dtype) for record in step.records}
+def computed_in(step: Step, environment: Mapping[str, Any] | None = None) -> str:
+    """The coarsest dtype that a recorded step computes in: also what an autocast computes in, and gives as another."""
+    seen = {coarse(record.dtype) for record in step.records} | {str((environment or {}).get("autocast.dtype"))}
     return next((dtype for dtype in reversed(COARSENESS) if dtype in seen), "float32")
 
 
@@ -33,11 +34,12 @@ class Measuring:
 
     Args:
         step: it as it was recorded, not moved.
+        environment: of its run.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, environment: Mapping[str, Any]) -> None:
         self._base = {r.site: r for r in step.records if r.stage in MEASURED_STAGES and not r.source.sketched}
-        self._number, self._dtype = step.number, computed_in(step)
+        self._number, self._dtype = step.number, computed_in(step, environment)
         self._floors: dict[str, Floor] = {}
         self._lost: set[str] = set()
         self._units: list[int] = []

@@ -115,7 +115,8 @@ class Replay:
     def _measured(self, number: int) -> Iterator[ReplayStep]:
         """The step once more, moved, and its floors into the candidate's folder."""
         self._recorder.flush()
-        self._measuring = measuring = Measuring(open_run(self._dir_path).steps(number)[0])
+        run = open_run(self._dir_path)
+        self._measuring = measuring = Measuring(run.steps(number)[0], run.info.environment)
         yield from measuring.steps(self._doing, self._reference.packs[number], self._floors, self._float64)
         self._measuring, self._report = None, None
         floors = measuring.floors()

@@ -136,6 +136,34 @@ def replayed_plainly(net, optimizer, reference, folder, **options):
     return replay.report
 
 
+class _Written(torch.nn.Linear):
+    """A linear layer whose bias is added in float32 under an autocast: what it gives does not show bfloat16."""
+
+    def forward(self, x):
+        return x @ self.weight.t() + self.bias
+
+
+def test_under_an_autocast_numbers_are_moved_by_its_last_places(tmp_path):
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(kind(16, 32), torch.nn.Tanh(), kind(32, 4)) for kind in (torch.nn.Linear, _Written)]
+
+    def trained(net, inputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(inputs).float().square().mean()
+        loss.backward()
+
+    with padiff.record(nets[0], tmp_path / "a", replay_every_n_steps=1) as rec:
+        trained(nets[0], torch.randn(64, 16))
+        rec.try_dump()
+    with padiff.replay(tmp_path / "a", nets[1], tmp_path / "b", floors=True) as replay:
+        for step in replay:
+            trained(nets[1], *step.inputs)
+    assert replay.report.passed, str(replay.report)
+    floors = padiff.open_run(tmp_path / "b").steps(0)[0].floors
+    assert floors.dtype == "bfloat16" and floors.sites["0/forward/output.0"].relative > 2**-9
+    assert 0 < max(multiples(replay.report, "forward")) < FLOORS / 10
+
+
 # -- what they find ------------------------------------------------------------------------------------------------
 
 
