@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from padiff.dump.zoom import Requests
+from padiff.model.selection import Node
 from padiff.recorder.detail import FULL, SKETCH, SMALL, Detail
 from padiff.recorder.schedule import Schedule
+from padiff.records import LOOP, STAGES
 
 
 class Levels(dict[tuple[str, str], str]):
@@ -20,6 +23,15 @@ class Levels(dict[tuple[str, str], str]):
     def __init__(self, detail: Detail, full: bool | frozenset[str] = False, sketch: str = SKETCH) -> None:
         super().__init__()
         self._detail, self._full, self._sketch = detail, full, sketch
+        self._filled: Sequence[Node] | None = None
+
+    def fill(self, nodes: Sequence[Node]) -> None:
+        """Look all up for these layers: paddle's ``to_static`` reads what hooks do, and can't follow a look-up."""
+        if self._filled is not nodes:
+            self._filled = nodes
+            for path in (*(node.path for node in nodes), LOOP):
+                for stage in STAGES:
+                    self[path, stage]
 
     def __missing__(self, key: tuple[str, str]) -> str:
         path, stage = key

@@ -258,6 +258,7 @@ class Recorder:
         if self._capture is None:
             whole = self._packed or self._replays
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
+            levels.fill(self._layers.nodes)
             self._capture = Capture(
                 self.step,
                 self._layers,
