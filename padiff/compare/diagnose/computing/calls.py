@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given
-from padiff.compare.diagnose.computing.windows import each
+from padiff.compare.diagnose.kernels.windows import each
 from padiff.frameworks.known import FRAMEWORKS
 
 _AXIS = ("dim", "axis")

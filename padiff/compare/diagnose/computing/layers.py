@@ -11,7 +11,7 @@ import numpy as np
 
 from padiff.compare.diagnose.computing.calls import Add, attention, linear
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.windows import each
+from padiff.compare.diagnose.kernels.windows import each
 
 #: Layers that hand on what they are given.
 _SAME = frozenset({"identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout"})

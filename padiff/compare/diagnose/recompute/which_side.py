@@ -15,7 +15,7 @@ from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tra
 from padiff.compare.diagnose.losses import calls_of, loss_calls
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
-from padiff.compare.diagnose.recompute.operations import is_known
+from padiff.compare.diagnose.recompute.of_layers import is_known
 from padiff.compare.diagnose.recompute.recorded import as_float64, off_by, recorded, rounding
 from padiff.compare.judge.limits import allowed
 from padiff.errors import PadiffError
