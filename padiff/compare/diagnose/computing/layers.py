@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.calls import Add, attention, linear
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.of_blocks import attention, linear
+from padiff.compare.diagnose.computing.writing import Add
 from padiff.compare.diagnose.kernels.windows import each
 
 #: Layers that hand on what they are given.
