@@ -67,3 +67,41 @@ def test_what_changes_no_gradient_or_is_on_both_sides_is_no_cause(kit):
     detached = recorded(kit, net_of(kit, "residual"))
     first = padiff.compare_runs(detached, recorded(kit, net_of(kit, "residual"), scale=1.5)).first_diff
     assert "detach" not in first.cause.text
+
+
+def two_heads(kit):
+    class Net(kit.Layer):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.main, self.side = kit.Linear(6, 6), kit.Linear(6, 3), kit.Linear(6, 2)
+
+        def forward(self, x):
+            x = self.trunk(x)
+            return self.main(x), self.side(x)
+
+    net = Net()
+    rng = np.random.default_rng(5)
+    state = kit.state(net)
+    kit.load(net, {name: rng.normal(size=np.shape(value)).astype("float32") for name, value in state.items()})
+    return net
+
+
+def test_a_term_of_the_loss_that_is_missing_is_told_by_the_layer_that_gets_no_gradient(kit):
+    def run(side, main=1.0):
+        net = two_heads(kit)
+        with padiff.record(net) as rec:
+            one, other = net(kit.tensor(np.random.default_rng(1).normal(size=(5, 6))))
+            loss = (one**2).sum() * main
+            (loss + (other**2).sum() if side else loss).backward()
+            rec.try_dump()
+        return rec.run
+
+    first = padiff.compare_runs(run(True), run(False)).first_diff
+    assert (first.stage, first.reference, first.cause.kind) == ("backward", "trunk", "loss_term_missing")
+    assert "no gradient comes back to `side` on the candidate" in first.cause.sentence
+    assert not first.cause.proven
+    first = padiff.compare_runs(run(False), run(True)).first_diff
+    assert "no gradient comes back to `side` on the reference" in first.cause.sentence
+    # On neither side it is no news.
+    first = padiff.compare_runs(run(False), run(False, main=1.5)).first_diff
+    assert "`side`" not in first.cause.text

@@ -1,15 +1,51 @@
-"""Gradients that a call in one side's code cuts off."""
+"""Gradients that one side does not have: a call in its code cuts them off, or no term of its loss gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.traced import Graph
-from padiff.records import LOOP, SIDES, Both, Cause, Record, TracedCall
+from padiff.records import LOOP, SIDES, Both, Cause, Diff, Record, TracedCall
 
 
 def causes(scene: Scene) -> Iterator[Cause]:
+    """Of a first diff in gradients: what the records and the code say of gradients that only one side has."""
+    yield from _unreached(scene)
+    yield from _detached(scene)
+
+
+def _unreached(scene: Scene) -> Iterator[Cause]:
+    """A layer that gave the same on both sides, and that a gradient comes back to on one side only."""
+    there: dict[str, list[Diff]] = {}
+    for diff in scene.step:
+        if diff.pair.anchor.layer != LOOP:
+            there.setdefault(diff.pair.stage, []).append(diff)
+    for side, other in (SIDES.swapped(), SIDES):
+        lacking = [
+            {d.pair.anchor.layer for d in there.get(stage, ()) if getattr(d.pair, side) is None}
+            for stage in ("backward", "grad")
+        ]
+        some = {d.pair.anchor.layer for d in there.get("grad", ()) if d.pair.complete}
+        agreeing = _all_agree(there.get("forward", ()))
+        names = {layers.reference.path: layers.candidate.path for layers in scene.alignment.pairs}
+        for layer in sorted((lacking[0] & lacking[1] & agreeing) - some):
+            own = layer if side == "reference" else names.get(layer, layer)
+            text = (
+                f"no gradient comes back to `{own}` on the {side}, and one does on the {other}, though it gives the "
+                "same: a term of the loss is missing that is of what it gives, or it is detached"
+            )
+            yield Cause("loss_term_missing", text)
+            return
+
+
+def _all_agree(diffs: Sequence[Diff]) -> set[str]:
+    """The layers whose outputs are all there on both sides, and pass."""
+    found = {diff.pair.anchor.layer for diff in diffs}
+    return found - {diff.pair.anchor.layer for diff in diffs if not (diff.pair.complete and diff.passed)}
+
+
+def _detached(scene: Scene) -> Iterator[Cause]:
     """Of a first diff in gradients: that one side's code detaches a tensor that is computed from what differs, and the
     other side's detaches none. It changes that gradient; that nothing else does is not computed.
     """
