@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from padiff.align import Alignment, Seen, align, resolved
+from padiff.compare.asked import Asked
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
@@ -29,9 +29,7 @@ from padiff.compare.measure.picture import picture_of
 from padiff.compare.models import Stacks, models_of, stacks_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
-from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.model.selection import nearest
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import (
     LOOP,
@@ -99,13 +97,9 @@ class RunComparison:
         self._infos = self.runs.map(lambda run: run.info)
         self._map = GivenMap.of(layer_map)
         self._policy: Policy = policy if policy is not None else NoisePolicy()
-        self.stages = frozenset(stages)
-        unknown = sorted(self.stages - set(STAGES))
-        if unknown:
-            raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
+        self._asked = Asked.of(stages, layers, self._infos)
         # A limit comes from the rest of the step, too.
-        self._measured_stages = frozenset(STAGES) if self._policy.in_context else self.stages
-        self._layers = None if layers is None else _matching(layers, self._infos)
+        self._measured_stages = frozenset(STAGES) if self._policy.in_context else self._asked.stages
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
@@ -173,7 +167,7 @@ class RunComparison:
         self._around.look(diffs, self._plan.alignment)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
-        return [[diff for diff in rank if self._is_asked_for(diff.pair)] for rank in diffs]
+        return [[diff for diff in rank if self._asked.has(diff.pair)] for rank in diffs]
 
     def _with_rates(self, diffs: list[list[Diff]], steps: Both[Step]) -> list[list[Diff]]:
         """Learning rates pass where each parameter's own agree: then only the groups stand in another order."""
@@ -214,12 +208,6 @@ class RunComparison:
         # Later steps are measured anew: what was measured of this one, and its tensors, are let go.
         return replace(plan, measure=None), diffs, before
 
-    def _is_asked_for(self, pair: Pair) -> bool:
-        if pair.stage not in self.stages:
-            return False
-        sides = zip(self._layers or (), pair.sides)
-        return self._layers is None or any(record is not None and record.layer in paths for paths, record in sides)
-
     def _measured(self, numbers: Both[int] | None, alignment: Alignment, pairs: Sequence[Pair]) -> Sequence[Diff]:
         elementwise = self._policy.elementwise
         if self._workers is not None and numbers is not None:
@@ -249,7 +237,7 @@ class RunComparison:
         later = [number for number in numbers if number >= step] or numbers[-1:]
         settings = settings_at(reference.info.settings, reference.steps(later[0])[0].settings if later else {})
         infos = Both(replace(reference.info, settings=settings), candidate)
-        found = [one for one in at_the_start(infos, self.alignment) if one.stage in self.stages]
+        found = [one for one in at_the_start(infos, self.alignment) if one.stage in self._asked.stages]
         first = before_the_first(found, step)
         if first is None:
             return None
@@ -341,8 +329,8 @@ class RunComparison:
         history = self._before.history
         called = history.map(lambda side: side.called)
         coverage = tally.coverage(steps, only, self.alignment, self._infos, called)
-        if self.stages & PARAMETER_STAGES:
-            coverage = with_unrecorded(coverage, self._infos.zip(history), self._layers)
+        if self._asked.stages & PARAMETER_STAGES:
+            coverage = with_unrecorded(coverage, self._infos.zip(history), self._asked.layers)
         if first is not None:
             first = with_caveat(first, coverage)
         differ = self._differences(steps)
@@ -361,7 +349,7 @@ class RunComparison:
             environment=differences(*self._infos),
             settings_differ=tuple(one for _, one in differ),
             aftermath=self._around.aftermath(first, tensor),
-            independent=self._around.independent(first, tensor, differ, steps, self._is_asked_for),
+            independent=self._around.independent(first, tensor, differ, steps, self._asked.has),
             models=models_of(self._infos, self.alignment, self._stacks),
         )
 
@@ -375,13 +363,7 @@ class RunComparison:
                 looked.add(id(some))
                 for one in some:
                     found.setdefault(one.key, (number, one))
-        asked = self._layers
-        return [
-            (number, one)
-            for number, one in found.values()
-            if one.stage in self.stages
-            if asked is None or not any(one.layers) or any(set(a) & b for a, b in zip(one.layers, asked))
-        ]
+        return [(number, one) for number, one in found.values() if self._asked.concerns(one)]
 
 
 def _is_rate(diff: Diff) -> bool:
@@ -396,22 +378,3 @@ def _of_groups(diff: Diff) -> Diff:
 def _key(pair: Pair) -> Hashable:
     """What is measured of a pair depends on nothing else."""
     return id(pair.reference), id(pair.candidate), pair.layout, pair.scales
-
-
-def _matching(patterns: Collection[str], infos: Both[RunInfo]) -> Both[set[str]]:
-    """Paths of the reference's and of the candidate's layers that match one of the patterns.
-
-    Raises:
-        UsageError: a pattern matches no layer of either.
-    """
-    found: Both[set[str]] = Both(set(), set())
-    paths = infos.map(lambda info: {path for layer in info.layers for path in (layer.path, *layer.aliases)})
-    for pattern in patterns:
-        matching = [{path for path in side if fnmatch.fnmatchcase(path, pattern)} for side in paths]
-        if not any(matching):
-            raise UsageError(
-                f"no layer of either run matches {pattern!r}. {nearest(pattern, sorted(set().union(*paths)))}"
-            )
-        for side, more in zip(found, matching):
-            side |= more
-    return found

@@ -12,8 +12,8 @@ from padiff.compare.diagnose.aftermath.fault import Fault
 from padiff.compare.diagnose.aftermath.flow import leaves
 from padiff.compare.diagnose.hypotheses.engine import explain
 from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
+from padiff.compare.diagnose.recompute.parts import Part
 from padiff.compare.diagnose.recompute.recorded import Recorded, off_by, rounding
-from padiff.compare.diagnose.recompute.windows import Part
 from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import PadiffError
 from padiff.model import equivalents

@@ -8,7 +8,9 @@ import numpy as np
 
 from padiff.compare.diagnose.aftermath.fault import Fault
 from padiff.compare.diagnose.hypotheses.scene import Scene
-from padiff.compare.diagnose.losses import LossCall, calls_of, labels_in_order, loss_cause_of
+from padiff.compare.diagnose.loss_calls import LossCall, calls_of
+from padiff.compare.diagnose.loss_inputs import labels_in_order
+from padiff.compare.diagnose.losses import loss_cause_of
 from padiff.errors import PadiffError
 from padiff.records import SIDES, Both, Cause, Diff, Recomputed, is_loss, is_of_loss, loss_role
 

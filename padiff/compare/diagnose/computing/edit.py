@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.diagnose.call_words import place_of
-from padiff.compare.diagnose.computing.calls import CONSTANT
 from padiff.compare.diagnose.computing.formula import Change, Node
 from padiff.compare.diagnose.computing.operations import OPERATIONS
 from padiff.compare.diagnose.computing.writer import Writer
+from padiff.compare.diagnose.computing.writing import CONSTANT
 from padiff.compare.diagnose.traced import Graph
 
 # Operations that only look at a tensor in another way.

@@ -11,7 +11,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.edit import Edit, Sheet, given
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.operations import OPERATIONS
-from padiff.compare.diagnose.hypotheses.activations import FUNCTIONS
+from padiff.compare.diagnose.kernels.activations import FUNCTIONS
 
 _NONE = "no activation"
 _GATES = {"lstm": "input, forget, cell, output", "gru": "reset, update, new"}

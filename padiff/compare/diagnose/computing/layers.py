@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.calls import Add, attention, linear
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
-from padiff.compare.diagnose.computing.windows import each
+from padiff.compare.diagnose.computing.of_blocks import attention, linear
+from padiff.compare.diagnose.computing.writing import Add
+from padiff.compare.diagnose.kernels.windows import each
 
 #: Layers that hand on what they are given.
 _SAME = frozenset({"identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout"})

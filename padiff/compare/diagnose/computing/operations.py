@@ -9,59 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from padiff.compare.diagnose.computing.windows import conv, conv_transpose, pad, pool, resized
-from padiff.compare.diagnose.hypotheses.activations import FUNCTIONS, softmax
-
-_NONE = "no activation"
-
-
-def act(x: np.ndarray, function: str, number: float | None = None) -> np.ndarray:
-    """A function of each element; a number is what it is set to."""
-    if function == _NONE:
-        return x
-    if number is not None:
-        return np.asarray(_WITH_NUMBER[function](x, number))
-    return np.asarray(FUNCTIONS[function](x))
-
-
-_WITH_NUMBER: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    "leaky ReLU": lambda x, slope: np.where(x > 0, x, slope * x),
-    "ELU": lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-    "softplus": lambda x, beta: np.logaddexp(0, beta * x) / beta,
-}
-#: Functions that have a number, with the usual one.
-WITH_NUMBER = {"leaky ReLU": 0.01, "ELU": 1.0, "softplus": 1.0}
-
-
-def normalised(
-    x: np.ndarray, axes: Sequence[int], eps: float, centred: bool = True, root: bool = True, unbiased: bool = False
-) -> np.ndarray:
-    """Values less their mean, over the root of their variance."""
-    axes = tuple(axes)
-    mean = x.mean(axes, keepdims=True) if centred else 0.0
-    count = math.prod(x.shape[axis] for axis in axes)
-    square = np.mean(np.square(x - mean), axes, keepdims=True) * (count / (count - 1) if unbiased else 1.0)
-    return np.asarray((x - mean) / (np.sqrt(square + eps) if root else square + eps))
-
-
-def grouped(x: np.ndarray, groups: int, eps: float, centred: bool = True) -> np.ndarray:
-    """Normalised within each group of channels."""
-    parts = x.reshape(len(x), groups, -1)
-    return normalised(parts, (2,), eps, centred).reshape(x.shape)
-
-
-def by_statistics(x: np.ndarray, mean: np.ndarray, variance: np.ndarray, eps: float, train: bool) -> np.ndarray:
-    """Normalised by channel, with a batch's statistics or with given ones."""
-    if train:
-        return normalised(x, (0, *range(2, x.ndim)), eps)
-    shape = (1, -1, *[1] * (x.ndim - 2))
-    return np.asarray((x - mean.reshape(shape)) / np.sqrt(variance.reshape(shape) + eps))
-
-
-def channelwise(x: np.ndarray, parameter: np.ndarray, how: str) -> np.ndarray:
-    """A parameter for each channel, applied along the second axis."""
-    shaped = parameter.reshape(1, -1, *[1] * (x.ndim - 2))
-    return np.asarray(x * shaped if how == "mul" else x + shaped)
+from padiff.compare.diagnose.kernels.activations import act, softmax
+from padiff.compare.diagnose.kernels.cells import gru, lstm, rnn
+from padiff.compare.diagnose.kernels.norms import by_statistics, channelwise, grouped, normalised
+from padiff.compare.diagnose.kernels.tables import looked_up
+from padiff.compare.diagnose.kernels.windows import conv, conv_transpose, pad, pool, resized
 
 
 def getitem(x: np.ndarray, key: Any) -> np.ndarray:
@@ -81,66 +33,6 @@ def index_of(key: Any) -> Any:
         else:
             parts.append(one)
     return tuple(parts)
-
-
-def lstm(
-    x: np.ndarray, w: np.ndarray, u: np.ndarray, *biases: np.ndarray, order: Sequence[int] = (0, 1, 2, 3),
-    backward: bool = False, inner: str = "tanh", outer: str = "tanh", gate: str = "sigmoid", forget: float = 0.0,
-    time_first: bool = False,
-) -> np.ndarray:  # fmt: skip
-    """Hidden states of all steps; the gates are input, forget, cell, output, in an order."""
-    x = np.swapaxes(x, 0, 1) if not time_first else x
-    h = c = np.zeros((x.shape[1], u.shape[1]))
-    states = []
-    for t in range(len(x))[:: -1 if backward else 1]:
-        parts = np.split(x[t] @ w.T + h @ u.T + sum(biases, np.zeros(len(w))), 4, axis=-1)
-        i, f, g, o = (parts[k] for k in order)
-        c = act(f + forget, gate) * c + act(i, gate) * act(g, inner)
-        h = act(o, gate) * act(c, outer)
-        states.append(h)
-    found = np.stack(states)
-    return found if time_first else np.swapaxes(found, 0, 1)
-
-
-def gru(
-    x: np.ndarray, w: np.ndarray, u: np.ndarray, *biases: np.ndarray, order: Sequence[int] = (0, 1, 2),
-    backward: bool = False, inner: str = "tanh", turned: bool = False, time_first: bool = False,
-) -> np.ndarray:  # fmt: skip
-    """Hidden states of all steps; the gates are reset, update, new, in an order."""
-    x = np.swapaxes(x, 0, 1) if not time_first else x
-    one, other = biases if biases else (np.zeros(len(w)), np.zeros(len(w)))
-    h = np.zeros((x.shape[1], u.shape[1]))
-    states = []
-    for t in range(len(x))[:: -1 if backward else 1]:
-        given, kept = (np.split(part, 3, axis=-1) for part in (x[t] @ w.T + one, h @ u.T + other))
-        (ri, zi, ni), (rh, zh, nh) = ([part[k] for k in order] for part in (given, kept))
-        r, z = act(ri + rh, "sigmoid"), act(zi + zh, "sigmoid")
-        n = act(ni + r * nh, inner)
-        h = z * n + (1 - z) * h if turned else (1 - z) * n + z * h
-        states.append(h)
-    found = np.stack(states)
-    return found if time_first else np.swapaxes(found, 0, 1)
-
-
-def rnn(
-    x: np.ndarray, w: np.ndarray, u: np.ndarray, *biases: np.ndarray, inner: str = "tanh", backward: bool = False,
-    time_first: bool = False,
-) -> np.ndarray:  # fmt: skip
-    """Hidden states of all steps."""
-    x = np.swapaxes(x, 0, 1) if not time_first else x
-    h = np.zeros((x.shape[1], u.shape[1]))
-    states = []
-    for t in range(len(x))[:: -1 if backward else 1]:
-        h = act(x[t] @ w.T + h @ u.T + sum(biases, np.zeros(len(w))), inner)
-        states.append(h)
-    found = np.stack(states)
-    return found if time_first else np.swapaxes(found, 0, 1)
-
-
-def looked_up(indices: np.ndarray, table: np.ndarray, zero: int | None = None) -> np.ndarray:
-    """Rows of a table; those of one index may be zeros."""
-    found = np.asarray(table[indices])
-    return found if zero is None else np.where((indices == zero)[..., None], 0.0, found)
 
 
 def causal(x: np.ndarray, diagonal: int = 1, value: float = -1e30) -> np.ndarray:

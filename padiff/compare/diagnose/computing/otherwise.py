@@ -13,7 +13,7 @@ from padiff.compare.diagnose.computing.edit import Edit, Sheet, given
 from padiff.compare.diagnose.computing.formula import Change
 from padiff.compare.diagnose.computing.in_layers import BY_OPERATION
 from padiff.compare.diagnose.computing.operations import OPERATIONS
-from padiff.compare.diagnose.hypotheses.activations import FUNCTIONS
+from padiff.compare.diagnose.kernels.activations import FUNCTIONS
 
 _NONE = "no activation"
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.calls import CONSTANT, formula_lies_out_first, written
+from padiff.compare.diagnose.computing.calls import written
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given, placed
 from padiff.compare.diagnose.computing.layers import Called, writings
+from padiff.compare.diagnose.computing.of_blocks import formula_lies_out_first
+from padiff.compare.diagnose.computing.writing import CONSTANT
 from padiff.compare.diagnose.traced import Graph
 from padiff.errors import PadiffError
 from padiff.model import equivalents

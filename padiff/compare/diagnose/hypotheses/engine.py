@@ -10,6 +10,7 @@ import numpy as np
 from padiff.compare.diagnose.hypotheses import (
     clipping,
     data,
+    detaching,
     gradients,
     optimizers,
     outputs,
@@ -46,8 +47,8 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
     ),
     "forward": (rewritten.hypotheses, outputs.hypotheses),
     "loss": (gradients.backward_hypotheses,),
-    "backward": (gradients.backward_hypotheses,),
-    "grad": (clipping.hypotheses, gradients.hypotheses),
+    "backward": (gradients.backward_hypotheses, detaching.causes),
+    "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (optimizers.hypotheses,),
 }
 # Residuals of two that explain equally: one is not nearer than the other by more than chance.

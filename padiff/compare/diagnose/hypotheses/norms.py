@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import activations
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.layer_output import (
     Output,
@@ -18,6 +17,7 @@ from padiff.compare.diagnose.hypotheses.layer_output import (
     output_hypothesis,
 )
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.kernels import activations
 from padiff.records import Both
 
 _AXIS = "softmax over another axis"

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import activations, transforms
+from padiff.compare.diagnose.hypotheses import transforms
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import (
     Output,
@@ -21,6 +21,7 @@ from padiff.compare.diagnose.hypotheses.layer_output import (
 )
 from padiff.compare.diagnose.hypotheses.norms import norm_hypotheses, softmax_hypotheses
 from padiff.compare.diagnose.hypotheses.scene import Scene
+from padiff.compare.diagnose.kernels import activations
 from padiff.records import Both, Cause
 
 # bfloat16 and float16 are off by this share at most where they stand for float32 at one place.

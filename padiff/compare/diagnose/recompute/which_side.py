@@ -12,10 +12,10 @@ from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.hypotheses.scene import Place as Site
 from padiff.compare.diagnose.hypotheses.scene import Scene, alike, place_of
 from padiff.compare.diagnose.hypotheses.tracks import Track, Tracks, joined, tracks_of
-from padiff.compare.diagnose.losses import calls_of, loss_calls
+from padiff.compare.diagnose.loss_calls import calls_of, loss_calls
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.recompute.declared_rules import DeclaredRule
-from padiff.compare.diagnose.recompute.operations import is_known
+from padiff.compare.diagnose.recompute.of_layers import is_known
 from padiff.compare.diagnose.recompute.recorded import as_float64, off_by, recorded, rounding
 from padiff.compare.judge.limits import allowed
 from padiff.errors import PadiffError

@@ -1,14 +1,15 @@
-"""Convolution and pooling, in float64."""
+"""What of a call is computed; convolution and pooling as a layer is set to them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
+
+from padiff.compare.diagnose.kernels import windows
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,6 @@ def whole(values: np.ndarray) -> Part:
     return Part(values, lambda out: out.reshape(values.shape))
 
 
-_PADS = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
 def convolution(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, settings: Mapping[str, Any], most: int
 ) -> Part:
@@ -57,22 +55,12 @@ def convolution(
     if x.shape[1] != weight.shape[1] * groups or len(size) != n:
         raise ValueError(x.shape)
     pads = _padding(settings.get("padding", 0), size, stride, dilation, n)
-    x = np.pad(x, [(0, 0), (0, 0), *pads], _PADS[settings.get("padding_mode", "zeros")])  # type: ignore[call-overload]
-    lengths = [(x.shape[2 + k] - dilation[k] * (size[k] - 1) - 1) // stride[k] + 1 for k in range(n)]
-    each = math.prod(lengths) * math.prod(weight.shape[1:])
+    extents = [length + sum(pads[k]) for k, length in enumerate(x.shape[2:])]
+    each = math.prod(windows.counted(extents, size, stride, dilation)) * math.prod(weight.shape[1:])
     samples = min(len(x), max(1, most // max(each * outs, 1)))
     channels = np.unique(np.linspace(0, outs - 1, max(1, min(outs, most // max(each * samples, 1)))).astype(np.int64))
-    x, per_group = x[:samples], outs // groups
-    made = np.zeros((samples, len(channels), *lengths))
-    for place in product(*(range(length) for length in size)):
-        cut = _windows(place, stride, dilation, lengths)
-        seen = x[cut].reshape(samples, groups, weight.shape[1], -1)
-        at = weight[_at(place)]
-        for group in range(groups):
-            own = np.flatnonzero(channels // per_group == group)
-            if len(own):
-                found = np.matmul(at[channels[own]], seen[:, group])
-                made[:, own] += found.reshape(samples, len(own), *lengths)
+    mode = str(settings.get("padding_mode", "zeros"))
+    made = windows.conv(x[:samples], weight, stride, pads, dilation, groups, mode, channels)
     if bias is not None:
         made += bias.ravel()[channels].reshape((1, -1) + (1,) * n)
     return Part(made, lambda out: out[:samples, channels])
@@ -84,56 +72,22 @@ def pooling(x: np.ndarray, how: str, settings: Mapping[str, Any], shape: tuple[i
     Raises:
         ValueError, KeyError, TypeError: the settings do not say all of it.
     """
-    n = x.ndim - 2
+    n, by = x.ndim - 2, "max" if how.endswith("max") else "mean"
     if len(shape) != x.ndim:
         raise ValueError(shape)
     if how.startswith("adaptive"):
-        for k, length in enumerate(shape[2:]):
-            x = _adaptive(x, 2 + k, length, np.max if how.endswith("max") else np.mean)
-        return whole(x)
+        return whole(windows.pool_to(x, by, shape[2:]))
     size = _each(settings["kernel_size"], n)
     stride = _each(settings.get("stride", settings["kernel_size"]), n)
     dilation = _each(settings.get("dilation", 1), n)
     pads = _padding(settings.get("padding", 0), size, stride, dilation, n)
-    lengths = [(x.shape[2 + k] + sum(pads[k]) - dilation[k] * (size[k] - 1) - 1) // stride[k] + 1 for k in range(n)]
-    if tuple(lengths) != tuple(shape[2:]):
+    extents = [length + sum(pads[k]) for k, length in enumerate(x.shape[2:])]
+    if windows.counted(extents, size, stride, dilation) != [*shape[2:]]:
         raise ValueError(shape)  # the last window is not a whole one
-    around = [(0, 0), (0, 0), *pads]
-    fill = -np.inf if how == "max" else 0.0
-    filled, inside = np.pad(x, around, constant_values=fill), np.pad(np.ones_like(x[:1, :1]), around)
-    found = np.full((*x.shape[:2], *lengths), fill)
-    counts = np.zeros((1, 1, *lengths))
-    for place in product(*(range(length) for length in size)):
-        cut = _windows(place, stride, dilation, lengths)
-        seen = filled[cut]
-        found = np.maximum(found, seen) if how == "max" else found + seen
-        counts += inside[cut]
-    if how == "max":
-        return whole(found)
-    padded = any(sum(pad) for pad in pads)
-    if padded and not isinstance(settings.get("count_include_pad"), bool):
+    if by == "mean" and any(map(sum, pads)) and not isinstance(settings.get("count_include_pad"), bool):
         raise KeyError("count_include_pad")
-    return whole(found / (counts if padded and not settings["count_include_pad"] else math.prod(size)))
-
-
-def _at(place: tuple[Any, ...]) -> Any:
-    """An index of the last axes."""
-    return (..., *place)
-
-
-def _windows(place: tuple[int, ...], stride: list[int], dilation: list[int], lengths: list[int]) -> Any:
-    """Where a place of the window lies, over all windows."""
-    starts = [one * by for one, by in zip(place, dilation)]
-    return _at(
-        tuple(slice(start, start + by * (length - 1) + 1, by) for start, by, length in zip(starts, stride, lengths))
-    )
-
-
-def _adaptive(x: np.ndarray, axis: int, length: int, take: Callable[..., Any]) -> np.ndarray:
-    extent = x.shape[axis]
-    edges = [(k * extent // length, -(-(k + 1) * extent // length)) for k in range(length)]
-    parts = [take(np.take(x, range(a, b), axis=axis), axis=axis, keepdims=True) for a, b in edges]
-    return np.concatenate(parts, axis=axis)
+    exclusive = not settings.get("count_include_pad", True)
+    return whole(windows.pool(x, by, size, stride, pads, exclusive, dilation=dilation))
 
 
 def _each(value: Any, n: int) -> list[int]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses import activations
-from padiff.compare.diagnose.recompute.windows import Part, convolution, pooling
-from padiff.compare.diagnose.recompute.windows import whole as _whole
+from padiff.compare.diagnose.kernels import activations
+from padiff.compare.diagnose.kernels.norms import by_statistics, grouped, normalised
+from padiff.compare.diagnose.kernels.tables import looked_up
+from padiff.compare.diagnose.recompute.parts import Part, convolution, pooling
+from padiff.compare.diagnose.recompute.parts import whole as _whole
 from padiff.frameworks.known import FRAMEWORKS
 
 # Products that are added up for one layer, at most: of larger ones a part of the outputs is computed.
@@ -92,12 +94,11 @@ def _embedding(call: Call) -> Part:
     if ids.dtype.kind not in "iu":
         raise ValueError(ids.dtype)
     flat = ids.ravel()[: max(1, _MOST // (20 * weight.shape[-1]))]
-    made = weight[flat]
-    known = FRAMEWORKS.get(call.framework)
-    index = call.settings.get("padding_idx")
-    if known is not None and known.pads_with_zeros and isinstance(index, int):
-        made = np.where((flat == index)[:, None], 0.0, made)
-    return Part(made, lambda out: out.reshape(-1, weight.shape[-1])[: len(flat)])
+    known, index = FRAMEWORKS.get(call.framework), call.settings.get("padding_idx")
+    zeros = known is not None and known.pads_with_zeros and isinstance(index, int)
+    return Part(
+        looked_up(flat, weight, index if zeros else None), lambda out: out.reshape(-1, weight.shape[-1])[: len(flat)]
+    )
 
 
 def _conv(call: Call) -> Part:
@@ -118,11 +119,6 @@ def _scaled(call: Call, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return x
 
 
-def _standard(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
-    centred = x - x.mean(axis=axes, keepdims=True)
-    return np.asarray(centred / np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True) + eps))
-
-
 def _of_last_axes(call: Call) -> tuple[np.ndarray, tuple[int, ...]]:
     """What goes in, and the shape of the axes that are normalised: those that the weight is of."""
     x, size = call.inputs[0], call.weights["weight"].size
@@ -139,14 +135,13 @@ def _of_last_axes(call: Call) -> tuple[np.ndarray, tuple[int, ...]]:
 def _layer_norm(call: Call) -> Part:
     x, shape = _of_last_axes(call)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return _whole(_scaled(call, _standard(x, axes, call.number("eps")), shape))
+    return _whole(_scaled(call, normalised(x, axes, call.number("eps")), shape))
 
 
 def _rms_norm(call: Call) -> Part:
     x, shape = _of_last_axes(call)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    mean = np.mean(np.square(x), axis=axes, keepdims=True)
-    return _whole(_scaled(call, x / np.sqrt(mean + call.number("eps", call.eps)), shape))
+    return _whole(_scaled(call, normalised(x, axes, call.number("eps", call.eps), centred=False), shape))
 
 
 def _channels(x: np.ndarray) -> tuple[int, ...]:
@@ -158,10 +153,9 @@ def _batch_norm(call: Call) -> Part:
     if call.training is None:
         raise KeyError("training")
     if call.training or "running_mean" not in call.weights:
-        made = _standard(x, (0, *range(2, x.ndim)), eps)
+        made = normalised(x, (0, *range(2, x.ndim)), eps)
     else:
-        mean, square = (call.weights[slot].reshape(_channels(x)) for slot in ("running_mean", "running_var"))
-        made = (x - mean) / np.sqrt(square + eps)
+        made = by_statistics(x, call.weights["running_mean"], call.weights["running_var"], eps, train=False)
     return _whole(_scaled(call, made, _channels(x)))
 
 
@@ -169,13 +163,12 @@ def _instance_norm(call: Call) -> Part:
     x = call.inputs[0]
     if "running_mean" in call.weights and not call.training:
         raise KeyError("training")
-    return _whole(_scaled(call, _standard(x, tuple(range(2, x.ndim)), call.number("eps")), _channels(x)))
+    return _whole(_scaled(call, normalised(x, tuple(range(2, x.ndim)), call.number("eps")), _channels(x)))
 
 
 def _group_norm(call: Call) -> Part:
     x, groups = call.inputs[0], int(call.number("num_groups"))
-    rows = x.reshape(len(x), groups, -1)
-    return _whole(_scaled(call, _standard(rows, (2,), call.number("eps")).reshape(x.shape), _channels(x)))
+    return _whole(_scaled(call, grouped(x, groups, call.number("eps")), _channels(x)))
 
 
 # -- element by element ------------------------------------------------------------------------------------------------
@@ -191,8 +184,7 @@ def _gelu(call: Call) -> Part:
 
 
 def _elu(call: Call) -> Part:
-    x, alpha = call.inputs[0], call.number("alpha", 1.0)
-    return _whole(np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))))
+    return _whole(activations.act(call.inputs[0], "ELU", call.number("alpha", 1.0)))
 
 
 def _celu(call: Call) -> Part:
@@ -201,8 +193,7 @@ def _celu(call: Call) -> Part:
 
 
 def _softplus(call: Call) -> Part:
-    beta = call.number("beta", 1.0)
-    return _whole(np.logaddexp(0, beta * call.inputs[0]) / beta)
+    return _whole(activations.act(call.inputs[0], "softplus", call.number("beta", 1.0)))
 
 
 def _prelu(call: Call) -> Part:

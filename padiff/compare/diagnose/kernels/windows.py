@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 _MODES = {"zeros": "constant", "constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap",
           "edge": "edge"}  # fmt: skip
@@ -36,28 +35,36 @@ def pad(x: np.ndarray, pads: Sequence[Sequence[int]], mode: str = "zeros", value
 
 def conv(
     x: np.ndarray, weight: np.ndarray, stride: Sequence[int], padding: Sequence[Sequence[int]], dilation: Sequence[int],
-    groups: int = 1, mode: str = "zeros",
+    groups: int = 1, mode: str = "zeros", channels: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """A convolution over the axes after the second."""
-    axes = x.ndim - 2
+    """A convolution over the axes after the second; of all output channels, or of some."""
     x = pad(x, [(0, 0), (0, 0), *padding], mode)
-    spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilation)]
-    out = [(n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, stride)]
-    if math.prod(out) * len(x) * weight.size > _MOST:
+    out = counted(x.shape[2:], weight.shape[2:], stride, dilation)
+    chosen = np.arange(len(weight)) if channels is None else channels
+    if math.prod(out) * len(x) * len(chosen) * math.prod(weight.shape[1:]) > _MOST:
         raise ValueError("too large")
-    found = np.zeros((len(x), weight.shape[0], *out))
-    per_in, per_out = weight.shape[1], weight.shape[0] // groups
+    found = np.zeros((len(x), len(chosen), *out))
+    per_in, per_out = weight.shape[1], len(weight) // groups
+    members = [np.flatnonzero(chosen // per_out == group) for group in range(groups)]
     for place in itertools.product(*(range(k) for k in weight.shape[2:])):
-        cut = tuple(slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in zip(place, dilation, out, stride))
-        everything: Any = (slice(None), slice(None), *cut)
-        seen = x[everything]
-        for g in range(groups):
-            part = seen[:, g * per_in : (g + 1) * per_in]
-            own: Any = (slice(g * per_out, (g + 1) * per_out), slice(None), *place)
-            w = weight[own]
-            found[:, g * per_out : (g + 1) * per_out] += np.moveaxis(np.tensordot(part, w, axes=(1, 1)), -1, 1)
-    assert found.ndim == axes + 2
+        seen = x[_strided(place, stride, dilation, out)].reshape(len(x), groups, per_in, -1)
+        there: Any = (..., *place)
+        own = weight[there]
+        for group, some in enumerate(members):
+            if len(some):
+                found[:, some] += np.matmul(own[chosen[some]], seen[:, group]).reshape(len(x), len(some), *out)
     return found
+
+
+def counted(extents: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """How many windows there are along each axis."""
+    return [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(extents, kernel, stride, dilation)]
+
+
+def _strided(place: Sequence[int], stride: Sequence[int], dilation: Sequence[int], out: Sequence[int]) -> Any:
+    """Where a place of the window lies, over all windows: an index of the last axes."""
+    starts = [p * d for p, d in zip(place, dilation)]
+    return (..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, out, stride)))
 
 
 def conv_transpose(
@@ -85,30 +92,47 @@ def conv_transpose(
 
 
 def pool(
-    x: np.ndarray, by: str, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    exclusive: bool = False, ceil: bool = False,
+    x: np.ndarray, by: str, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int | Sequence[int]],
+    exclusive: bool = False, ceil: bool = False, dilation: Sequence[int] = (),
 ) -> np.ndarray:  # fmt: skip
-    """The largest, or the mean, of each window; `exclusive` leaves what is padded out of the mean."""
-    sizes = []
-    for n, k, s, p in zip(x.shape[2:], kernel, stride, padding):
-        count = (n + 2 * p - k) / s + 1
+    """The largest, or the mean, of each window; `exclusive` leaves what is padded out of the mean.
+
+    Args:
+        padding: of each axis, on both sides, or before and after.
+    """
+    dilation = dilation or [1] * len(kernel)
+    pads = [(p, p) if isinstance(p, int) else (p[0], p[1]) for p in padding]
+    sizes, after = [], []
+    for n, k, s, d, (a, b) in zip(x.shape[2:], kernel, stride, dilation, pads):
+        span = (k - 1) * d + 1
+        count = (n + a + b - span) / s + 1
         whole = math.ceil(count) if ceil else math.floor(count)
         # The last window begins within the values, or what is padded before them.
-        sizes.append(whole - 1 if ceil and (whole - 1) * s >= n + p else whole)
-    after = [max((m - 1) * s + k - n - p, p) for m, s, k, n, p in zip(sizes, stride, kernel, x.shape[2:], padding)]
-    pads = [(0, 0), (0, 0), *zip(padding, after)]
-    empty = -math.inf if by == "max" else 0.0
-    windows = sliding_window_view(np.pad(x, pads, constant_values=empty), tuple(kernel), tuple(range(2, x.ndim)))
-    steps = tuple(slice(0, (m - 1) * s + 1, s) for m, s in zip(sizes, stride))
-    windows = windows[(slice(None), slice(None), *steps)]
-    last = tuple(range(-len(kernel), 0))
-    if by == "max":
-        return np.asarray(windows.max(last))
+        sizes.append(whole - 1 if ceil and (whole - 1) * s >= n + a else whole)
+        after.append(max((sizes[-1] - 1) * s + span - n - a, b))
+    outer = [(0, 0), (0, 0), *((a, b) for (a, _), b in zip(pads, after))]
+    filled = np.pad(x, outer, constant_values=-math.inf if by == "max" else 0.0)
     # What lies beyond the padding, where the last window is cut off, never counts.
-    counting = np.pad(np.ones(x.shape[2:]), list(zip(padding, padding)), constant_values=0.0 if exclusive else 1.0)
-    more = [(0, max(b - p, 0)) for b, p in zip(after, padding)]
-    counts = sliding_window_view(np.pad(counting, more), tuple(kernel), tuple(range(counting.ndim)))[steps].sum(last)
-    return np.asarray(windows.sum(last) / counts)
+    counting = np.pad(np.ones(x.shape[2:]), pads, constant_values=0.0 if exclusive else 1.0)
+    counting = np.pad(counting, [(0, max(m - b, 0)) for m, (_, b) in zip(after, pads)])
+    found = np.full((*x.shape[:2], *sizes), -math.inf if by == "max" else 0.0)
+    counts = np.zeros(sizes)
+    for place in itertools.product(*(range(k) for k in kernel)):
+        cut = _strided(place, stride, dilation, sizes)
+        found = np.maximum(found, filled[cut]) if by == "max" else found + filled[cut]
+        counts += counting[cut]
+    return found if by == "max" else np.asarray(found / counts)
+
+
+def pool_to(x: np.ndarray, by: str, shape: Sequence[int]) -> np.ndarray:
+    """Pooled to so many places of each axis after the second, whose windows may be of unlike sizes."""
+    take: Any = np.max if by == "max" else np.mean
+    for axis, length in enumerate(shape, 2):
+        extent = x.shape[axis]
+        edges = [(k * extent // length, -(-(k + 1) * extent // length)) for k in range(length)]
+        parts = [take(np.take(x, range(a, b), axis=axis), axis=axis, keepdims=True) for a, b in edges]
+        x = np.concatenate(parts, axis=axis)
+    return x
 
 
 def resized(x: np.ndarray, size: Sequence[int], mode: str, corners: bool = False) -> np.ndarray:

@@ -76,3 +76,21 @@ FUNCTIONS: Mapping[str, Function] = {
     "squared ReLU": lambda x: np.square(np.maximum(x, 0.0)),
     **{f"leaky ReLU of slope {slope:g}": leaky(slope) for slope in (0.01, 0.1, 0.2, 0.3, 0.25, 0.05)},
 }
+
+_NONE = "no activation"
+
+
+def act(x: np.ndarray, function: str, number: float | None = None) -> np.ndarray:
+    """A function of each element; a number is what it is set to."""
+    if function == _NONE:
+        return x
+    if number is not None:
+        return np.asarray(_WITH_NUMBER[function](x, number))
+    return np.asarray(FUNCTIONS[function](x))
+
+
+_WITH_NUMBER: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "leaky ReLU": lambda x, slope: np.where(x > 0, x, slope * x),
+    "ELU": lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+    "softplus": lambda x, beta: np.logaddexp(0, beta * x) / beta,
+}

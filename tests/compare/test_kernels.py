@@ -1,0 +1,58 @@
+"""What layers with windows compute, in float64, against torch's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from padiff.compare.diagnose.kernels import windows
+
+F = torch.nn.functional
+
+AXES = pytest.mark.parametrize("axes", [1, 2, 3])
+
+
+def values(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape)
+
+
+@AXES
+@pytest.mark.parametrize(
+    ("groups", "stride", "pad", "dilation"), [(1, 1, 0, 1), (2, 2, 1, 1), (4, 1, 2, 2), (2, 3, 1, 2)]
+)
+def test_convolution_of_all_channels_and_of_some(axes, groups, stride, pad, dilation):
+    x, weight = values(3, 8, *[9] * axes), values(12, 8 // groups, *[3] * axes)
+    given = torch.tensor(x), torch.tensor(weight)
+    expected = getattr(F, f"conv{axes}d")(*given, None, stride, pad, dilation, groups).numpy()
+    set_to = [stride] * axes, [(pad, pad)] * axes, [dilation] * axes, groups
+    np.testing.assert_allclose(windows.conv(x, weight, *set_to), expected, rtol=1e-10, atol=1e-12)
+    some = windows.conv(x, weight, *set_to, channels=np.array([1, 5, 11]))
+    np.testing.assert_allclose(some, expected[:, [1, 5, 11]], rtol=1e-10, atol=1e-12)
+
+
+@AXES
+@pytest.mark.parametrize(
+    ("stride", "pad", "ceil"), [(1, 0, False), (2, 1, False), (2, 1, True), (3, 0, True), (3, 1, True)]
+)
+def test_pooling_where_windows_are_padded_or_cut_off(axes, stride, pad, ceil):
+    x = values(2, 3, *[10] * axes)
+    set_to = [3] * axes, [stride] * axes
+    expected = getattr(F, f"max_pool{axes}d")(torch.tensor(x), 3, stride, pad, ceil_mode=ceil).numpy()
+    np.testing.assert_allclose(windows.pool(x, "max", *set_to, [pad] * axes, ceil=ceil), expected)
+    dilated = getattr(F, f"max_pool{axes}d")(torch.tensor(x), 3, stride, pad, 2, ceil_mode=ceil).numpy()
+    made = windows.pool(x, "max", *set_to, [(pad, pad)] * axes, ceil=ceil, dilation=[2] * axes)
+    np.testing.assert_allclose(made, dilated)
+    mean = getattr(F, f"avg_pool{axes}d")
+    for counted in (True, False):
+        expected = mean(torch.tensor(x), 3, stride, pad, ceil_mode=ceil, count_include_pad=counted).numpy()
+        made = windows.pool(x, "mean", *set_to, [pad] * axes, exclusive=not counted, ceil=ceil)
+        np.testing.assert_allclose(made, expected, rtol=1e-10)
+
+
+@AXES
+def test_pooling_to_a_size_that_does_not_divide(axes):
+    x = values(2, 3, *[10] * axes)
+    for by, name in (("mean", "avg"), ("max", "max")):
+        expected = getattr(F, f"adaptive_{name}_pool{axes}d")(torch.tensor(x), 4).numpy()
+        np.testing.assert_allclose(windows.pool_to(x, by, [4] * axes), expected, rtol=1e-10)
