@@ -6,11 +6,10 @@ and there is no cycle between it and the model.
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -133,7 +132,14 @@ class Capture:
             self._tensors,
             self._running,
             None if self.packing is None else self.packing.loss,
+            self._first_backward,
         )
+
+    def _first_backward(self) -> None:
+        """The step's first backward begins: from now on what parameters hold is added to."""
+        with suppress(Exception):  # never the training's trouble
+            if self.parameters.gradients_left():
+                self.settings.setdefault("gradients.left_over", "of the step before")
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
@@ -190,8 +196,6 @@ class Capture:
             self._tracer.know_parameters(self._nodes)
         if self.packing is not None:
             self.packing.begin(self._nodes)
-        if self.parameters.gradients_left():
-            self.settings["gradients.left_over"] = "of the step before"
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -312,7 +316,7 @@ class Capture:
 
     def _is_loss(self, slot: str, tensor: Any) -> bool:
         """Whether an output of the model is its loss: by name, or the first of a tuple."""
-        return slot in ("output.loss", "output.0") and math.prod(self._framework.tensors.shape(tensor)) == 1
+        return slot in ("output.loss", "output.0") and self._framework.tensors.shape(tensor) == ()
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""

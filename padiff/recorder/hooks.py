@@ -179,6 +179,11 @@ class _LossHook:
         if losses is not None:
             losses.clip(call, _rivals(others))
 
+    def backward_begins(self) -> None:
+        losses = self.losses
+        if losses is not None:
+            losses.backward_begins()
+
     def backward(self, tensor: Any) -> None:
         losses = self.losses
         if losses is not None:

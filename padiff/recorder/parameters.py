@@ -17,6 +17,8 @@ from padiff.sketches.sketch import Cut, cut_of
 
 # How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8
+# Elements of a gradient that are looked at.
+_ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
 
@@ -128,11 +130,17 @@ class Parameters:
         ]
 
     def gradients_left(self) -> bool:
-        """Whether parameters hold gradients that are not zero, in the step's first call; some of them tell."""
-        held = [tensor for _, tensor in self.trainable() if tensor.grad is not None]
+        """Whether parameters hold gradients that are not zero, as the step's first backward begins; some of them tell.
+
+        Not where several optimizers step: each may clear its own gradients later.
+        """
+        if len(self._optimizers) != 1:
+            return False
+        optimized = self._framework.optimizers.optimized(self._optimizers[0])
+        held = [tensor for tensor in optimized if tensor.grad is not None]
         for tensor in held[:: max(1, len(held) // _LOOKED_AT)]:
             try:
-                if bool((tensor.grad != 0).any()):
+                if bool((tensor.grad.reshape([-1])[:_ELEMENTS] != 0).any()):
                     return True
             except Exception:  # of a kind that has no values to look at
                 continue

@@ -155,7 +155,7 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
         return
     left = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
     note = f"gradients {left} are left over" if left else "all of them have one size"
-    yield Difference("micro-batches", counts, "input", "accumulation", note=note)
+    yield Difference("micro-batches", counts, "input", "micro_batches", note=note)
 
 
 def trained_differences(
