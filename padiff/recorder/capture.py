@@ -108,7 +108,7 @@ class Capture:
         self._tracer = Tracer(self._records, framework, levels, self._tensors, functions, whole)
         self._hearing: Hearing | None = None
         self._hooks = Hooks(framework)
-        self._begun = False
+        self._begun = self._backward = False
         self._running: list[Call] = []
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._recalls: Counter[tuple[str, bool]] = Counter()
@@ -132,11 +132,13 @@ class Capture:
             self._tensors,
             self._running,
             None if self.packing is None else self.packing.loss,
-            self._first_backward,
         )
 
-    def _first_backward(self) -> None:
-        """The step's first backward begins: from now on what parameters hold is added to."""
+    def backward_begins(self) -> None:
+        """A backward begins; with the step's first one, what parameters hold is added to."""
+        if self._backward:
+            return
+        self._backward = True
         with suppress(Exception):  # never the training's trouble
             if self.parameters.gradients_left():
                 self.settings.setdefault("gradients.left_over", "of the step before")

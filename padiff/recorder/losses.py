@@ -72,7 +72,6 @@ class Losses:
         tensors: knows which tensors are recorded already.
         running: the calls that are under way, the outermost first.
         heard: told of each call that counts.
-        began: called when the step's first backward begins.
     """
 
     def __init__(
@@ -85,9 +84,8 @@ class Losses:
         tensors: SeenTensors,
         running: Sequence[Call],
         heard: Callable[[LossCall], None] | None = None,
-        began: Callable[[], None] | None = None,
     ) -> None:
-        self._heard, self._began = heard, began
+        self._heard = heard
         self._records, self._framework, self._levels = records, framework, levels
         self._nodes, self._chosen, self._tensors, self._running = nodes, chosen, tensors, running
         self._calls: Counter[tuple[str, bool]] = Counter()
@@ -248,12 +246,6 @@ class Losses:
         return {**_numbered("loss", list(self._set)), **_numbered("clip", clips)}
 
     # -- the step's loss -----------------------------------------------------------------------------------
-
-    def backward_begins(self) -> None:
-        """A backward begins."""
-        began, self._began = self._began, None
-        if began is not None:
-            began()
 
     def backward(self, tensor: Any) -> None:
         """A backward began at a tensor."""

@@ -27,7 +27,9 @@ def trainer_cause(scene: Scene) -> Cause | None:
     pair = scene.diff.pair
     if pair.stage == "grad" and pair.complete and is_of_loss(pair.anchor):
         return _norm(scene)
-    if pair.stage != "loss" or not pair.complete:
+    # A model may give its loss as an output.
+    gives_loss = pair.stage == "forward" and pair.anchor.shape == ()
+    if not (pair.stage == "loss" or gives_loss) or not pair.complete:
         return None
     try:
         return _unshifted(scene) or (_mean(scene) if is_loss(pair.anchor) else None)
