@@ -42,6 +42,9 @@ class TrainerEvents:
             own TensorBoard callback writes, if it has one.
     """
 
+    #: Whether the trainer divides the loss before backward, and not the gradients afterwards.
+    DIVIDES_BEFORE = False
+
     def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
         super().__init__()
         self._training = TrainingRecorder(dir_path, **options)
@@ -189,7 +192,10 @@ class TrainerEvents:
                     inputs, more, kwargs = self._exchanged(trainer, replayed, inputs, more, kwargs)
                 loss = step(model, inputs, *more, **kwargs)
                 if self._training.due:
-                    self._training.log_loss(loss * self.parts_of(trainer, args))
+                    whole = loss * self.parts_of(trainer, args)
+                    self._training.log_loss(whole)
+                    if self.DIVIDES_BEFORE:
+                        self._training.declare_division("trainer.loss_divided_by", float(whole), self._scale)
                 return loss
             except BaseException:
                 # Not every trainer's `train` could be guarded: the callback may have been added later.

@@ -5,6 +5,7 @@ A callback is a shell: it tells a `TrainingRecorder` when a batch begins and end
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -252,6 +253,21 @@ class TrainingRecorder:
         """The loss of the batch under way, where it is known before the batch ends."""
         if self._recorder is not None:
             self._recorder.log_loss(loss)
+
+    def declare_division(self, name: str, loss: float, loss_scale: float) -> None:
+        """Declare by how much a loss was divided before backward began at it, as far as that is seen.
+
+        Args:
+            name: of the setting.
+            loss: the whole loss of the micro-batch.
+            loss_scale: what it was multiplied by besides.
+        """
+        began = self._recorder.backward_began_at if self._recorder is not None else None
+        if self._recorder is None or not began or not math.isfinite(began) or not math.isfinite(loss):
+            return
+        divided = loss * loss_scale / began
+        if divided >= 0.5 and abs(divided - round(divided)) < 1e-3 * divided:
+            self._recorder.declare({name: round(divided)})
 
     def carried(self, micro_batches: int) -> None:
         """The host begins a step anew, with the gradients of so many micro-batches that it did for it."""

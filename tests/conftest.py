@@ -19,7 +19,7 @@ MEMORY = "/dev/shm"
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 1 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
-FRAMEWORKS = ("torch", "paddle", "lightning", "pytorch_lightning", "tensorflow")
+FRAMEWORKS = ("torch", "paddle", "lightning", "pytorch_lightning", "tensorflow", "transformers", "paddleformers")
 
 
 class WithoutFrameworks:

@@ -134,6 +134,11 @@ class Listening:
         calls.listeners = (*calls.listeners, self._entry)
         self._calls: _Calls | None = calls
 
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """What `Heard.function` is in its calls; `None` once it is removed."""
+        return self._calls.original if self._calls is not None else None
+
     def remove(self) -> None:
         calls, self._calls = self._calls, None
         if calls is not None:

@@ -109,8 +109,11 @@ class LossObserver(Protocol):
     def clip(self, call: ClipCall, others: Sequence[LossObserver]) -> None:
         """Gradients were clipped."""
 
+    def backward_begins(self) -> None:
+        """A backward begins."""
+
     def backward(self, tensor: Any) -> None:
-        """A backward began at a tensor."""
+        """A backward began at a tensor; it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,7 @@ class LossCalls:
         self._functions: dict[str, Function] = {}
         self._clips: dict[str, Callable[[dict[str, Any], Any], ClipCall | None]] = {}
         self._listening: list[Listening] = []
+        self._backwards: list[Listening] = []
         try:
             for number, function in enumerate(functions):
                 key = f"{number} {function.name}"
@@ -174,13 +178,16 @@ class LossCalls:
                 key = f"{number} {attribute}"
                 self._clips[key] = read
                 self._listening.append(Listening(owner, attribute, self, key))
-            self._listening += [Listening(owner, attribute, self, _BACKWARD) for owner, attribute in backwards]
+            for owner, attribute in backwards:
+                self._backwards.append(Listening(owner, attribute, self, _BACKWARD))
+                self._listening.append(self._backwards[-1])
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
         self.observer = None
+        self._backwards.clear()
         while self._listening:
             self._listening.pop().remove()
 
@@ -191,6 +198,8 @@ class LossCalls:
         if observer is None or getattr(self._inside, "now", False) or self._framework[2]() or not observer.wants():
             return False
         self._inside.now = True
+        if any(call.function is listening.function for listening in self._backwards):
+            observer.backward_begins()
         return True
 
     def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:

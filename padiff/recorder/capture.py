@@ -6,11 +6,10 @@ and there is no cycle between it and the model.
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -112,7 +111,7 @@ class Capture:
         self._tracer = Tracer(self._records, framework, levels, self._tensors, functions, whole)
         self._hearing: Hearing | None = None
         self._hooks = Hooks(framework)
-        self._begun = False
+        self._begun = self._backward = False
         self._running: list[Call] = []
         self._calls: dict[tuple[str, bool], int] = {}
         self._recalls: dict[tuple[str, bool], int] = {}
@@ -137,6 +136,15 @@ class Capture:
             self._running,
             None if self.packing is None else self.packing.loss,
         )
+
+    def backward_begins(self) -> None:
+        """A backward begins; with the step's first one, what parameters hold is added to."""
+        if self._backward:
+            return
+        self._backward = True
+        with suppress(Exception):  # never the training's trouble
+            if self.parameters.gradients_left():
+                self.settings.setdefault("gradients.left_over", "of the step before")
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
@@ -315,7 +323,7 @@ class Capture:
 
     def _is_loss(self, slot: str, tensor: Any) -> bool:
         """Whether an output of the model is its loss: by name, or the first of a tuple."""
-        return slot in ("output.loss", "output.0") and math.prod(self._framework.tensors.shape(tensor)) == 1
+        return slot in ("output.loss", "output.0") and self._framework.tensors.shape(tensor) == ()
 
     def _take_lazy(self) -> None:
         """Lazy layers own nothing before their first call."""

@@ -31,6 +31,8 @@ class Observer(Protocol):
 
     def after_function(self, name: str, output: Any) -> None: ...
 
+    def backward_begins(self) -> None: ...
+
     def add_gradient(self, key: int, gradient: Any) -> None: ...
 
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None: ...
@@ -179,6 +181,11 @@ class _LossHook:
         losses = self.losses
         if losses is not None:
             losses.clip(call, _rivals(others))
+
+    def backward_begins(self) -> None:
+        hooks = self._hooks()
+        if hooks is not None and hooks.observer is not None:
+            hooks.observer.backward_begins()
 
     def backward(self, tensor: Any) -> None:
         losses = self.losses

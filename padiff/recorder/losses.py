@@ -255,6 +255,11 @@ class Losses:
         elif math.prod(self._framework.tensors.shape(tensor)) == 1:
             self._elsewhere.append(tensor.detach())
 
+    @property
+    def last_begun(self) -> float | None:
+        """The value at which backward began last, where that is not what a loss function gave; else `None`."""
+        return float(self._records.copy(self._elsewhere[-1]).reshape(())) if self._elsewhere else None
+
     def finish(self, micro_batches: int, loss_scale: float) -> None:
         """Record the loss of each micro-batch where nobody else has, and it is known: each has one, a scalar, that
         backward began at, but for the loss scale.

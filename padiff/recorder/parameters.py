@@ -14,8 +14,10 @@ from padiff.recorder.left_out import Left
 from padiff.recorder.owned import WIDE, LastOwned, Owned, Owner
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole
 
-# How many parameters are looked at to see whether something stepped.
+# How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8
+# Elements of a gradient that are looked at.
+_ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
 
@@ -125,6 +127,23 @@ class Parameters:
         """The parameters that a backward gives gradients, with their identities."""
         trains = self._owned.training()
         return [(key, owner.tensor) for (key, owner), each in zip(self._owners.items(), trains) if each]
+
+    def gradients_left(self) -> bool:
+        """Whether parameters hold gradients that are not zero, as the step's first backward begins; some of them tell.
+
+        Not where several optimizers step: each may clear its own gradients later.
+        """
+        if len(self._optimizers) != 1:
+            return False
+        optimized = self._framework.optimizers.optimized(self._optimizers[0])
+        held = [tensor for tensor in optimized if tensor.grad is not None]
+        for tensor in held[:: max(1, len(held) // _LOOKED_AT)]:
+            try:
+                if bool((tensor.grad.reshape([-1])[:_ELEMENTS] != 0).any()):
+                    return True
+            except Exception:  # of a kind that has no values to look at
+                continue
+        return False
 
     def snapshot_later(self) -> None:
         """Record weights and buffers before an optimizer steps, if `snapshot` is not called before."""

@@ -196,6 +196,12 @@ class Recorder:
             many = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
             self._capture.settings["gradients.left_over"] = f"of {many} before the step"
 
+    @property
+    def backward_began_at(self) -> float | None:
+        """The value at which the last backward began, in a due step; `None` where it was that of a loss function."""
+        losses = self._capture.losses if self._capture is not None else None
+        return losses.last_begun if losses is not None else None
+
     def loss_is_logged(self) -> None:
         """A host logs each micro-batch's loss: what the model itself gives as `loss` is then none of its activations,
         as hosts divide it differently.

@@ -24,7 +24,8 @@ class Difference:
         values: what either run has set. `None`: it has nothing of the kind.
         stage: where in a step it acts.
         kind: of the cause that it is: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
-            ``layer_setting``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``left_over``, ``trainer``.
+            ``layer_setting``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``,
+            ``left_over``, ``trainer``.
         about: whose it is, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln (LayerNorm)``.
         changes: whether the two runs can't compute the same because of it.
         fix: the line that mends it, in the candidate's framework. May be empty.
@@ -105,6 +106,7 @@ _SAID = {
     "mode": "one run trains where the other evaluates",
     "trainer": "the trainers are set differently",
     "left_over": "a step of one run begins with gradients that are no part of it",
+    "micro_batches": "a step is made of more micro-batches in one run than in the other",
     "accumulation": "steps are made of different numbers of batches",
     "trainable": "one run trains what the other does not",
     "tied": "one run shares a parameter that the other has twice",

@@ -68,6 +68,12 @@ def test_the_norm_before_clipping_is_the_one_that_the_trainer_logs(tmp_path):
     assert np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in grads)) == pytest.approx(1, rel=1e-4)
 
 
+@pytest.mark.parametrize(("how", "divided"), [("means", 2), ("tokens", 2), ("as it is", 4)])
+def test_what_the_loss_is_divided_by_is_seen(tmp_path, how, divided):
+    train(tmp_path, [PaDiffCallback(tmp_path / "run", every_n_steps=3)], how)
+    assert padiff.open_run(tmp_path / "run").info.settings["trainer.loss_divided_by"] == divided
+
+
 class Failing(torch.nn.Module):
     """Raises in the forward that is asked for."""
 

@@ -260,8 +260,9 @@ def test_fleets_wrappers_are_recorded_as_what_they_wrap(wrap):
     for number in (0, 1, 2):
         values, expected = recorded(rec, number), recorded(bare, number)
         assert values.keys() == expected.keys()
-        assert len(sites(rec, "grad", number)) == len(sites(rec, "update", number)) - 1 == (8 if number == 2 else 4)
-        norm = np.sqrt(sum((values[site] ** 2).sum() for site in sites(rec, "grad", number) if "#" not in site))
+        parameters = [site for site in sites(rec, "grad", number) if not site.startswith("(loop)")]
+        assert len(parameters) == len(sites(rec, "update", number)) - 1 == (8 if number == 2 else 4)
+        norm = np.sqrt(sum((values[site] ** 2).sum() for site in parameters if "#" not in site))
         assert norm == pytest.approx(0.01, rel=1e-3)
         for site, value in expected.items():
             np.testing.assert_allclose(values[site], value, 1e-5, 1e-8, err_msg=site)

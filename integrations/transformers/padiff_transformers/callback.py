@@ -22,6 +22,9 @@ class PaDiffCallback(TrainerEvents, TrainerCallback):
         ``Trainer(model, args, train_dataset=data, callbacks=[PaDiffCallback("runs/torch", every_n_steps=10)])``
     """
 
+    # By what, is seen: some versions have accelerate divide once more.
+    DIVIDES_BEFORE = True
+
     def settings_of(self, trainer: Any, args: Any, model: Any, state: Any) -> dict[str, Any]:
         by_tokens = _by_tokens(trainer)
         of_steps = args.gradient_accumulation_steps
@@ -36,7 +39,6 @@ class PaDiffCallback(TrainerEvents, TrainerCallback):
                 else "over the tokens of a step"
                 if by_tokens
                 else "over each micro-batch, then over these",
-                "trainer.loss_divided_by": None if by_tokens is None else of_steps * _divided_again(trainer),
                 "trainer.label_shift": _shift(model),
                 "trainer.label_smoothing": float(args.label_smoothing_factor),
                 "trainer.schedule": str(schedule),
@@ -66,11 +68,6 @@ def _by_tokens(trainer: Any) -> bool | None:
         return None
     given = getattr(trainer, "compute_loss_func", None) is not None
     return given or bool(getattr(trainer, "model_accepts_loss_kwargs", False))
-
-
-def _divided_again(trainer: Any) -> int:
-    """What accelerate divides the loss by, which the Trainer has divided already."""
-    return int(getattr(trainer.accelerator, "gradient_accumulation_steps", 1))
 
 
 def _shift(model: Any) -> str | None:

@@ -11,7 +11,7 @@ from padiff.compare.declared.fixes import clip_fix, loss_fix
 from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.compare.declared.trainers import trainer_differences
 from padiff.model import equivalents
-from padiff.records import Both, Difference, RunInfo, Step, is_loss, setting_text
+from padiff.records import Both, Difference, RunInfo, Step, is_loss, is_of_loss, loss_role, setting_text
 
 _NO_CLIP = {"kind": "none"}
 _LEFT_OVER = (
@@ -149,13 +149,20 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
     counts = steps.map(lambda step: step.micro_batches)
     if counts.reference == counts.candidate:
         return
-    losses = steps.map(lambda step: sum(is_loss(record) for record in step.records))
+    losses = steps.map(_losses)
     shapes = steps.map(lambda step: [r.shape for r in step.records if r.stage == "input" and not r.call])
     if losses != counts or shapes.reference != shapes.candidate or not shapes.reference:
         return
     left = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
     note = f"gradients {left} are left over" if left else "all of them have one size"
-    yield Difference("micro-batches", counts, "input", "accumulation", note=note)
+    yield Difference("micro-batches", counts, "input", "micro_batches", note=note)
+
+
+def _losses(step: Step) -> int:
+    """How many losses a step has: those that are logged, else what loss functions gave."""
+    logged = sum(is_loss(record) for record in step.records)
+    given = (r for r in step.records if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0")
+    return logged or sum(1 for _ in given)
 
 
 def trained_differences(

@@ -75,6 +75,8 @@ def as_computed(
     """
     if cause is None or computed is None or not computed.proven:
         return cause
+    if cause.kind == computed.kind == "micro_batches":
+        return replace(computed, evidence="; ".join(text for text in (computed.evidence, cause.evidence) if text))
     kinds = computed.kind.split("+")
     if not all(any(_names(one, kind) for kind in kinds) for one in differences):
         return cause

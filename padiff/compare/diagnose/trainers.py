@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.ratios import facts, recognised
@@ -25,7 +27,9 @@ def trainer_cause(scene: Scene) -> Cause | None:
     pair = scene.diff.pair
     if pair.stage == "grad" and pair.complete and is_of_loss(pair.anchor):
         return _norm(scene)
-    if pair.stage != "loss" or not pair.complete:
+    # A model may give its loss as an output.
+    gives_loss = pair.stage == "forward" and pair.anchor.shape == ()
+    if not (pair.stage == "loss" or gives_loss) or not pair.complete:
         return None
     try:
         return _unshifted(scene) or (_mean(scene) if is_loss(pair.anchor) else None)
@@ -52,14 +56,17 @@ def _declared(scene: Scene, name: str) -> Difference | None:
 
 def _unshifted(scene: Scene) -> Cause | None:
     """Whether one side's loss is of the tokens themselves, where the other's is of those that follow."""
-    given = [
-        d.pair for d in scene.step if d.pair.stage == "input" and d.pair.complete and len(d.pair.anchor.shape) == 2
-    ]
     sides = scene.sides(scene.number)
-    if not given or sides is None:
+    if sides is None:
         return None
-    length = given[0].anchor.shape[-1]
     reference, candidate = sides.map(lambda step: labels_by_call(step.records))
+    # Token ids: integers in rows, as many as there are labels.
+    given = [d.pair.anchor for d in scene.step if d.pair.stage == "input" and d.pair.anchor.dtype.startswith("int")]
+    sizes = {math.prod(record.shape) for record in reference.values()}
+    lengths = {record.shape[-1] for record in given if len(record.shape) == 2 and math.prod(record.shape) in sizes}
+    if len(lengths) != 1:
+        return None
+    (length,) = lengths
     ways = set()
     for call in reference.keys() & candidate.keys():
         one, other = reference[call].value.ravel(), candidate[call].value.ravel()

@@ -80,7 +80,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "accumulation": Fault("input", 0, "", ("micro-batch", "batches"), arguments={"gradient_accumulation_steps": 4}),
     "order": Fault("input", 0, "", ("order", "shuffl"), data={"order": 1}),
-    "left_over": Fault("input", 2, "", ("left over", "micro-batch"), both={"num_train_epochs": 2}, data={"count": 10}),
+    "left_over": Fault("input", 2, "", ("left over",), both={"num_train_epochs": 2}, data={"count": 10}),
     "warmup": Fault("update", 1, "", ("warm-up", "learning rate"), arguments={"warmup_steps": 0, "warmup_ratio": 0.25}),
     "loss_mean": Fault("loss", 0, "", ("mean",), of_reference="tokens"),
     "doubled": Fault("grad", 0, "(loop)", ("before they are clipped",), how="doubled"),
