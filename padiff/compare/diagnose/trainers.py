@@ -8,7 +8,7 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses.ratios import facts, recognised
 from padiff.compare.diagnose.hypotheses.scene import Scene
-from padiff.compare.diagnose.losses import loss_calls
+from padiff.compare.diagnose.loss_calls import loss_calls
 from padiff.compare.measure.labels import labels_by_call
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import Both, Cause, Difference, is_loss, is_of_loss
