@@ -16,7 +16,7 @@ from padiff_hooks.figure_codes import ABSENT, NO_FIGURE, ZERO, as_json, numbers_
 WHOLE = 10
 #: The figures of a row, in their order.
 FIGURES = ("max_abs", "max_rel", "mean_abs", "rel_l2", "l2.reference", "l2.candidate", "judged.value", "judged.limit")
-KIND = ("passed", "standing", "problem", "basis", "spread")
+KIND = ("passed", "grade", "standing", "problem", "basis", "spread")
 REASON = ("figure", "rule", "allowed_because")
 # In which order diffs that did not pass are told.
 _TELLING = [one.name.lower() for one in (Standing.FIRST, Standing.NEW, Standing.AGAIN, Standing.FOLLOWS)]

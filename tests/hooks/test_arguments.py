@@ -53,7 +53,7 @@ def test_the_nearest_command_or_option_is_named(arguments, message, capsys):
     err = capsys.readouterr().err
     assert message in err and "usage: padiff" in err
     if arguments[0] == "comprae":
-        assert err.rstrip().endswith("Nearest: compare, map")
+        assert err.rstrip().endswith("Nearest: compare, calibrate, map")
 
 
 # -- what is chosen ------------------------------------------------------------------------------------------------

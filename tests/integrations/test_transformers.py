@@ -193,7 +193,7 @@ def test_a_resumed_training_goes_on_with_the_number_of_its_step(tmp_path):
 def test_scalars_go_to_the_trainers_own_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     train(tmp_path, [PaDiffCallback(tmp_path / "run", every_n_steps=3)], report_to=["tensorboard"])
-    assert [step for step, _ in events(tmp_path / "tb")["loss"]] == [0, 3]
+    assert [step for step, _ in events(tmp_path / "tb")["0_verdict/loss"]] == [0, 3]
 
 
 def test_start_from_puts_the_model_where_another_run_began(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,8 @@ def test_alike_as_they_are(runs):
                     # numpy's own sketch of the values that were recorded in full
                     expected = sketch_of(whole.value, each.sketch.transposed)
                     assert each.sketch.row().tobytes() == expected.row().tobytes(), (number, each.site)
-        assert list(memory.trace.calls) == list(folder.trace.calls)
+        # But for the line of this file that trains them.
+        assert [replace(c, stack=()) for c in memory.trace.calls] == [replace(c, stack=()) for c in folder.trace.calls]
         assert [(c.layer, c.call, c.function) for c in full.trace.calls] == [
             (c.layer, c.call, c.function) for c in memory.trace.calls
         ]
@@ -87,7 +89,8 @@ def test_what_is_alike_is_kept_once(runs):
     assert patterns[4] is patterns[5]
     assert len({id(pattern) for pattern in patterns[:5]}) == 4
     structures = list((runs["folder"].path / "structures").glob("*.json"))
-    assert len(structures) == 3  # of the first steps, of the fourth, and of a frozen layer
+    # Of the first step (it has stacks, and small tensors whole), of those after it, of the fourth, of a frozen layer.
+    assert len(structures) == 4
 
 
 def test_records_that_are_alike_are_a_sequence(runs):
