@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from padiff.records import Layer, Parameter
 
@@ -91,6 +92,7 @@ def same_family(one: str, other: str) -> bool:
 _GROUPS = ("norm", "conv", "linear", "dense", "embedding", "lstm", "gru", "rnn", "attention")
 
 
+@lru_cache(maxsize=4096)
 def group_of_kinds(name: str) -> str:
     """What a kind is at heart, by its name: ``norm`` for every normalisation, also those of the user's; or empty."""
     return next((group for group in _GROUPS if group in name), "")

@@ -30,7 +30,10 @@ def estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> Fi
     # Samples of other places have another share by chance, where both sides have such values.
     by_chance = not sketches.aligned and reference.size > ELEMENTS and both > 0
     count = max(1, round(share * figures.size)) if share > (_CHANCE if by_chance else 0.0) else 0
-    return replace(figures, nonfinite=count, overflowed=math.ceil(both * figures.size))
+    overflowed = math.ceil(both * figures.size)
+    if not (count or overflowed or figures.nonfinite or figures.overflowed):
+        return figures  # a copy takes longer than the measuring
+    return replace(figures, nonfinite=count, overflowed=overflowed)
 
 
 def _estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> Figures:
