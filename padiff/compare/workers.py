@@ -19,6 +19,7 @@ from padiff.align import Alignment
 from padiff.compare.measure.pairs import measure_pair
 from padiff.dump import open_run
 from padiff.errors import UsageError
+from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import rank_steps, step_pairs
 from padiff.records import Both, Diff, Figures, Pair, Problem, Record, Run, Step
 from padiff.system.follow import follow
@@ -173,9 +174,9 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
         numbers: the step, as each run numbers it.
         part, parts: which part of its pairs, of how many.
     """
-    runs, alignment, stages, elementwise = _opened(job)
+    runs, alignment, stages, elementwise, plans = _opened(job)
     ranks = rank_steps(runs.zip(numbers).map(lambda side: side[0].steps(side[1])), runs.map(lambda run: run.info))
-    pairs = [pair for rank in step_pairs(ranks, alignment, stages) for pair in rank]
+    pairs = [pair for rank in step_pairs(ranks, alignment, stages, plans) for pair in rank]
     if parts > 1:
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
     else:
@@ -185,9 +186,9 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
 
 
 @lru_cache(maxsize=1)
-def _opened(job: bytes) -> tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None]:
+def _opened(job: bytes) -> tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None, PairPlans]:
     paths, alignment, stages, elementwise = pickle.loads(job)
-    return Both(*map(open_run, paths)), alignment, stages, elementwise
+    return Both(*map(open_run, paths)), alignment, stages, elementwise, PairPlans()
 
 
 def _ready() -> None:
