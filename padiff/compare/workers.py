@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.align import Alignment
 from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.together import measured_together
 from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.pair.plans import PairPlans
@@ -181,7 +182,8 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
     else:
         chosen = list(range(len(pairs)))
-    diffs = ((k, measure_pair(pairs[k], elementwise)) for k in chosen)
+    sketched = measured_together([pairs[k] for k in chosen]) if elementwise is None else {}
+    diffs = ((k, sketched.get(n) or measure_pair(pairs[k], elementwise)) for n, k in enumerate(chosen))
     return len(pairs), [(k, diff.figures, diff.passed, diff.problem) for k, diff in diffs]
 
 
