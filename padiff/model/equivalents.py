@@ -73,11 +73,13 @@ def common_kind(name: str) -> str:
     return _KINDS.get(name, name)
 
 
+@lru_cache(maxsize=4096)
 def is_activation(name: str) -> bool:
     """Whether a kind is a function of each element."""
     return common_kind(name) in _FAMILIES[0]
 
 
+@lru_cache(maxsize=4096)
 def has_kinks(name: str) -> bool:
     """Whether a layer, or a function, of this kind has a derivative that jumps: ReLU and its kind, maxima."""
     plain = common_kind(name).replace("_", "")
