@@ -26,6 +26,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import with_unrecorded
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.picture import picture_of
+from padiff.compare.measure.together import measured_together
 from padiff.compare.models import Stacks, models_of, stacks_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
@@ -215,8 +216,9 @@ class RunComparison:
             if diffs is not None:
                 return diffs
         diffs, looked = [], time.monotonic()
-        for pair in pairs:
-            diffs.append(measure_pair(pair, elementwise))
+        sketched = measured_together(pairs) if elementwise is None else {}
+        for place, pair in enumerate(pairs):
+            diffs.append(sketched[place] if place in sketched else measure_pair(pair, elementwise))
             if self._measuring is not None and time.monotonic() - looked > _TICK and len(diffs) < len(pairs):
                 self._measuring(len(diffs) / len(pairs))
                 looked = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from padiff.align import Alignment
@@ -14,6 +14,7 @@ from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import excused
 from padiff.compare.measure.floors import with_floors
 from padiff.compare.measure.pairs import measure_pair
+from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
 from padiff.records import Both, Diff, Pair, Run, Step
 
@@ -28,6 +29,7 @@ class ComparisonPlan:
         policy: when a diff passes.
         stages: what is measured.
         measure: measures pairs. Default: one after the other, in this process.
+        plans: what steps were seen to be paired like.
     """
 
     runs: Both[Run]
@@ -35,6 +37,7 @@ class ComparisonPlan:
     policy: Policy
     stages: Collection[str]
     measure: Callable[[Sequence[Pair]], Sequence[Diff]] | None = None
+    plans: PairPlans = field(default_factory=PairPlans, compare=False)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     infos = plan.runs.map(lambda run: run.info)
     history = before.history.zip(steps).map(lambda side: side[0].after(side[1]))
     ranks = rank_steps(steps, infos)
-    pairs = step_pairs(ranks, plan.alignment, plan.stages)
+    pairs = step_pairs(ranks, plan.alignment, plan.stages, plan.plans)
     together = [pair for rank in pairs for pair in rank]
     if plan.measure is None:
         measured = iter([measure_pair(pair, plan.policy.elementwise) for pair in together])

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.align import Alignment
 from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.together import measured_together
 from padiff.dump import open_run
 from padiff.errors import UsageError
+from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import rank_steps, step_pairs
 from padiff.records import Both, Diff, Figures, Pair, Problem, Record, Run, Step
 from padiff.system.follow import follow
@@ -173,21 +175,22 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
         numbers: the step, as each run numbers it.
         part, parts: which part of its pairs, of how many.
     """
-    runs, alignment, stages, elementwise = _opened(job)
+    runs, alignment, stages, elementwise, plans = _opened(job)
     ranks = rank_steps(runs.zip(numbers).map(lambda side: side[0].steps(side[1])), runs.map(lambda run: run.info))
-    pairs = [pair for rank in step_pairs(ranks, alignment, stages) for pair in rank]
+    pairs = [pair for rank in step_pairs(ranks, alignment, stages, plans) for pair in rank]
     if parts > 1:
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
     else:
         chosen = list(range(len(pairs)))
-    diffs = ((k, measure_pair(pairs[k], elementwise)) for k in chosen)
+    sketched = measured_together([pairs[k] for k in chosen]) if elementwise is None else {}
+    diffs = ((k, sketched.get(n) or measure_pair(pairs[k], elementwise)) for n, k in enumerate(chosen))
     return len(pairs), [(k, diff.figures, diff.passed, diff.problem) for k, diff in diffs]
 
 
 @lru_cache(maxsize=1)
-def _opened(job: bytes) -> tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None]:
+def _opened(job: bytes) -> tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None, PairPlans]:
     paths, alignment, stages, elementwise = pickle.loads(job)
-    return Both(*map(open_run, paths)), alignment, stages, elementwise
+    return Both(*map(open_run, paths)), alignment, stages, elementwise, PairPlans()
 
 
 def _ready() -> None:

@@ -20,13 +20,14 @@ from padiff.dump import codecs
 from padiff.dump.deduplication import SHARED, Deduplication
 from padiff.dump.json_files import Explained
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
-from padiff.dump.structures import OWN, StructureReader, StructureWriter
+from padiff.dump.structures import OWN, Entry, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
-from padiff.dump.untrusted import check_inside, plain, shape_of
+from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
-from padiff.records import STAGES, Alike, Record, Sketched, Step, TensorSource, settings_from_json
+from padiff.records import Alike, Record, Sketched, Step, TensorSource, settings_from_json
 from padiff.records.alike import Pattern
+from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 PACK_FILE = "step.safetensors"
@@ -258,9 +259,11 @@ class PackReader:
         file = Mapped(path, self._recent)
         about, places = file.header()
         with Explained(path):
-            compression, entries, trace = self._structures.read(about["structure"], file, places)
-            stored = _Stored(file, places, _rows(file, places), compression, self._run)
-            records = tuple(_record(stored, order, entry) for order, entry in enumerate(entries))
+            structure = self._structures.read(about["structure"], file, places)
+            stored = _Stored(file, places, _rows(file, places), structure.compression, self._run)
+            made = [_record(stored, order, entry) for order, entry in enumerate(structure.entries)]
+            # A step that says itself what its records are called is like no other one.
+            records = Structured(made, structure) if about["structure"] else tuple(made)
             return Step(
                 number=int(about["step"]),
                 records=records,
@@ -269,7 +272,7 @@ class PackReader:
                 micro_batches=int(about.get("micro_batches", 1)),
                 notes=tuple(str(note) for note in json.loads(about.get("notes", "[]"))),
                 settings=settings_from_json(plain(json.loads(about.get("settings", "{}")))),
-                trace=trace_from_json(trace, stored.source, path),
+                trace=trace_from_json(structure.trace, stored.source, path),
             )
 
 
@@ -324,12 +327,11 @@ class _Stored:
         raise ValueError(f"kept as {kept_as!r}")
 
 
-def _record(stored: _Stored, order: int, entry: Any) -> Record:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where = entry
-    if stage not in STAGES:
-        raise ValueError(f"unknown stage {stage!r}")
-    shape = shape_of(shape)
-    source = stored.source(kept_as, where, dtype, shape, f"{layer}/{stage}/{slot}")
-    return Record(
-        str(layer), stage, str(slot), source, str(dtype), shape, int(call), order, str(layer_type), bool(recomputed)
-    )
+def _record(stored: _Stored, order: int, entry: Entry) -> Record:
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where = entry
+    source: TensorSource
+    if kept_as == "sketch" and where >= 0:
+        source = Sketched(stored.rows[where], numbers)
+    else:
+        source = stored.source(kept_as, where, dtype, shape, site)
+    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed)

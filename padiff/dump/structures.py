@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +22,9 @@ import numpy as np
 from padiff.dump.files import write_text
 from padiff.dump.safetensors import Mapped, Place
 from padiff.dump.traces import trace_key, trace_to_json
-from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text
+from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text, shape_of
 from padiff.errors import RunFolderError
-from padiff.records import Step, Trace
+from padiff.records import STAGES, Step, Trace
 
 STRUCTURES = "structures"
 SCHEMA_VERSION = 1
@@ -89,18 +91,76 @@ class StructureWriter:
         return name, None
 
 
-class _Structure(NamedTuple):
-    """What the records of a step are called.
+class Entry(NamedTuple):
+    """What a record is called, as `padiff.records.Record` has it, and where it is kept.
+
+    Attributes:
+        numbers: how many numbers it has; a complex one is two.
+        site: what messages call it.
+        kept_as, where: as the step's file has it.
+    """
+
+    layer: str
+    stage: str
+    slot: str
+    call: int
+    layer_type: str
+    dtype: str
+    shape: tuple[int, ...]
+    recomputed: bool
+    numbers: int
+    site: str
+    kept_as: str
+    where: Any
+
+
+@dataclass(eq=False, slots=True)
+class Structure:
+    """What the records of a step are called: one object for all steps of a run that refer to one file.
 
     Attributes:
         compression: how its tensors are compressed.
-        records: an entry for each.
+        records: an entry for each, as JSON has it.
         trace: its trace as JSON; `None` where it has none.
     """
 
     compression: str
     records: list[Any]
     trace: Any
+    _entries: list[Entry] | None = field(default=None, init=False)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """An entry for each record; checked once.
+
+        Raises:
+            ValueError, TypeError, AttributeError, OverflowError: one of them is damaged.
+        """
+        if self._entries is None:
+            self._entries = [_entry(entry) for entry in self.records]
+            self.records = []
+        return self._entries
+
+
+def _entry(entry: Any) -> Entry:
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where = entry
+    if stage not in STAGES:
+        raise ValueError(f"unknown stage {stage!r}")
+    shape = shape_of(shape)
+    return Entry(
+        str(layer),
+        stage,
+        str(slot),
+        int(call),
+        str(layer_type),
+        str(dtype),
+        shape,
+        bool(recomputed),
+        math.prod(shape) * (2 if dtype.startswith("complex") else 1),
+        f"{layer}/{stage}/{slot}",
+        kept_as,
+        where,
+    )
 
 
 class StructureReader:
@@ -112,9 +172,9 @@ class StructureReader:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._known: dict[str, _Structure] = {}
+        self._known: dict[str, Structure] = {}
 
-    def read(self, name: str, file: Mapped, places: Mapping[str, Place]) -> _Structure:
+    def read(self, name: str, file: Mapped, places: Mapping[str, Place]) -> Structure:
         """What a step's records are called, given the name and the step's file.
 
         Raises:
@@ -137,7 +197,7 @@ def _name_of(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _read(path: Path) -> _Structure:
+def _read(path: Path) -> Structure:
     try:
         text = read_text(path)
         if _name_of(text) != path.stem:
@@ -151,11 +211,11 @@ def _read(path: Path) -> _Structure:
         raise RunFolderError(f"{path} is damaged ({error}): copy the run again") from error
 
 
-def _parsed(text: bytes) -> _Structure:
+def _parsed(text: bytes) -> Structure:
     content = parse_json(text)
     if content["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION}")
-    return _Structure(str(content["compression"]), list(content["records"]), content.get("trace"))
+    return Structure(str(content["compression"]), list(content["records"]), content.get("trace"))
 
 
 def _unpacked(data: np.ndarray) -> bytes:

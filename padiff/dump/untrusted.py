@@ -27,6 +27,12 @@ def check_inside(path: Path, root: Path) -> None:
     Raises:
         RunFolderError: it does not, or is no path.
     """
+    try:  # the plain case, without the objects that paths are made of
+        inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
+        if inner == outer or inner.startswith(outer + os.sep):
+            return
+    except (OSError, RuntimeError, ValueError):
+        pass  # not there (yet), or no path
     try:
         resolved, top = path.resolve(), root.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null byte

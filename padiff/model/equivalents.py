@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from padiff.records import Layer, Parameter
 
@@ -72,11 +73,13 @@ def common_kind(name: str) -> str:
     return _KINDS.get(name, name)
 
 
+@lru_cache(maxsize=4096)
 def is_activation(name: str) -> bool:
     """Whether a kind is a function of each element."""
     return common_kind(name) in _FAMILIES[0]
 
 
+@lru_cache(maxsize=4096)
 def has_kinks(name: str) -> bool:
     """Whether a layer, or a function, of this kind has a derivative that jumps: ReLU and its kind, maxima."""
     plain = common_kind(name).replace("_", "")
@@ -91,6 +94,7 @@ def same_family(one: str, other: str) -> bool:
 _GROUPS = ("norm", "conv", "linear", "dense", "embedding", "lstm", "gru", "rnn", "attention")
 
 
+@lru_cache(maxsize=4096)
 def group_of_kinds(name: str) -> str:
     """What a kind is at heart, by its name: ``norm`` for every normalisation, also those of the user's; or empty."""
     return next((group for group in _GROUPS if group in name), "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.pair.layouts import layout_between
 from padiff.pair.parameters import RecordPair, alone
-from padiff.records import BROADCAST, RESHAPED, SAME, Both, Layout, Record, loss_role
+from padiff.records import BROADCAST, RESHAPED, SAME, Both, Layout, Record, is_of_loss, loss_role
 
 # Tensors of one quantity are at most so far apart, relative to their size, where the runs have not parted. Chosen.
 _ALIKE = 0.1
@@ -54,6 +54,12 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
         pairs += _pair_roles(reference, candidate, only=_LABELS)
         waiting = waiting.zip(labels).map(lambda side: [call for call in side[0] if call is not side[1][0]])
     return pairs + alone(waiting.map(lambda side: [record for call in side for record in call.roles.values()]))
+
+
+def told_by_values(records: Iterable[Record]) -> bool:
+    """Whether a step's values tell which calls of its loss functions answer to the other side's: of several calls."""
+    functions = [call.function for call in _calls([record for record in records if is_of_loss(record)])]
+    return len(set(functions)) < len(functions)
 
 
 def _calls(records: Sequence[Record]) -> list[_Call]:

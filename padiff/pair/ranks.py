@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
 from padiff.align import Alignment
+from padiff.pair.plans import PairPlans
 from padiff.pair.processes import OWN_SAMPLES, common_part, processes_differ, rest
 from padiff.pair.steps import pair_steps
 from padiff.records import Both, Diff, Pair, RunInfo, Step
@@ -22,9 +23,16 @@ def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[S
     return [Both(*(step or empty for step in rank)) for rank in zip_longest(*steps)]
 
 
-def step_pairs(ranks: Iterable[Both[Step]], alignment: Alignment, stages: Collection[str]) -> list[list[Pair]]:
-    """Pairs of one step, by rank."""
-    pairs = (pair_steps(sides.reference, sides.candidate, alignment) for sides in ranks)
+def step_pairs(
+    ranks: Iterable[Both[Step]], alignment: Alignment, stages: Collection[str], plans: PairPlans | None = None
+) -> list[list[Pair]]:
+    """Pairs of one step, by rank.
+
+    Args:
+        plans: what steps of these runs were seen to be paired like.
+    """
+    pairs_of = plans.pairs if plans is not None else pair_steps
+    pairs = (pairs_of(sides.reference, sides.candidate, alignment) for sides in ranks)
     return [[pair for pair in rank if pair.stage in stages] for rank in pairs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import SIDES, Both
@@ -31,6 +31,9 @@ class Pair:
         layout: how the candidate's values are brought into the reference's layout.
         scales: what each side's values are divided by before comparing (loss scaling).
         optional: whether it is no diff that a side is missing: a buffer that only one model keeps.
+        anchor: the record that names the pair: the reference's, or the candidate's where it stands alone.
+        stage: the anchor's.
+        complete: whether both sides are there.
     """
 
     step: int
@@ -40,25 +43,23 @@ class Pair:
     scales: Both[float] = UNSCALED
     optional: bool = False
 
+    # Kept, as judging asks for them a hundred times for each pair.
+    anchor: Record = field(init=False, repr=False, compare=False)
+    stage: str = field(init=False, repr=False, compare=False)
+    complete: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        anchor = self.reference if self.reference is not None else self.candidate
+        assert anchor is not None, "a pair has at least one side"
+        set_ = object.__setattr__
+        set_(self, "anchor", anchor)
+        set_(self, "stage", anchor.stage)
+        set_(self, "complete", self.reference is not None and self.candidate is not None)
+
     @property
     def sides(self) -> Both[Record | None]:
         """Both records."""
         return Both(self.reference, self.candidate)
-
-    @property
-    def anchor(self) -> Record:
-        """The record that names the pair: the reference's, or the candidate's where it stands alone."""
-        record = self.reference if self.reference is not None else self.candidate
-        assert record is not None, "a pair has at least one side"
-        return record
-
-    @property
-    def stage(self) -> str:
-        return self.anchor.stage
-
-    @property
-    def complete(self) -> bool:
-        return self.reference is not None and self.candidate is not None
 
 
 @dataclass(frozen=True, slots=True)

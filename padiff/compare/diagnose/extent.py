@@ -21,6 +21,7 @@ Site = tuple[str, str, str, int]
 
 #: How far off a tensor was at most (relative L2), and in how many steps it was compared.
 Agreed = tuple[float, int]
+NEVER: Agreed = (0.0, 0)
 
 
 def site_of(diff: Diff) -> Site:
@@ -35,8 +36,8 @@ def agreed_after(agreed: Mapping[Site, Agreed], diffs: Sequence[Diff]) -> dict[S
     for diff in diffs:
         if diff.figures is not None and diff.compared:
             site = site_of(diff)
-            most, _ = after.get(site, (0.0, 0))
-            after[site] = max(most, diff.figures.rel_l2), agreed.get(site, (0.0, 0))[1] + 1
+            most, error = after.get(site, NEVER)[0], diff.figures.rel_l2
+            after[site] = error if error > most else most, agreed.get(site, NEVER)[1] + 1
     return after
 
 

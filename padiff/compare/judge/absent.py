@@ -46,7 +46,7 @@ def absent_stages(
 
 
 def _stages_of(step: Step) -> frozenset[str]:
-    return frozenset(record.stage for record in step.records if record.layer != LOOP)
+    return frozenset({record.stage for record in step.records if record.layer != LOOP})
 
 
 def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:

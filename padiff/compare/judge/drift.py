@@ -213,7 +213,9 @@ def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
     squares = scale = inputs = 0.0
     sampled = False
     for diff in diffs:
-        if diff.figures is None or not diff.compared or coarse(diff.pair.anchor.dtype) not in COARSENESS:
+        if diff.pair.stage not in ("weight", "input") or diff.figures is None or not diff.compared:
+            continue
+        if coarse(diff.pair.anchor.dtype) not in COARSENESS:
             continue
         if is_running(diff.pair.anchor.slot):
             continue  # they may be n / (n - 1) apart

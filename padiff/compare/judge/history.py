@@ -32,14 +32,10 @@ class History:
         called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
         for step in steps:
             notes = notes or step.notes
-            for record in step.records:
-                if record.layer == LOOP:
-                    continue
-                stages.add(record.stage)
-                if record.stage == "forward":
-                    called.add(record.layer)
-                elif record.stage in PARAMETER_STAGES:
-                    parameters.add((record.layer, record.slot))
+            seen = {(record.stage, record.layer, record.slot) for record in step.records if record.layer != LOOP}
+            stages |= {stage for stage, _, _ in seen}
+            called |= {layer for stage, layer, _ in seen if stage == "forward"}
+            parameters |= {(layer, slot) for stage, layer, slot in seen if stage in PARAMETER_STAGES}
         return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes)
 
 

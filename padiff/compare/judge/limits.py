@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from padiff.model import equivalents
 from padiff.records import STAGES
 
@@ -200,6 +202,7 @@ def coarse(dtype: str) -> str:
     return _HALVES.get(dtype, dtype)
 
 
+@lru_cache(maxsize=4096)
 def is_running(slot: str) -> bool:
     """Whether a slot is that of a running statistic."""
     return equivalents.slot(slot) in RUNNING

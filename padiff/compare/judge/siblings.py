@@ -54,8 +54,11 @@ def offs(diffs: Sequence[Diff], stage: str, noise: Collection[Key] = ()) -> list
     """
     found = []
     for place, diff in enumerate(diffs):
-        figures, anchor = diff.figures, diff.pair.anchor
-        if anchor.stage != stage or anchor.layer == LOOP or figures is None or not diff.compared or diff.problem:
+        pair = diff.pair
+        if pair.stage != stage:
+            continue
+        figures, anchor = diff.figures, pair.anchor
+        if anchor.layer == LOOP or figures is None or not diff.compared or diff.problem:
             continue
         if figures.basis == "moments" or figures.size < limits.WITNESS or not 0 < figures.reference_l2 < math.inf:
             continue

@@ -11,6 +11,8 @@ from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
 from padiff.records import LOOP, STAGES, Diff, Record
 
+_FLOATING = ("float", "bfloat", "complex")
+
 
 def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
     """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
@@ -31,17 +33,18 @@ def _coarsest(dtypes: Mapping[str, set[str]], stages: Collection[str]) -> str:
 def _dtypes(diffs: Sequence[Diff]) -> dict[str, set[str]]:
     """The dtypes of either side's records, by stage."""
     dtypes: dict[str, set[str]] = {stage: set() for stage in STAGES}
-    for diff in diffs:
-        for record in (diff.pair.reference, diff.pair.candidate):
-            if record is not None:
-                dtypes[record.stage].add(record.dtype)
+    sides = [diff.pair.reference for diff in diffs] + [diff.pair.candidate for diff in diffs]
+    for stage, dtype in {(record.stage, record.dtype) for record in sides if record is not None}:
+        dtypes[stage].add(dtype)
     return dtypes
 
 
 def is_exact(diff: Diff) -> bool:
     """Whether both sides are integers or booleans (token ids, masks, counters)."""
-    floating = ("float", "bfloat", "complex")
-    return all(record is not None and not record.dtype.startswith(floating) for record in diff.pair.sides)
+    one, other = diff.pair.reference, diff.pair.candidate
+    if one is None or other is None:
+        return False
+    return not one.dtype.startswith(_FLOATING) and not other.dtype.startswith(_FLOATING)
 
 
 def is_activation(record: Record) -> bool:

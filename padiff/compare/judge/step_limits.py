@@ -59,16 +59,18 @@ class StepLimits:
         self._grads = {key_of(d): d for d in grads}
         #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
         self._stepped = 0.0
+        self._relatives: dict[tuple[str, float], Limit] = {}
         self._weights = math.fsum(
             d.figures.reference_l2**2 for d in diffs if d.pair.stage == "weight" and d.figures and d.compared
         )
         self._gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
         unseen *= min(1.0, self._gain / limits.GAIN["forward"])
+        begins = [d for d in diffs if d.pair.stage in ("weight", "input")]
         # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
         self._inherited = {
-            "forward": inherited(diffs, unseen),
-            "later": inherited([d for d in diffs if key_of(d) not in self._noise_driven], unseen),
+            "forward": inherited(begins, unseen),
+            "later": inherited([d for d in begins if key_of(d) not in self._noise_driven], unseen),
         }
         if before.step >= 0 and not before.known:
             self._inherited = dict.fromkeys(self._inherited, limits.MOST)
@@ -151,6 +153,14 @@ class StepLimits:
         return limits.UNRELATED * max(figures.reference_l2, self._update_scale * math.sqrt(figures.size))
 
     def _relative(self, stage: str) -> Limit:
+        """What a stage may be off by, relative to its size; it goes with the updates that were judged so far alone."""
+        key = stage, self._stepped
+        found = self._relatives.get(key)
+        if found is None:
+            found = self._relatives[key] = self._relative_of(stage)
+        return found
+
+    def _relative_of(self, stage: str) -> Limit:
         own = self._allowed(stage)
         inherited = self._inherited["forward" if stage == "forward" else "later"]
         if self._stepped and stage != "update":

@@ -30,7 +30,10 @@ def estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> Fi
     # Samples of other places have another share by chance, where both sides have such values.
     by_chance = not sketches.aligned and reference.size > ELEMENTS and both > 0
     count = max(1, round(share * figures.size)) if share > (_CHANCE if by_chance else 0.0) else 0
-    return replace(figures, nonfinite=count, overflowed=math.ceil(both * figures.size))
+    overflowed = math.ceil(both * figures.size)
+    if not (count or overflowed or figures.nonfinite or figures.overflowed):
+        return figures  # a copy takes longer than the measuring
+    return replace(figures, nonfinite=count, overflowed=overflowed)
 
 
 def _estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> Figures:
@@ -42,12 +45,19 @@ def _estimated(sketches: Sketches, elementwise: tuple[float, float] | None) -> F
         return replace(exact, basis="sketches")
     errors = reference.errors(candidate, *scales)
     l2 = float(np.linalg.norm(errors))
-    # The error of a few elements is in a few numbers of the projection: their median does not know of it. 0.4549 is the
-    # median of a squared normal variable. (Not numpy.median, most of whose time goes into what is not needed here.)
-    squares = np.square(errors)
-    squares.partition(BUCKETS // 2)
-    bulk = math.sqrt(float(squares[BUCKETS // 2]) / 0.4549 * BUCKETS)
+    bulk = float(bulk_of_squares(np.square(errors)))
     return _figures(sketches, l2, bulk, "sketches", SPREAD, elementwise)
+
+
+def bulk_of_squares(squares: np.ndarray) -> np.ndarray:
+    """L2 norms of errors without a few of their elements, given the squared errors of projections, which are reordered.
+
+    The error of a few elements is in a few numbers of the projection: their median does not know of it.
+    """
+    # 0.4549 is the median of a squared normal variable. (Not numpy.median, most of whose time goes into what is not
+    # needed here.)
+    squares.partition(BUCKETS // 2, axis=-1)
+    return np.asarray(np.sqrt(squares[..., BUCKETS // 2] / 0.4549 * BUCKETS))
 
 
 def _bounded(sketches: Sketches) -> Figures:

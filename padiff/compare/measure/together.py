@@ -1,0 +1,163 @@
+"""Measuring all pairs of sketches of a step at once: the figures of `padiff.compare.measure.sketches`, in few calls.
+
+Most time of measuring one pair of sketches goes into calling numpy for 61 numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from padiff.compare.measure.sketches import bulk_of_squares
+from padiff.records import TRANSPOSED, Both, Diff, Figures, Pair, Sketched
+from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD
+
+# What is kept of a sketch beside its projection, by its place in a row.
+_MINIMUM, _MAXIMUM, _MEAN_ABS, _MEAN_SQUARE, _NONFINITE = map(
+    FIGURES.index, ("minimum", "maximum", "mean_abs", "mean_square", "nonfinite")
+)
+_ABOUT = len(FIGURES)
+
+
+def measured_together(pairs: Sequence[Pair]) -> dict[int, Diff]:
+    """The diffs of pairs of sketches, not judged yet, by their places.
+
+    Left out is what is not ordinary (one side in full, another layout, values that are not finite), and to be measured
+    one by one.
+    """
+    groups: dict[int, list[tuple[int, Pair, Both[Sketched]]]] = defaultdict(list)
+    for place, pair in enumerate(pairs):
+        sources = _sources(pair)
+        if sources is not None:
+            size = sources.reference.size
+            groups[size if size <= BUCKETS else 0].append((place, pair, sources))
+    found: dict[int, Diff] = {}
+    for length, group in groups.items():
+        some = [pair for _, pair, _ in group]
+        rows = Both(
+            np.stack([sources.reference.row for *_, sources in group]),
+            np.stack([sources.candidate.row for *_, sources in group]),
+        )
+        scales = Both(
+            np.array([p.scales.reference for p in some])[:, None], np.array([p.scales.candidate for p in some])[:, None]
+        )
+        with np.errstate(all="ignore"):
+            if length:
+                figures = _exact(rows, scales, length)
+            else:
+                figures = _estimates(some, [sources.reference.size for *_, sources in group], rows, scales)
+        for (place, pair, _), own in zip(group, figures):
+            if own is not None:
+                found[place] = Diff(pair, own)
+    return found
+
+
+def _sources(pair: Pair) -> Both[Sketched] | None:
+    """Both sides of a pair of sketches; `None` where it is to be measured by itself."""
+    one, other = pair.reference, pair.candidate
+    if one is None or other is None:
+        return None
+    a, b = one.source, other.source
+    if not isinstance(a, Sketched) or not isinstance(b, Sketched) or a.size != b.size or not a.size:
+        return None
+    if not pair.layout:
+        alike = a.transposed == b.transposed and one.shape == other.shape
+    else:
+        alike = pair.layout == TRANSPOSED and a.transposed != b.transposed and one.shape == other.shape[::-1]
+    return Both(a, b) if alike else None
+
+
+def _finite(rows: Both[np.ndarray]) -> np.ndarray:
+    """Of which pairs all numbers are finite, and all of the tensors were."""
+    alike = [np.isfinite(side).all(axis=1) & (side[:, _NONFINITE] == 0) for side in rows]
+    return np.asarray(alike[0] & alike[1])
+
+
+def _exact(rows: Both[np.ndarray], scales: Both[np.ndarray], length: int) -> list[Figures | None]:
+    """Of tensors of so many elements, each of which is a number of the projection, give or take its sign."""
+    sides = rows.zip(scales).map(lambda side: side[0][:, _ABOUT : _ABOUT + length] / side[1])
+    reference, candidate = sides
+    error, size = np.abs(candidate - reference), np.abs(reference)
+    squares = [np.einsum("ij,ij->i", values, values) for values in (error, reference, candidate)]
+    # Where the reference is 0 there is no relative error.
+    ratios = np.fmax.reduce(np.where(size != 0, error / size, np.nan), axis=1)
+    worst = error.argmax(axis=1)
+    ordinary = _finite(rows) & np.isfinite(squares[1] + squares[2])
+    found: list[Figures | None] = []
+    numbers = zip(
+        ordinary.tolist(),
+        worst.tolist(),
+        error.max(axis=1).tolist(),
+        np.where(np.isnan(ratios), 0.0, ratios).tolist(),
+        np.add.reduce(error, axis=1).tolist(),
+        np.add.reduce(size, axis=1).tolist(),
+        *(square.tolist() for square in squares),
+        reference.tolist(),
+        candidate.tolist(),
+    )
+    for good, at, max_abs, max_rel, errors, sizes, l2, reference_l2, candidate_l2, r, c in numbers:
+        if not good:
+            found.append(None)
+            continue
+        found.append(
+            Figures(
+                max_abs=max_abs,
+                max_rel=max_rel,
+                mean_abs=errors / length,
+                mean_reference=sizes / length,
+                l2=math.sqrt(l2),
+                reference_l2=math.sqrt(reference_l2),
+                candidate_l2=math.sqrt(candidate_l2),
+                size=length,
+                index=(at,),
+                values=Both(r[at], c[at]),
+                basis="sketches",
+            )
+        )
+    return found
+
+
+def _estimates(
+    pairs: Sequence[Pair], sizes: Sequence[int], rows: Both[np.ndarray], scales: Both[np.ndarray]
+) -> list[Figures | None]:
+    """Of larger tensors, from their projections."""
+    shares = np.array([math.sqrt(size / min(size, ELEMENTS)) for size in sizes])[:, None]
+    sides = rows.zip(scales).map(lambda side: side[0][:, _ABOUT:] / side[1])
+    errors = (sides.candidate - sides.reference) * shares
+    # One by one, as a product of matrices may add up in another order.
+    l2s = [math.sqrt(own.dot(own)) for own in errors]
+    bulks = bulk_of_squares(np.square(errors)).tolist()
+    ordinary = _finite(rows).tolist()
+    about = rows.map(lambda side: side[:, :_ABOUT].tolist())
+    found: list[Figures | None] = []
+    for pair, size, good, l2, bulk, r, c in zip(pairs, sizes, ordinary, l2s, bulks, *about):
+        if not good:
+            found.append(None)
+            continue
+        by, other = pair.scales.reference, pair.scales.candidate
+        root_mean_square = l2 / math.sqrt(size)
+        norm = math.sqrt(r[_MEAN_SQUARE] * size) / by
+        largest = root_mean_square
+        if not (size > ELEMENTS and pair.layout):  # a sample elsewhere has other extremes
+            largest = max(
+                largest, abs(c[_MINIMUM] / other - r[_MINIMUM] / by), abs(c[_MAXIMUM] / other - r[_MAXIMUM] / by)
+            )
+        found.append(
+            Figures(
+                max_abs=largest,
+                max_rel=l2 / norm if norm else 0.0,
+                mean_abs=root_mean_square,
+                mean_reference=r[_MEAN_ABS] / by,
+                l2=l2,
+                reference_l2=norm,
+                candidate_l2=math.sqrt(c[_MEAN_SQUARE] * size) / other,
+                size=size,
+                bulk_l2=bulk,
+                basis="sketches",
+                spread=SPREAD,
+            )
+        )
+    return found

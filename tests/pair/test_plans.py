@@ -1,0 +1,114 @@
+"""Steps that are alike are paired as each would be by itself."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from kit.records import info, linear, record, root, step, write_run
+
+from padiff.align import align
+from padiff.dump import open_run
+from padiff.dump.storage import Storage
+from padiff.pair import plans as module
+from padiff.pair.plans import PairPlans
+from padiff.pair.steps import pair_steps
+from padiff.records import LOOP, ROOT, Both, Pair
+
+PACKED = Storage(pack=True)
+TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))
+
+
+def told(pairs: list[Pair]):
+    return [
+        (p.step, p.reference and p.reference.site, p.candidate and p.candidate.site, p.layout, p.scales, p.optional)
+        for p in pairs
+    ]
+
+
+def mixed(number: int, seed: int, scale: float = 1.0):
+    """A step of whatever records; by its seed the same ones, with other values in each step."""
+    rng, values = random.Random(seed), np.random.default_rng(number)
+    records = []
+    for layer in (ROOT, "a", "b", "elsewhere", LOOP):
+        for stage in ("input", "weight", "forward", "backward", "grad", "update"):
+            for slot in ("weight", "bias", "output.0", "output.x"):
+                for call in range(rng.choice([0, 1, 1, 2])):
+                    shape = rng.choice([(2, 3), (3, 2), (4,), ()])
+                    records.append(record(layer, stage, slot, values.normal(size=shape).astype(np.float32), call=call))
+    rng.shuffle(records)
+    return step(number, records, loss_scale=scale)
+
+
+def runs(tmp_path, ours, theirs):
+    return [
+        open_run(write_run(tmp_path / name, TREE, steps, storage=PACKED)) for name, steps in zip("rc", (ours, theirs))
+    ]
+
+
+def both(found, number):
+    return Both(*(run.steps(number)[0] for run in found))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often a step was paired from scratch."""
+    calls = []
+    monkeypatch.setattr(module, "pair_steps", lambda *given: calls.append(1) or pair_steps(*given))
+    return calls
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, tmp_path, counted):
+    ours = [mixed(n, seed, scale=2.0**n) for n in range(4)]
+    theirs = [mixed(n, seed + 100, scale=4.0**n) for n in range(4)]
+    found, alignment, known = runs(tmp_path, ours, theirs), align(TREE, TREE), PairPlans()
+    for number in range(4):
+        sides = both(found, number)
+        pairs = known.pairs(*sides, alignment)
+        assert told(pairs) == told(pair_steps(*sides, alignment))
+        assert all(a is None or any(a is r for r in sides.reference.records) for a in (p.reference for p in pairs))
+        assert all(b is None or any(b is r for r in sides.candidate.records) for b in (p.candidate for p in pairs))
+    assert len(counted) == 1
+
+
+def test_steps_of_two_kinds_that_take_turns_are_each_paired_once(tmp_path, counted):
+    ours = [mixed(n, n % 2) for n in range(6)]
+    found, alignment, known = runs(tmp_path, ours, ours), align(TREE, TREE), PairPlans()
+    for number in range(6):
+        sides = both(found, number)
+        assert told(known.pairs(*sides, alignment)) == told(pair_steps(*sides, alignment))
+    assert len(counted) == 2
+
+
+def test_another_alignment_pairs_anew(tmp_path):
+    tree = info(root(2), linear("a", 4, 4), linear("b", 4, 4))
+    steps = [step(n, [record(path, "forward", "output.0", np.ones(4, np.float32)) for path in "ab"]) for n in range(2)]
+    found, known = runs(tmp_path, steps, steps), PairPlans()
+    for layer_map in (None, [("a", "b"), ("b", "a")]):
+        for number in range(2):
+            sides, alignment = both(found, number), align(tree, tree, layer_map)
+            assert told(known.pairs(*sides, alignment)) == told(pair_steps(*sides, alignment))
+
+
+def test_calls_of_a_loss_that_values_tell_are_looked_at_in_each_step(tmp_path):
+    def one(number: int, turned: bool):
+        values = [np.full(3, 1.0 + k, np.float32) for k in range(2)]
+        return step(
+            number,
+            [
+                record(LOOP, "loss", f"mse_loss().{role}", value, call=call)
+                for call, value in enumerate(values[::-1] if turned else values)
+                for role in ("prediction", "0")
+            ],
+        )
+
+    found = runs(tmp_path, [one(0, False), one(1, False)], [one(0, False), one(1, True)])
+    alignment, known = align(TREE, TREE), PairPlans()
+    calls = []
+    for number in range(2):
+        pairs = known.pairs(*both(found, number), alignment)
+        calls.append([(p.reference.call, p.candidate.call) for p in pairs if p.complete])
+    assert sorted(calls[0]) == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert sorted(calls[1]) == [(0, 1), (0, 1), (1, 0), (1, 0)]
