@@ -1,0 +1,272 @@
+"""The pytest plugin, in sessions of pytest of its own: what a user's tests say, and whether they pass."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import paddle  # noqa: F401 - imported before the sessions are, which forget what they import
+import pytest
+from hard.children import run_child
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parents[2]
+
+HEAD = """
+import copy
+import numpy as np, paddle, torch
+
+X = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 3, 8)
+
+def torch_net(epsilon=1e-5, drop=0.0):
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7, eps=epsilon), nn.ReLU(), nn.Dropout(drop), nn.Linear(7, 3))
+
+def paddle_net(epsilon=1e-5):
+    nn = paddle.nn
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1D(7, epsilon=epsilon), nn.ReLU(), nn.Linear(7, 3))
+
+def adams(one, other, beta2=0.999):
+    return (
+        torch.optim.Adam(one.parameters(), 1e-2),
+        paddle.optimizer.Adam(1e-2, beta2=beta2, parameters=other.parameters()),
+    )
+
+CROSS_ENTROPIES = torch.nn.functional.cross_entropy, paddle.nn.functional.cross_entropy
+"""
+
+GOLDEN = """
+def train(padiff, scale=1.0, steps=3, name="net"):
+    torch.manual_seed(0)
+    net = torch_net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with padiff.golden(name, net, optimizer=optimizer) as rec:
+        for _ in range(steps):
+            loss = torch.nn.functional.cross_entropy(net(torch.tensor(X)) * scale, torch.tensor(Y))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.try_dump()
+
+def test_net(padiff):
+    train(padiff)
+"""
+
+
+@pytest.fixture
+def session(pytester, monkeypatch):
+    """Runs tests in a session of pytest; returns its outcome."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    # Seen also by the processes of pytest-xdist, and wide enough for whole lines.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def run(body, *arguments):
+        pytester.makepyfile(test_it=HEAD + body)
+        return pytester.runpytest_inprocess("-p", "padiff_pytest", "-p", "no:cacheprovider", *arguments)
+
+    return run
+
+
+def text_of(result):
+    return "\n".join(result.outlines)
+
+
+SAME = """
+def test_two_frameworks(padiff):
+    one, other = torch_net(), paddle_net()
+    report = padiff.assert_same(one, other, X, optimizers=adams(one, other))
+    assert list(report.coverage.steps) == [0, 1, 2]
+    assert {"loss", "grad", "update"} <= {diff.pair.stage for diff in report if diff.compared}
+
+def test_labels_and_batches(padiff):
+    one, other = torch_net(), paddle_net()
+    batches = [X, torch.tensor(2 * X)]
+    report = padiff.assert_same(
+        one, other, batches, labels=Y, loss=CROSS_ENTROPIES, optimizers=adams(one, other)
+    )
+    assert list(report.coverage.steps) == [0, 1]
+
+def test_one_framework_drops_alike(padiff):
+    one = torch_net(drop=0.5)
+    other = torch_net(drop=0.5)
+    state = torch.get_rng_state()
+    padiff.assert_same(one, other, X)
+    assert torch.equal(state, torch.get_rng_state())
+
+def test_what_is_trained_is_what_a_loop_trains(padiff):
+    one, other = torch_net(), paddle_net()
+    by_hand = copy.deepcopy(one)
+    padiff.assert_same(one, other, X, steps=2, optimizers=adams(one, other), detail="sketch")
+    optimizer = torch.optim.Adam(by_hand.parameters(), 1e-2)
+    for _ in range(2):
+        (by_hand(torch.tensor(X)) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for ours, theirs in zip(one.state_dict().values(), by_hand.state_dict().values()):
+        assert torch.equal(ours, theirs)
+    assert all(p.grad is None or not p.grad.any() for p in one.parameters())
+    assert not any(layer._forward_hooks for layer in one.modules())
+
+def test_all_else_is_the_package(padiff):
+    assert padiff.Tolerance(atol=1.0).atol == 1.0
+"""
+
+
+def test_trainings_that_match_pass(session):
+    session(SAME, "-W", "ignore").assert_outcomes(passed=5)
+
+
+FAULTS = """
+def test_epsilon(padiff):
+    padiff.assert_same(torch_net(), paddle_net(epsilon=1e-2), X)
+
+def test_beta(padiff):
+    one, other = torch_net(), paddle_net()
+    padiff.assert_same(one, other, X, optimizers=adams(one, other, beta2=0.9))
+
+def test_start(padiff):
+    padiff.assert_same(torch_net(), paddle_net(), X, start_equal=False)
+
+def test_other_shapes(padiff):
+    padiff.assert_same(torch_net(), paddle.nn.Linear(5, 9), X)
+"""
+
+
+def test_a_fault_fails_with_the_verdict_at_the_test_s_own_line(session):
+    result = session(FAULTS, "-W", "ignore")
+    result.assert_outcomes(failed=4)
+    text = text_of(result)
+    assert re.search(r"E +AssertionError: DIFFER: first at step 0, stage forward, 1, output\.0", text)
+    assert "eps 1e-05 against 0.01" in text
+    assert "Adam: beta2 0.999 against 0.9" in text
+    assert re.search(r"DIFFER: first at step 0, stage weight, 0", text)
+    assert "the candidate can't start equal" in text
+    assert "[7, 5] against [5, 9]" in text
+    # Tracebacks: the test and nothing of padiff.
+    assert set(re.findall(r"^(\S+\.py):\d+: ", text, re.MULTILINE)) == {"test_it.py"}
+    assert "FAILED test_it.py::test_epsilon - AssertionError: DIFFER: first at step 0, stage forward, 1" in text
+
+
+MISUSES = {
+    "padiff.assert_same(one, other, X.astype('float64'))": "give array.astype('float32')",
+    "padiff.assert_same(one, other, 3)": "expected a numpy array or a tensor",
+    "padiff.assert_same(one, other, (X, X))": "forward takes",
+    "padiff.assert_same(one, other, [X, X], steps=3)": "inputs is a list of 2, one for each step, but steps=3",
+    "padiff.assert_same(one, other, X, steps=0)": "steps has to be a whole number of at least 1, got 0",
+    "padiff.assert_same(one, one, X)": "the two models are one model",
+    "padiff.assert_same(one, other, X, optimizers=adams(one, other)[::-1])": "expected an optimizer of torch",
+    "padiff.assert_same(one, other, X, optimizers=adams(one, other)[0])": "optimizers has to be a pair",
+    "padiff.assert_same(one, other, X, labels=Y)": "labels: nothing takes them",
+    "padiff.assert_same(one, other, X, loss=CROSS_ENTROPIES)": "Give labels=",
+    "padiff.assert_same(one, other, X, loss=lambda output: output)": "a torch tensor of one element, got [8, 3]",
+    "padiff.assert_same(one, other, X, start_equal=1)": "start_equal is True or False, got 1",
+    "padiff.assert_same(one, 'paddle', X)": "expected a torch.nn.Module or a paddle.nn.Layer",
+    "padiff.golden('../net', one)": "letters, digits",
+    "padiff.golden('net', one, detial='full')": "'detial'",
+    "padiff.golden('net', one, existing='overwrite')": "existing= is none of its options",
+}
+
+
+def test_misuse_is_a_clear_error_that_changes_nothing(session):
+    lines = "\n".join(
+        f"    try:\n        {call}\n"
+        f"    except (ValueError, TypeError) as error:\n        print('SAID', {number}, error)"
+        for number, call in enumerate(MISUSES)
+    )
+    body = f"""
+def test_misuse(padiff):
+    one, other = torch_net(), paddle_net()
+    before = copy.deepcopy(one.state_dict())
+{lines}
+    for name in ("0.weight", "0.bias", "4.weight"):
+        assert torch.equal(before[name], one.state_dict()[name])
+"""
+    result = session(body, "-W", "ignore", "-s")
+    said = {int(number): text for number, text in re.findall(r"SAID (\d+) (.*)", text_of(result))}
+    for number, (call, expected) in enumerate(MISUSES.items()):
+        assert expected in said.get(number, "nothing"), (call, said.get(number))
+
+
+def test_a_golden_run_is_asked_for_written_and_compared_with(session, pytester):
+    folder = pytester.path / "golden" / "test_it" / "net"
+    result = session(GOLDEN, "-W", "ignore")
+    result.assert_outcomes(failed=1)
+    assert "there is no golden run 'net'" in text_of(result)
+    assert "pytest --padiff-update test_it.py::test_net" in text_of(result)
+    assert not folder.exists()
+
+    result = session(GOLDEN, "-W", "ignore", "--padiff-update")
+    result.assert_outcomes(passed=1)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    assert f"{folder}: written, {size / 1e6:.2f} MB in {len(files)} files" in text_of(result)
+    assert size < 100_000
+
+    session(GOLDEN, "-W", "ignore").assert_outcomes(passed=1)
+
+    kept = {path: path.read_bytes() for path in files}
+    result = session(GOLDEN.replace("scale=1.0", "scale=2.0"), "-W", "ignore")
+    result.assert_outcomes(failed=1)
+    # By hand: twice the logits is a relative error of 1.
+    assert re.search(
+        r"E +AssertionError: DIFFER: first at step 0, stage loss, .*logits: relative L2 1,", text_of(result)
+    )
+    assert {path: path.read_bytes() for path in files} == kept
+
+    result = session(GOLDEN.replace("steps=3", "steps=2"), "-W", "ignore")
+    result.assert_outcomes(failed=1)
+    assert "The golden run has 3 steps (0 to 2), the one of now 2 steps (0 to 1)." in text_of(result)
+
+    session(GOLDEN.replace("scale=1.0", "scale=2.0"), "-W", "ignore", "--padiff-update").assert_outcomes(passed=1)
+    session(GOLDEN.replace("scale=1.0", "scale=2.0"), "-W", "ignore").assert_outcomes(passed=1)
+
+
+def test_a_test_that_fails_by_itself_writes_nothing(session, pytester):
+    result = session(GOLDEN.replace("rec.try_dump()", "raise KeyError('mine')"), "-W", "ignore", "--padiff-update")
+    result.assert_outcomes(failed=1)
+    assert "KeyError: 'mine'" in text_of(result)
+    result = session(GOLDEN.replace("range(steps)", "range(0)"), "-W", "ignore", "--padiff-update")
+    result.assert_outcomes(failed=1)
+    assert "golden: no step was recorded" in text_of(result)
+    assert not (pytester.path / "golden").exists()
+
+
+def test_two_tests_don_t_write_one_golden_run(session):
+    twice = GOLDEN + "\ndef test_again(padiff):\n    train(padiff)\n"
+    result = session(twice, "-W", "ignore", "--padiff-update")
+    result.assert_outcomes(passed=1, failed=1)
+    assert "test_it.py::test_net and test_it.py::test_again both write" in text_of(result)
+    # Comparing with one run in two tests is fine.
+    session(twice, "-W", "ignore").assert_outcomes(passed=2)
+
+
+@pytest.mark.slow
+def test_under_xdist(session, pytester):
+    tests = GOLDEN + "".join(
+        f"\ndef test_{name}(padiff):\n    train(padiff, name={written!r})\n"
+        for name, written in (("other", "other"), ("clash", "net"))
+    )
+    pytester.makepyfile(test_it=HEAD + tests)
+    common = ["-p", "padiff_pytest", "-p", "no:cacheprovider", "-W", "ignore"]
+    result = pytester.runpytest_subprocess(*common, "-n", "2", "--dist", "each", "--tx", "2*popen", "--padiff-update")
+    # Each of the two processes runs all three tests: what comes second to a golden run, by another test, is refused.
+    assert "both write" in text_of(result)
+    result = pytester.runpytest_subprocess(*common, "-n", "2", "-k", "not clash", "--padiff-update")
+    result.assert_outcomes(passed=2)
+    assert text_of(result).count("MB in") == 2
+    result = pytester.runpytest_subprocess(*common, "-n", "2")
+    result.assert_outcomes(passed=3)
+
+
+def test_a_session_that_does_not_ask_imports_no_framework(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import sys\ndef test_it():\n    assert not {'torch', 'paddle', 'numpy', 'padiff'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "padiff_pytest", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run_child([*command, "test_it.py"], cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout
