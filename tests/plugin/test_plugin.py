@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-import paddle  # noqa: F401 - imported before the sessions are, which forget what they import
 import pytest
 from hard.children import run_child
+from kit.forking import python_with_frameworks
 
-pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
@@ -56,23 +56,32 @@ def test_net(padiff):
 """
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a session of pytest came to: how many tests passed, failed, ..., and all that it printed."""
+
+    counts: dict[str, int]
+    text: str
+
+
 @pytest.fixture
-def session(pytester, monkeypatch):
+def session(tmp_path):
     """Runs tests in a session of pytest; returns its outcome."""
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    # Seen also by the processes of pytest-xdist, and wide enough for whole lines.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("COLUMNS", "400")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    # Wide enough for whole lines.
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "COLUMNS": "400"}
 
     def run(body, *arguments):
-        pytester.makepyfile(test_it=HEAD + body)
-        return pytester.runpytest_inprocess("-p", "padiff_pytest", "-p", "no:cacheprovider", *arguments)
+        (tmp_path / "test_it.py").write_text(HEAD + body)
+        command = [*python_with_frameworks(), "-m", "pytest.__main__", "-p", "padiff_pytest", "-p", "no:cacheprovider"]
+        options = ["-W", "ignore", "-ra", f"--basetemp={tmp_path / 'temporary'}", *arguments]
+        done = run_child([*command, *options], cwd=tmp_path, env=environment)
+        print(done.stdout, done.stderr)  # shown where a test fails
+        last = done.stdout.rstrip().rsplit("\n", 1)[-1]
+        counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", last)}
+        return Outcome(counts, done.stdout + done.stderr)
 
     return run
-
-
-def text_of(result):
-    return "\n".join(result.outlines)
 
 
 SAME = """
@@ -117,7 +126,7 @@ def test_all_else_is_the_package(padiff):
 
 
 def test_trainings_that_match_pass(session):
-    session(SAME, "-W", "ignore").assert_outcomes(passed=5)
+    assert session(SAME).counts == {"passed": 5}
 
 
 FAULTS = """
@@ -137,9 +146,9 @@ def test_other_shapes(padiff):
 
 
 def test_a_fault_fails_with_the_verdict_at_the_test_s_own_line(session):
-    result = session(FAULTS, "-W", "ignore")
-    result.assert_outcomes(failed=4)
-    text = text_of(result)
+    result = session(FAULTS)
+    assert result.counts == {"failed": 4}
+    text = result.text
     assert re.search(r"E +AssertionError: DIFFER: first at step 0, stage forward, 1, output\.0", text)
     assert "eps 1e-05 against 0.01" in text
     assert "Adam: beta2 0.999 against 0.9" in text
@@ -185,81 +194,77 @@ def test_misuse(padiff):
     for name in ("0.weight", "0.bias", "4.weight"):
         assert torch.equal(before[name], one.state_dict()[name])
 """
-    result = session(body, "-W", "ignore", "-s")
-    said = {int(number): text for number, text in re.findall(r"SAID (\d+) (.*)", text_of(result))}
+    result = session(body, "-s")
+    said = {int(number): text for number, text in re.findall(r"SAID (\d+) (.*)", result.text)}
     for number, (call, expected) in enumerate(MISUSES.items()):
         assert expected in said.get(number, "nothing"), (call, said.get(number))
 
 
-def test_a_golden_run_is_asked_for_written_and_compared_with(session, pytester):
-    folder = pytester.path / "golden" / "test_it" / "net"
-    result = session(GOLDEN, "-W", "ignore")
-    result.assert_outcomes(failed=1)
-    assert "there is no golden run 'net'" in text_of(result)
-    assert "pytest --padiff-update test_it.py::test_net" in text_of(result)
+@pytest.mark.slow
+def test_a_golden_run_is_asked_for_written_and_compared_with(session, tmp_path):
+    folder = tmp_path / "golden" / "test_it" / "net"
+    result = session(GOLDEN)
+    assert result.counts == {"failed": 1}
+    assert "there is no golden run 'net'" in result.text
+    assert "pytest --padiff-update test_it.py::test_net" in result.text
     assert not folder.exists()
 
-    result = session(GOLDEN, "-W", "ignore", "--padiff-update")
-    result.assert_outcomes(passed=1)
+    result = session(GOLDEN, "--padiff-update")
+    assert result.counts == {"passed": 1}
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    assert f"{folder}: written, {size / 1e6:.2f} MB in {len(files)} files" in text_of(result)
+    assert f"{folder}: written, {size / 1e6:.2f} MB in {len(files)} files" in result.text
     assert size < 100_000
 
-    session(GOLDEN, "-W", "ignore").assert_outcomes(passed=1)
+    assert session(GOLDEN).counts == {"passed": 1}
 
     kept = {path: path.read_bytes() for path in files}
-    result = session(GOLDEN.replace("scale=1.0", "scale=2.0"), "-W", "ignore")
-    result.assert_outcomes(failed=1)
+    result = session(GOLDEN.replace("scale=1.0", "scale=2.0"))
+    assert result.counts == {"failed": 1}
     # By hand: twice the logits is a relative error of 1.
-    assert re.search(
-        r"E +AssertionError: DIFFER: first at step 0, stage loss, .*logits: relative L2 1,", text_of(result)
-    )
+    assert re.search(r"E +AssertionError: DIFFER: first at step 0, stage loss, .*logits: relative L2 1,", result.text)
     assert {path: path.read_bytes() for path in files} == kept
 
-    result = session(GOLDEN.replace("steps=3", "steps=2"), "-W", "ignore")
-    result.assert_outcomes(failed=1)
-    assert "The golden run has 3 steps (0 to 2), the one of now 2 steps (0 to 1)." in text_of(result)
+    result = session(GOLDEN.replace("steps=3", "steps=2"))
+    assert result.counts == {"failed": 1}
+    assert "The golden run has 3 steps (0 to 2), the one of now 2 steps (0 to 1)." in result.text
 
-    session(GOLDEN.replace("scale=1.0", "scale=2.0"), "-W", "ignore", "--padiff-update").assert_outcomes(passed=1)
-    session(GOLDEN.replace("scale=1.0", "scale=2.0"), "-W", "ignore").assert_outcomes(passed=1)
+    assert session(GOLDEN.replace("scale=1.0", "scale=2.0"), "--padiff-update").counts == {"passed": 1}
+    assert session(GOLDEN.replace("scale=1.0", "scale=2.0")).counts == {"passed": 1}
 
 
-def test_a_test_that_fails_by_itself_writes_nothing(session, pytester):
-    result = session(GOLDEN.replace("rec.try_dump()", "raise KeyError('mine')"), "-W", "ignore", "--padiff-update")
-    result.assert_outcomes(failed=1)
-    assert "KeyError: 'mine'" in text_of(result)
-    result = session(GOLDEN.replace("range(steps)", "range(0)"), "-W", "ignore", "--padiff-update")
-    result.assert_outcomes(failed=1)
-    assert "golden: no step was recorded" in text_of(result)
-    assert not (pytester.path / "golden").exists()
+def test_a_test_that_fails_by_itself_writes_nothing(session, tmp_path):
+    result = session(GOLDEN.replace("rec.try_dump()", "raise KeyError('mine')"), "--padiff-update")
+    assert result.counts == {"failed": 1}
+    assert "KeyError: 'mine'" in result.text
+    result = session(GOLDEN.replace("range(steps)", "range(0)"), "--padiff-update")
+    assert result.counts == {"failed": 1}
+    assert "golden: no step was recorded" in result.text
+    assert not (tmp_path / "golden").exists()
 
 
 def test_two_tests_don_t_write_one_golden_run(session):
     twice = GOLDEN + "\ndef test_again(padiff):\n    train(padiff)\n"
-    result = session(twice, "-W", "ignore", "--padiff-update")
-    result.assert_outcomes(passed=1, failed=1)
-    assert "test_it.py::test_net and test_it.py::test_again both write" in text_of(result)
+    result = session(twice, "--padiff-update")
+    assert result.counts == {"passed": 1, "failed": 1}
+    assert "test_it.py::test_net and test_it.py::test_again both write" in result.text
     # Comparing with one run in two tests is fine.
-    session(twice, "-W", "ignore").assert_outcomes(passed=2)
+    assert session(twice).counts == {"passed": 2}
 
 
 @pytest.mark.slow
-def test_under_xdist(session, pytester):
-    tests = GOLDEN + "".join(
-        f"\ndef test_{name}(padiff):\n    train(padiff, name={written!r})\n"
-        for name, written in (("other", "other"), ("clash", "net"))
-    )
-    pytester.makepyfile(test_it=HEAD + tests)
-    common = ["-p", "padiff_pytest", "-p", "no:cacheprovider", "-W", "ignore"]
-    result = pytester.runpytest_subprocess(*common, "-n", "2", "--dist", "each", "--tx", "2*popen", "--padiff-update")
-    # Each of the two processes runs all three tests: what comes second to a golden run, by another test, is refused.
-    assert "both write" in text_of(result)
-    result = pytester.runpytest_subprocess(*common, "-n", "2", "-k", "not clash", "--padiff-update")
-    result.assert_outcomes(passed=2)
-    assert text_of(result).count("MB in") == 2
-    result = pytester.runpytest_subprocess(*common, "-n", "2")
-    result.assert_outcomes(passed=3)
+def test_under_xdist(session):
+    pytest.importorskip("xdist")
+    two = GOLDEN + "\ndef test_other(padiff):\n    train(padiff, name='other')\n"
+    result = session(two, "-n", "2", "--padiff-update")
+    assert result.counts == {"passed": 2}
+    assert result.text.count(" MB in ") == 2
+    assert session(two, "-n", "2").counts == {"passed": 2}
+    # Whichever process comes second to a golden run, with another test, is refused.
+    clash = two.replace("'other'", "'net'")
+    result = session(clash, "-n", "2", "--padiff-update")
+    assert result.counts == {"passed": 1, "failed": 1}
+    assert "both write" in result.text
 
 
 def test_a_session_that_does_not_ask_imports_no_framework(tmp_path):
