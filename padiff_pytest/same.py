@@ -35,6 +35,7 @@ class Side:
         """Train the model and record it in memory. Random numbers that are drawn leave the generators as they were,
         so that two models of one framework draw the same.
         """
+        __tracebackhide__ = True  # what the model's own code raises is shown from there on
         framework, model = self.live.framework, self.live.model
         framework.layers.clear_gradients(model)
         with framework.randomness.kept():
@@ -49,6 +50,7 @@ class Side:
         return recorder.run
 
     def _step(self, rec: Recorder, call: Call) -> None:
+        __tracebackhide__ = True
         framework = self.live.framework
         output = self.live.model(*call.args, **call.kwargs)
         loss = self._squares(output) if self.loss is None else self.loss(output, *call.labels)
@@ -101,6 +103,7 @@ def compared(
     Raises:
         UsageError: an argument is wrong.
     """
+    __tracebackhide__ = True
     if not isinstance(start_equal, bool):
         raise UsageError(f"start_equal is True or False, got {start_equal!r}")
     lives = models.map(LiveModel.of)
@@ -120,8 +123,9 @@ def compared(
             _start_equal(models, sides, pairs)
         except AssignError as error:
             return error
-    runs = sides.map(lambda side: side.train(detail, max_bytes))
-    return compare_runs(runs.reference, runs.candidate, layer_map=pairs, policy=policy)
+    # Not by a lambda, whose frame a traceback would show.
+    reference, candidate = sides.reference.train(detail, max_bytes), sides.candidate.train(detail, max_bytes)
+    return compare_runs(reference, candidate, layer_map=pairs, policy=policy)
 
 
 def _start_equal(models: Both[Any], sides: Both[Side], pairs: GivenMap) -> None:

@@ -267,6 +267,42 @@ def test_under_xdist(session):
     assert "both write" in result.text
 
 
+def test_an_error_of_the_model_s_own_code_is_shown_from_there_on(session):
+    body = """
+class Broken(torch.nn.Linear):
+    def forward(self, x):
+        raise ArithmeticError("mine")
+
+def test_broken(padiff):
+    padiff.assert_same(Broken(5, 3), paddle.nn.Linear(5, 3), X, start_equal=False)
+"""
+    result = session(body)
+    assert result.counts == {"failed": 1}
+    assert "E       ArithmeticError: mine" in result.text
+    places = re.findall(r"^(\S+\.py):\d+: ", result.text, re.MULTILINE)
+    assert not [place for place in places if "padiff_pytest" in place]
+    assert places[0] == places[-1] == "test_it.py"
+
+
+def test_the_entry_point_is_the_plugin_once(tmp_path):
+    """As an installed package has it, with or without naming it by hand."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "padiff_pytest" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    ((name, target),) = project["project"]["entry-points"]["pytest11"].items()
+    installed = tmp_path / "installed" / "padiff_again-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: padiff-again\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[pytest11]\n{name} = {target}\n")
+    (tmp_path / "test_it.py").write_text("def test_it(padiff):\n    assert padiff.Tolerance(atol=1.0).atol == 1.0\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(installed.parent), *sys.path[1:]])
+    for named in ([], ["-p", "padiff_pytest"]):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *named, "test_it.py"]
+        done = run_child(command, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_session_that_does_not_ask_imports_no_framework(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_it():\n    assert not {'torch', 'paddle', 'numpy', 'padiff'} & set(sys.modules)\n"
