@@ -306,11 +306,11 @@ def to_junit(report: Report) -> str:
         if not diff.passed:
             # The first one has all of the message, with its cause.
             pair, standing = diff.pair, report.standing(diff)
-            told = report.first_diff if first else None
+            shown = report.first_diff if first else None
             if standing is Standing.NEW and not first:
-                told = alone.get((pair.step, pair.stage, pair.anchor.layer))
+                shown = alone.get((pair.step, pair.stage, pair.anchor.layer))
             kind = "failure"
-            message = told.message if told is not None else f"{figures_text(diff)} ({standing})"
+            message = shown.message if shown is not None else f"{figures_text(diff)} ({standing})"
             first = False
         elif not diff.counts:
             kind, message = "skipped", str(diff.problem or "")

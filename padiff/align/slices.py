@@ -1,4 +1,4 @@
-"""Parameters that hold the same, whole or by their rows, and what can't be told of how they are stored."""
+"""Parameters that hold the same, whole or by their rows, and what is not known of how they are stored."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
-from padiff.compare.diagnose.first import told, with_proof
+from padiff.compare.diagnose.first import described, with_proof
 from padiff.compare.diagnose.ranks import first_failed
 from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
@@ -299,7 +299,7 @@ class RunComparison:
             self.runs, self.alignment, self._policy, self._steps_of(failed), self._declared.at, self._agreed
         )
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
-        found, place = told(failed, step, evidence, compute=not later)
+        found, place = described(failed, step, evidence, compute=not later)
         if self._first_diff is None:
             # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
             found = replace(found, picture=picture_of(failed.pair))

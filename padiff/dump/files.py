@@ -18,7 +18,7 @@ from padiff.dump.format import to_storable
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
     """What to call a file while it is written; it gets its name at the end, and is removed if that is not reached."""
-    # Not told apart by process alone: ranks in one process, or in containers, write what they share at the same time.
+    # Not named by process alone: ranks in one process, or in containers, write what they share at the same time.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
     try:
         yield partial

@@ -83,7 +83,7 @@ class Layers:
         return True
 
     def _stamped(self) -> Any:
-        """What tells whether layers, and what they own, are what they were; `None` where that can't be told so."""
+        """What tells whether layers, and what they own, are what they were; `None` where that is not known so."""
         try:
             return self.framework.layers.stamp([node.layer for node in self.nodes])
         except Exception:  # lazy parameters have no shape

@@ -48,7 +48,7 @@ class Marked:
 
 
 class Row(NamedTuple):
-    """What is told of one diff, or of several that are alike.
+    """What is said of one diff, or of several that are alike.
 
     Attributes:
         steps: of which steps.
@@ -75,17 +75,17 @@ def folded_rows(listed: Sequence[Marked], at_most: int, known: Collection[str] =
     place in the models, where numbers in names stand for each other.
 
     Args:
-        known: stages of which something is told already.
+        known: stages of which something is said already.
     """
     groups = _grouped(listed, lambda one: (one.diff.pair.stage, one.mark))
     left_out = 0
     if len(groups) > at_most:
-        groups.sort(key=lambda group: not group[0].mark)  # what does not follow from the first one is told first
+        groups.sort(key=lambda group: not group[0].mark)  # what does not follow from the first one is listed first
         left_out = sum(map(len, groups[at_most - 1 :]))
         groups = groups[: at_most - 1]
         groups.sort(key=lambda group: group[0].number)
     spare = at_most - len(groups) - bool(left_out)
-    told: list[Row] = []
+    rows: list[Row] = []
     stages = set(known)
     for group in groups:
         alike = _grouped(group, lambda one: _masked(one.diff))
@@ -95,12 +95,12 @@ def folded_rows(listed: Sequence[Marked], at_most: int, known: Collection[str] =
         if len(alike) - 1 > spare:
             parts, rest = alike[:spare], [one for some in alike[spare:] for one in some]
         spare -= len(parts) + bool(rest) - 1
-        told += [_of_one_kind(some) for some in parts]
+        rows += [_of_one_kind(some) for some in parts]
         stage = group[0].diff.pair.stage
         if rest:
-            told.append(_of_one_stage(rest, more=stage in stages or bool(parts)))
+            rows.append(_of_one_stage(rest, more=stage in stages or bool(parts)))
         stages.add(stage)
-    return told, left_out
+    return rows, left_out
 
 
 def _grouped(listed: Iterable[Marked], key: Callable[[Marked], Hashable]) -> list[list[Marked]]:

@@ -180,7 +180,7 @@ def _written(
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     scripts = {}
-    told = textwrap.fill(printable(first.message), 118, break_long_words=False, break_on_hyphens=False)
+    verdict = textwrap.fill(printable(first.message), 118, break_long_words=False, break_on_hyphens=False)
     for is_reference, name, case, run in zip((True, False), SIDES, cases, runs):
         if isinstance(case, CannotWriteError):
             continue
@@ -190,11 +190,11 @@ def _written(
         tensors = file.with_suffix(".safetensors")
         write_safetensors(tensors, tensors_of(case), {"made by": "padiff repro", "step": str(first.step)})
         versions = f"{run.info.framework} {run.info.framework_version}"
-        file.write_text(script_text(case, told, tensors.name, versions), encoding="utf-8", errors="backslashreplace")
+        file.write_text(script_text(case, verdict, tensors.name, versions), encoding="utf-8", errors="backslashreplace")
         scripts[name] = file
     environments = dict(SIDES.zip(runs.map(lambda run: _environment(run.info))))
     (folder / _ENVIRONMENT).write_text(json.dumps(environments, indent=1), encoding="utf-8")
-    text = _readme(told, scripts, reasons, environments)
+    text = _readme(verdict, scripts, reasons, environments)
     (folder / _README).write_text(text, encoding="utf-8", errors="backslashreplace")
     return Repro(folder, first, scripts, reasons)
 
@@ -238,9 +238,9 @@ def _environment(info: RunInfo) -> dict[str, Any]:
 
 
 def _readme(
-    told: str, scripts: Mapping[str, Path], reasons: Mapping[str, str], environments: Mapping[str, Mapping[str, Any]]
+    verdict: str, scripts: Mapping[str, Path], reasons: Mapping[str, str], environments: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    lines = ["# A minimal reproduction", "", "```text", told.replace("```", "'''"), "```", "", "Run:", "", "```"]
+    lines = ["# A minimal reproduction", "", "```text", verdict.replace("```", "'''"), "```", "", "Run:", "", "```"]
     lines += [f"python {path.name}" for path in scripts.values()] + ["```", ""]
     lines += [
         "Each script computes what differs as its run did, from what that run recorded. It prints how far that is from "

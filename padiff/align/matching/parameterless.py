@@ -29,7 +29,7 @@ class Tree:
 def pair_leaves(trees: Both[Tree], matched: Matched) -> None:
     """Pair leaves that own no parameter, or tables only, and follow the same layer, in order, by kind.
 
-    What a leaf follows is told by the order of execution where both models were run, else by that of definition.
+    What a leaf follows is known from the order of execution where both models were run, else by that of definition.
     """
     partner_of = {path: layer.path for path, (layer, _) in matched.items()}
     called = trees.map(lambda tree: tree.seen.order)

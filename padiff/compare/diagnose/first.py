@@ -44,10 +44,10 @@ def first_diff(diffs: Sequence[Diff], evidence: Evidence, compute: bool = True) 
     diff = first_failed(diffs)
     if diff is None:
         return None
-    return told(diff, [d for d in diffs if d.pair.step == diff.pair.step], evidence, compute)[0]
+    return described(diff, [d for d in diffs if d.pair.step == diff.pair.step], evidence, compute)[0]
 
 
-def told(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = True) -> tuple[FirstDiff, Place]:
+def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: bool = True) -> tuple[FirstDiff, Place]:
     """A diff, with all that can be said of it; and where in the code it is.
 
     Args:
@@ -107,7 +107,7 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
     recorded = recorded_cause(diff, step, alignment, declared, place)
-    # That the frameworks differ is told before what says no more than where, and after whatever is computed.
+    # That the frameworks differ is said before what says no more than where, and after whatever is computed.
     known = None if computed.cause is not None else known_cause(scene, place)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:

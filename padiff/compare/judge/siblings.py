@@ -47,7 +47,7 @@ def ratio_of(figures: Figures) -> float:
 
 
 def offs(diffs: Sequence[Diff], stage: str, noise: Collection[Key] = ()) -> list[Off]:
-    """How far each tensor of a stage is off along itself, where that can be told.
+    """How far each tensor of a stage is off along itself, where that is known.
 
     Args:
         noise: parameters whose gradients are rounding.

@@ -290,7 +290,7 @@ class StepLimits:
     def _rounded_weight(self, diff: Diff, error: float) -> float:
         """What rounding the weight to half precision makes of an update's error.
 
-        An update is told apart only by whole units of the weight's last place: where the sides differ by ``d``, one of
+        An update shows only in whole units of the weight's last place: where the sides differ by ``d``, one of
         ``unit / d`` elements goes to the next unit on one side.
         """
         weight = self._explained.get(key_of(diff))

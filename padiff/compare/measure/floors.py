@@ -22,7 +22,7 @@ def with_floors(diffs: Sequence[Diff], steps: Both[Sequence[Step]]) -> list[Diff
     found = steps.map(lambda side: side[0].floors if len(side) == 1 else None)
     dtype = _coarsest(record for side in steps for step in side for record in step.records)
     floors = found.map(lambda each: each if each is not None and _as_coarse(each.dtype, dtype) else None)
-    # An update is told only to what rounding the weight that it was added to leaves of it.
+    # An update is known only to what rounding the weight that it was added to leaves of it.
     rounded = {
         _parameter(d): _rounding(d) * d.figures.reference_l2 for d in diffs if d.figures and d.pair.stage == "weight"
     }

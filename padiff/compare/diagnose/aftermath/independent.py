@@ -1,6 +1,6 @@
 """Faults besides the first diff in its step: what does not follow from it, as far as that is sure.
 
-A false second fault costs more than one that is not told: in doubt everything follows from the first.
+A false second fault costs more than one that is not reported: in doubt everything follows from the first.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from padiff.compare.diagnose.aftermath.fault import Fault
 from padiff.compare.diagnose.aftermath.flow import Flow, leaves
 from padiff.compare.diagnose.aftermath.same import are_one, kind_of_place
 from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.first import told
+from padiff.compare.diagnose.first import described
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.place import Place, agreeing, graphs_of
 from padiff.compare.diagnose.recompute.recorded import Recorded, recorded
 from padiff.compare.diagnose.traced import Graph, Relations
 from padiff.records import Both, Diff, FirstDiff, Standing, Step
 
-# Places that are looked at for coming from nothing that differs; further faults that are told; kinds of layers that may
-# be at fault, each by itself: beyond, it is something that all of the computation goes through.
-_LOOKED_AT, _TOLD, _KINDS = 12, 3, 2
+# Places that are looked at for coming from nothing that differs; further faults that are reported; kinds of layers that
+# may be at fault, each by itself: beyond, it is something that all of the computation goes through.
+_LOOKED_AT, _REPORTED, _KINDS = 12, 3, 2
 # Layers that may be at fault where it is not proven why.
 _FEW = 2
 
@@ -44,7 +44,7 @@ def faults_of_step(first: FirstDiff, diff: Diff, place: Place, scene: Scene, evi
     """Further faults in the first diff's step.
 
     Args:
-        first: the first diff, as it is told.
+        first: the first diff, as it is reported.
         diff: it itself.
         place: where in the code it comes from.
         scene: what hypotheses look at; of its step's diffs those of the first one's rank.
@@ -102,7 +102,7 @@ def _unreached(
         if looked_at >= _LOOKED_AT or flow.reaches(other):
             continue
         looked_at += 1
-        found, where = told(other, step, evidence)
+        found, where = described(other, step, evidence)
         flow.add(other, where, agreed)
         if where.inside is not None:
             inside = where.diff if where.diff is not other else None
@@ -140,7 +140,7 @@ def chosen(
     """
     known: list[tuple[FirstDiff | Fault, str]] = [(one, kind_of_place(one, evidence)) for one in (first, *others)]
     for fault in found:
-        if len(known) > _TOLD:
+        if len(known) > _REPORTED:
             return
         if not any(are_one(fault, fault.kind, other, of) for other, of in known):
             known.append((fault, fault.kind))
@@ -148,8 +148,8 @@ def chosen(
 
 
 def told_alone(fault: Fault, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
-    """A fault, told as a diff is."""
-    found, _ = told(fault.shown, step, replace(evidence, steps=None), compute=False)
+    """A fault, described as a diff is."""
+    found, _ = described(fault.shown, step, replace(evidence, steps=None), compute=False)
     return replace(
         found,
         diff=fault.diff,
