@@ -37,7 +37,8 @@ def padiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = [
         str(text)
-        for report in terminalreporter.stats.get("passed", [])
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
         if getattr(report, "when", "") == "call"
         for name, text in report.user_properties
         if name == WRITTEN

@@ -8,6 +8,7 @@ import pytest
 
 import padiff
 from padiff.compare import Policy
+from padiff.errors import UsageError
 from padiff.records import Both, Report
 from padiff.weights.assign import AssignError
 from padiff_pytest.golden import Golden
@@ -22,6 +23,7 @@ class Padiff:
 
     def __init__(self, item: pytest.Item, folders: pytest.TempPathFactory, update: bool) -> None:
         self._item, self._folders, self._update = item, folders, update
+        self._written: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(padiff, name)
@@ -118,4 +120,7 @@ class Padiff:
         """
         __tracebackhide__ = True
         with ShortErrors():
+            if self._update and name in self._written:
+                raise UsageError(f"golden: this test writes {name!r} twice; give each its own name")
+            self._written.add(name)
             return Golden(name, model, self._item, self._folders, self._update, layer_map, policy, **options)

@@ -250,6 +250,9 @@ def test_two_tests_don_t_write_one_golden_run(session):
     assert "test_it.py::test_net and test_it.py::test_again both write" in result.text
     # Comparing with one run in two tests is fine.
     assert session(twice).counts == {"passed": 2}
+    result = session(GOLDEN.replace("    train(padiff)\n", "    train(padiff)\n    train(padiff)\n"), "--padiff-update")
+    assert result.counts == {"failed": 1}
+    assert "golden: this test writes 'net' twice" in result.text
 
 
 @pytest.mark.slow
