@@ -36,7 +36,7 @@ class ModelFinder:
         self.optimizer: Any = None
         self.gone = False
         self._called: dict[int, Any] = {}
-        self._made: list[weakref.ref[Any]] = []
+        self._made: list[tuple[weakref.ref[Any], str]] = []
         self._off: list[Callable[[], None]] = []
         self._patches: list[Callable[[], None]] = []
         self._tops: dict[int, list[Handle]] = {}
@@ -91,8 +91,15 @@ class ModelFinder:
     # -- both frameworks -------------------------------------------------------------------------------------
 
     def optimizers(self) -> list[Any]:
-        """The optimizers that were made, and are still there."""
-        return [one for one in (made() for made in self._made) if one is not None]
+        """The optimizers that were made, are still there, and hold parameters."""
+        found = []
+        for made, name in self._made:
+            optimizer = made()
+            if optimizer is not None:
+                framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
+                if len(framework.optimizers.optimized(optimizer)):
+                    found.append(optimizer)
+        return found
 
     def _call(self, layer: Any) -> None:
         """A layer is called, before a model is found."""
@@ -155,30 +162,49 @@ class ModelFinder:
         layer_class.__call__ = called
         self._off.append(lambda: setattr(layer_class, "__call__", call))
 
-    def _watch_optimizers(self, optimizer_class: Any, made: Callable[[Any], None]) -> None:
-        begin = optimizer_class.__init__
+    def _watch_begin(self, kind: Any, made: Callable[[Any], None]) -> None:
+        """Hear of each optimizer whose ``__init__`` is this class's, once that is over."""
+        begin = kind.__init__
 
         @functools.wraps(begin)
         def begun(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
             if not self.gone:
-                self._made.append(weakref.ref(optimizer))
                 made(optimizer)
 
-        optimizer_class.__init__ = begun
-        self._patches.append(lambda: setattr(optimizer_class, "__init__", begin))
+        kind.__init__ = begun
+        self._patches.append(lambda: setattr(kind, "__init__", begin))
 
     # -- each framework --------------------------------------------------------------------------------------
 
     def _on_torch(self, optimizers: ModuleType) -> None:
+        def made(optimizer: Any) -> None:
+            self._made.append((weakref.ref(optimizer), "torch"))
+
         self._watch_calls(importlib.import_module("torch.nn.modules.module").Module)
-        self._watch_optimizers(optimizers.Optimizer, lambda _: None)
+        self._watch_begin(optimizers.Optimizer, made)
         # Not on the optimizer itself: recording changes its hooks just then. These are called after its own.
         stepped = optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
         self._patches.append(stepped.remove)
 
     def _on_paddle(self, optimizers: ModuleType) -> None:
-        self._watch_optimizers(optimizers.Optimizer, self._on_paddle_optimizer)
+        # Not all call the ``__init__`` of the class that they derive from: AdamW does not.
+        cls, watched = optimizers.Optimizer, set()
+
+        def made(owner: Any, optimizer: Any) -> None:
+            if _beginning(type(optimizer)) is owner:  # and not one that derives from it, half made
+                self._made.append((weakref.ref(optimizer), "paddle"))
+                self._on_paddle_optimizer(optimizer)
+
+        def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            owner = _beginning(kind)
+            if owner not in watched and not self.gone:
+                watched.add(owner)
+                self._watch_begin(owner, functools.partial(made, owner))
+            return object.__new__(kind)
+
+        # It stays: once there was one, Python takes ``object``'s for a mistake.
+        cls.__new__ = new
 
     def _on_paddle_optimizer(self, optimizer: Any) -> None:
         if self._looking and not self._off:
@@ -204,3 +230,8 @@ class ModelFinder:
         for handle in reversed(handles or ()):
             handle.remove()
         return handles is not None
+
+
+def _beginning(kind: Any) -> Any:
+    """The class whose ``__init__`` a class has."""
+    return next(one for one in kind.__mro__ if "__init__" in vars(one))

@@ -22,8 +22,8 @@ FAILED, MISUSE = 1, 2
 _HELP = "record a training script of which no line changes"
 _DESCRIPTION = (
     "Run a training script as python does, and record what trains in it: transformers', PaddleFormers' or Lightning's "
-    "Trainer, paddle.Model, or a plain loop. Options stand before the script; each has an environment variable, which an "
-    "option outdoes. Exit code: the script's own; 2 where padiff can't begin."
+    "Trainer, paddle.Model, or a plain loop. Options stand before the script; each can be given by an environment "
+    "variable instead. Exit code: the script's own; 2 where padiff can't begin."
 )
 # Options of a recording, by what they are called in `TrainingOptions`: option, type, what it is.
 _OPTIONS: Mapping[str, tuple[str, Any, str]] = {

@@ -21,17 +21,18 @@ class Host:
 
     Attributes:
         name: what messages call it.
-        module, kind, method: of the class and of the call that trains.
+        module: where its class is that trains.
         integration: the package that has its `PaDiffCallback`.
+        kind, method: that class, and the call that trains.
         callbacks: the callbacks that a call has: of the trainer and of its arguments.
         add: adds a callback to either.
     """
 
     name: str
     module: str
+    integration: str
     kind: str
     method: str
-    integration: str
     callbacks: Callable[[Any, inspect.BoundArguments], list[Any]]
     add: Callable[[Any, inspect.BoundArguments, Any], None]
 
@@ -61,24 +62,17 @@ def _add_hapi(model: Any, given: inspect.BoundArguments, callback: Any) -> None:
     given.arguments["callbacks"] = [*_hapi(model, given), callback]
 
 
+_EVENTS = ("Trainer", "train", _events, _add_event)
+_LIGHTNING = ("Trainer", "fit", _lightning, _add_lightning)
+
 HOSTS = (
-    Host("transformers' Trainer", "transformers.trainer", "Trainer", "train", "padiff_transformers", _events, _add_event),
-    Host(
-        "PaddleFormers' Trainer",
-        "paddleformers.trainer.trainer",
-        "Trainer",
-        "train",
-        "padiff_paddleformers",
-        _events,
-        _add_event,
-    ),
-    Host("PaddleNLP's Trainer", "paddlenlp.trainer.trainer", "Trainer", "train", "padiff_paddleformers", _events, _add_event),
-    *(
-        Host("Lightning's Trainer", f"{package}.trainer.trainer", "Trainer", "fit", "padiff_lightning", _lightning, _add_lightning)
-        for package in ("pytorch_lightning", "lightning.pytorch")
-    ),
-    Host("paddle.Model", "paddle.hapi.model", "Model", "fit", "padiff_hapi", _hapi, _add_hapi),
-)  # fmt: skip
+    Host("transformers' Trainer", "transformers.trainer", "padiff_transformers", *_EVENTS),
+    Host("PaddleFormers' Trainer", "paddleformers.trainer.trainer", "padiff_paddleformers", *_EVENTS),
+    Host("PaddleNLP's Trainer", "paddlenlp.trainer.trainer", "padiff_paddleformers", *_EVENTS),
+    Host("Lightning's Trainer", "pytorch_lightning.trainer.trainer", "padiff_lightning", *_LIGHTNING),
+    Host("Lightning's Trainer", "lightning.pytorch.trainer.trainer", "padiff_lightning", *_LIGHTNING),
+    Host("paddle.Model", "paddle.hapi.model", "padiff_hapi", "Model", "fit", _hapi, _add_hapi),
+)
 
 
 class HostWatch:

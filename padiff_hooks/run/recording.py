@@ -65,7 +65,7 @@ class Recording:
         """The script records by itself."""
         if not self._told:
             self._told = True
-            self._say(f"{self.script} records by itself, which is left as it is: take `padiff run` away, or the recorder")
+            self._say(f"{self.script} records by itself, which is left as it is")
 
     def say_of_nothing(self) -> None:
         """The script is over."""

@@ -9,6 +9,9 @@ import sys
 import types
 from collections.abc import Sequence
 
+# Modules whose lines of code stand above the script's in a trace.
+_RUNNING = (__name__, "padiff_hooks.run.command", "runpy")
+
 
 def run_script(path: str, args: Sequence[str]) -> None:
     """Run a file as the main module, which it stays: what it left running may ask for it."""
@@ -33,10 +36,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
 def show_as_python_does(error: BaseException) -> None:
     """Print an exception that left the script, without the lines of code that ran it."""
     trace = error.__traceback__
-    ours = {__file__, runpy.__file__, "<frozen runpy>"}
-    while trace is not None and (
-        trace.tb_frame.f_code.co_filename in ours or trace.tb_frame.f_globals.get("__name__") == "padiff_hooks.run.command"
-    ):
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "") in _RUNNING:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
