@@ -1,4 +1,4 @@
-"""The command line: ``padiff demo | show | compare | watch | replay | ... | doctor | atlas``.
+"""The command line: ``padiff demo | run | show | compare | watch | replay | ... | doctor | atlas``.
 
 Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
 (parameters that train have no record).
@@ -45,6 +45,8 @@ from padiff_hooks.outputs import Progress, check_out, console_for, give_up_outpu
 from padiff_hooks.replay_command import add_replay
 from padiff_hooks.repro_command import add_repro
 from padiff_hooks.resync_command import add_resync
+from padiff_hooks.run.command import add_run
+from padiff_hooks.run.command import main as run_main
 from padiff_hooks.show import print_report, print_run
 from padiff_hooks.step_lines import page_lines
 from padiff_hooks.watch import add_watch
@@ -54,9 +56,12 @@ MATCH, MISUSE, INTERRUPTED = 0, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["run"]:
+        return run_main(given[1:])  # its output, its exit code and its errors are the script's
     show_anything()
     try:
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        code = _run(given)
         sys.stdout.flush()  # a full disk is an error here, and not when the interpreter ends
         return code
     except BrokenPipeError:  # the reader of our output left
@@ -101,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train two real runs and compare them; nothing to prepare")
     demo.add_argument("dir", nargs="?", default="padiff-demo", help="where the runs go (default: %(default)s)")
     demo.set_defaults(run=_demo)
+
+    add_run(commands)
 
     show = commands.add_parser("show", help="what a run holds: layers, steps, sizes")
     show.add_argument("path", metavar="RUN")

@@ -322,6 +322,9 @@ class Hooking(Protocol):
     def recomputing(self) -> bool:
         """Whether a forward call made now is activation recomputation inside a backward."""
 
+    def learning(self) -> bool:
+        """Whether what is computed now could be gone back through by a backward."""
+
 
 @dataclass(frozen=True)
 class OptimizerGroup:

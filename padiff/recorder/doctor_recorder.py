@@ -13,10 +13,10 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -72,14 +72,10 @@ class DoctorRecorder(Recorder):
     """A `Recorder` that notes the losses, the gradients that the optimizers consume and the parameters of each step."""
 
     watched = True
-    #: Called when a script makes a recorder of its own: what looked for its model is not needed.
-    leaving: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(
         self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None
     ) -> None:
-        for leave in list(self.leaving):
-            leave()
         self._plan = Plan.from_environment()
         self._number = next(_NUMBERS)
         folder = None if target.dir_path is None else Path(self._plan.folder) / f"run_{self._number}"

@@ -36,6 +36,9 @@ def recorder_of(
 ) -> Recorder:
     """As `record`; ``replay_of`` is the identity of the run whose packed steps are done again."""
     # A replay compares what it has recorded: the doctor would have it recorded elsewhere.
+    if replay_of is None:
+        for leave in list(Recorder.leaving):
+            leave()
     kind = DoctorRecorder if VARIABLE in os.environ and replay_of is None else Recorder
     target = group(Target, options, dir_path=dir_path)
     return kind(model, group(Scope, options), target, group(Identity, options), replay_of)

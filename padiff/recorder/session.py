@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from padiff.dump.forks import own
 from padiff.errors import UsageError, WriterError
@@ -54,6 +54,8 @@ class Recorder:
     """
 
     watched = False
+    #: Called before a recorder is made: who records a script from outside leaves a script that does so by itself.
+    leaving: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(
         self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None

@@ -15,10 +15,10 @@ def main() -> None:
     # Last: whatever padiff the script itself would find comes first.
     sys.path.append(str(Path(__file__).resolve().parent.parent))
     from padiff.system.follow import follow
-    from padiff_hooks.doctor.model_finder import ModelFinder
+    from padiff_hooks.doctor.model_finder import DoctorFinder
 
     follow(int(parent))
-    ModelFinder()
+    DoctorFinder()
     runpy.run_path(script, run_name="__main__")
 
 

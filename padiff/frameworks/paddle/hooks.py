@@ -70,6 +70,10 @@ def transforming() -> bool:
     return False
 
 
+def learning() -> bool:
+    return bool(paddle.is_grad_enabled())
+
+
 def recomputing() -> bool:
     # paddle does not tell whether a backward is running; its recompute calls forward from a PyLayer's backward.
     if "paddle.distributed.fleet.recompute.recompute" not in sys.modules:

@@ -39,6 +39,10 @@ def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
     return breadth_first(tensor.grad_fn, lambda node: [before for before, _ in node.next_functions], most)
 
 
+def learning() -> bool:
+    return bool(torch.is_grad_enabled())
+
+
 def recomputing() -> bool:
     # The number of the running backward, -1 outside of one. torch.utils.checkpoint itself asks this way.
     return bool(torch._C._current_graph_task_id() != -1)

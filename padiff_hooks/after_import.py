@@ -1,0 +1,67 @@
+"""Calls back when a module is imported: what somebody else's script imports, and when, is left to the script."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+OnImport = Callable[[ModuleType], None]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back once a module was imported; at once, where it is imported already.
+
+    Args:
+        waiting: by the module's name, what to call with it.
+    """
+
+    def __init__(self, waiting: Mapping[str, OnImport]) -> None:
+        self._waiting = dict(waiting)
+        sys.meta_path.insert(0, self)
+        for name in list(self._waiting):
+            module = sys.modules.get(name)
+            if module is not None:
+                self._waiting.pop(name)(module)
+
+    def remove(self) -> None:
+        """Wait for no module any more."""
+        self._waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        imported = self._waiting.get(name)
+        if imported is None:
+            return None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:
+                    del self._waiting[name]
+                    spec.loader = _Loader(spec.loader, imported)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads as another does, gives the module back to that one, and calls back."""
+
+    def __init__(self, loader: Any, imported: OnImport) -> None:
+        self._loader, self._imported = loader, imported
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._imported(module)

@@ -1,0 +1,1 @@
+"""``padiff run SCRIPT``: records a script of which no line changes."""
