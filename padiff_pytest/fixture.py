@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from padiff.compare import Policy
 from padiff.errors import UsageError
 from padiff.records import Both, Report
 from padiff.weights.assign import AssignError
-from padiff_pytest.golden import Golden
+from padiff_pytest.golden import Golden, Kept, checked
 from padiff_pytest.same import compared
 from padiff_pytest.verdict import ShortErrors, failure_text
 
@@ -120,7 +121,31 @@ class Padiff:
         """
         __tracebackhide__ = True
         with ShortErrors():
-            if self._update and name in self._written:
-                raise UsageError(f"golden: this test writes {name!r} twice; give each its own name")
-            self._written.add(name)
-            return Golden(name, model, self._item, self._folders, self._update, layer_map, policy, **options)
+            kept = self._kept(name, layer_map, policy)
+            return Golden(kept, self._folders.mktemp(f"padiff-{name}"), model, **options)
+
+    def golden_run(self, name: str, run: str | Path, *, layer_map: Any = None, policy: Policy | None = None) -> None:
+        """As `golden`, for a run folder that is there: what a trainer's callback or a script recorded.
+
+        Args:
+            run: the run folder. It is copied, and stays as it is.
+
+        Raises:
+            AssertionError: it is another run, or there is no golden run.
+            UsageError: an argument is wrong.
+            RunFolderError: the folder can't be read.
+        """
+        __tracebackhide__ = True
+        with ShortErrors():
+            kept = self._kept(name, layer_map, policy)
+        missing = kept.missing()
+        if missing:
+            raise AssertionError(missing)
+        checked(kept, Path(run))
+
+    def _kept(self, name: str, layer_map: Any, policy: Policy | None) -> Kept:
+        if self._update and name in self._written:
+            raise UsageError(f"golden: this test writes {name!r} twice; give each its own name")
+        kept = Kept(name, self._item, self._folders, self._update, layer_map, policy)
+        self._written.add(name)
+        return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -24,102 +25,67 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _OWN = ("existing", "dir_path", "rank", "world_size", "on_error")
 
 
-class Golden:
-    """Records a training in a ``with``, and compares it with the golden run when the ``with`` ends.
-
-    The ``with`` gives the `padiff.Recorder`: ``rec.log_loss(loss)``, ``rec.try_dump()`` at the end of each step.
+class Kept:
+    """The golden run of a name, which a run is compared with, or replaces.
 
     Attributes:
-        folder: where the golden run is: ``golden/<test module>/<name>`` beside the test's file.
+        folder: where it is: ``golden/<test module>/<name>`` beside the test's file.
+        update: whether it is written anew.
     """
 
     def __init__(
         self,
         name: str,
-        model: Any,
         item: pytest.Item,
         folders: pytest.TempPathFactory,
         update: bool,
         layer_map: Any = None,
         policy: Policy | None = None,
-        **options: Any,
     ) -> None:
-        self._name, self._item, self._update = name, item, update
+        self.name, self.update = name, update
+        self._item, self._folders = item, folders
         self._layer_map, self._policy = layer_map, policy
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UsageError(
                 f"golden: the name becomes a folder's: letters, digits, '_', '-' and '.', beginning with none of the "
                 f"last two; got {name!r}"
             )
-        check_names(options, RecordOptions)
-        refused = [option for option in _OWN if option in options]
-        if refused:
-            raise UsageError(f"golden: {refused[0]}= is none of its options: where and how the run is kept is settled")
         self.folder = item.path.parent / "golden" / item.path.stem / name
-        self._folders = folders
-        # Sketches make a golden run some hundred kilobytes, and rounding is judged by them as well.
-        options = {"detail": "sketch", "name": name if update else f"{name}, now", **options}
-        self._taken = folders.mktemp(f"padiff-{name}") / name
-        self._recorder: Recorder = record(model, self._taken, **options)
 
-    def __enter__(self) -> Recorder:
-        __tracebackhide__ = True
-        if self._update:
-            self._claim()
-        elif not self.folder.is_dir():
-            raise AssertionError(
-                f"there is no golden run {self._name!r} at {self.folder}. If the training is as it should be, write it "
-                f"with `pytest --padiff-update {_quoted(self._item.nodeid)}`, and commit the folder"
-            )
-        with ShortErrors():
-            return self._recorder.__enter__()
+    def missing(self) -> str:
+        """Why there is nothing to compare with; empty if there is."""
+        if self.update or self.folder.is_dir():
+            return ""
+        return (
+            f"there is no golden run {self.name!r} at {self.folder}. If the training is as it should be, write it "
+            f"with `pytest --padiff-update {_quoted(self._item.nodeid)}`, and commit the folder"
+        )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        __tracebackhide__ = True
-        with ShortErrors():
-            self._recorder.__exit__(kind, error, trace)
-        if kind is not None:
-            return
-        with ShortErrors():
-            if not open_run(self._taken).numbers():
-                raise UsageError(
-                    "golden: no step was recorded. Train the model inside of the `with`, and call rec.try_dump() at "
-                    "the end of each step"
-                )
-            text = self._write() if self._update else self._compare()
-        if text:
-            raise AssertionError(text)
-
-    def _compare(self) -> str:
-        """Why the training is not the golden one; empty if it is."""
-        runs = Both(self.folder, self._taken).map(open_run)
+    def compare(self, taken: Path) -> str:
+        """Why a run is not the golden one; empty if it is."""
+        runs = Both(self.folder, taken).map(open_run)
         report = compare_runs(runs.reference, runs.candidate, layer_map=self._layer_map, policy=self._policy)
         numbers = runs.map(lambda run: list(run.numbers()))
         steps = "" if numbers.reference == numbers.candidate else _steps_text(numbers)
         todo = (
-            f"The golden run is {self.folder}, the one of now {self._taken}. If the change is meant, write the golden "
+            f"The golden run is {self.folder}, the one of now {taken}. If the change is meant, write the golden "
             f"run anew with `pytest --padiff-update {_quoted(self._item.nodeid)}`"
         )
-        if report.passed and not steps:
-            shutil.rmtree(self._taken.parent, ignore_errors=True)  # nothing to look at
-            return ""
         if report.passed:
-            return f"{steps}\n{todo}"
+            return f"{steps}\n{todo}" if steps else ""
         return failure_text(report, *filter(None, [steps]), todo)
 
-    def _write(self) -> str:
+    def write(self, taken: Path) -> None:
+        """Keep a run in the place of the golden one."""
+        self._claim()
         old = self.folder.is_dir()
         if old:
             shutil.rmtree(self.folder)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(self._taken, self.folder)
+        shutil.copytree(taken, self.folder)
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files) / 1e6
         how = "written anew" if old else "written"
         self._item.user_properties.append((WRITTEN, f"{self.folder}: {how}, {size:.2f} MB in {len(files)} files"))
-        return ""
 
     def _claim(self) -> None:
         """Refuse that two tests write one golden run, in whichever processes they run: the later one would win."""
@@ -137,6 +103,63 @@ class Golden:
                     f"golden: {other} and {self._item.nodeid} both write {self.folder}. Give each its own name, or "
                     "update with one of them alone"
                 ) from None
+
+
+class Golden:
+    """Records a training in a ``with``, and compares it with the golden run when the ``with`` ends.
+
+    The ``with`` gives the `padiff.Recorder`: ``rec.log_loss(loss)``, ``rec.try_dump()`` at the end of each step.
+    """
+
+    def __init__(self, kept: Kept, folder: Path, model: Any, **options: Any) -> None:
+        check_names(options, RecordOptions)
+        refused = [option for option in _OWN if option in options]
+        if refused:
+            raise UsageError(f"golden: {refused[0]}= is none of its options: where and how the run is kept is settled")
+        self._kept, self._taken = kept, folder / kept.name
+        # Sketches make a golden run some hundred kilobytes, and rounding is judged by them as well.
+        name = kept.name if kept.update else f"{kept.name}, now"
+        self._recorder: Recorder = record(model, self._taken, **{"detail": "sketch", "name": name, **options})
+
+    def __enter__(self) -> Recorder:
+        __tracebackhide__ = True
+        missing = self._kept.missing()
+        if missing:
+            raise AssertionError(missing)
+        with ShortErrors():
+            return self._recorder.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        __tracebackhide__ = True
+        with ShortErrors():
+            self._recorder.__exit__(kind, error, trace)
+        if kind is None:
+            checked(self._kept, self._taken)
+            shutil.rmtree(self._taken.parent, ignore_errors=True)  # nothing to look at
+
+
+def checked(kept: Kept, taken: Path) -> None:
+    """Compare a run with the golden one, or keep it in its place.
+
+    Raises:
+        AssertionError: it is another run.
+        UsageError: it has no step, or another test writes the same golden run.
+    """
+    __tracebackhide__ = True
+    with ShortErrors():
+        if not open_run(taken).numbers():
+            raise UsageError(
+                "golden: no step was recorded. Train the model inside of the `with`, and call rec.try_dump() at "
+                "the end of each step"
+            )
+        if kept.update:
+            kept.write(taken)
+            return
+        text = kept.compare(taken)
+    if text:
+        raise AssertionError(text)
 
 
 def _steps_text(numbers: Both[list[int]]) -> str:

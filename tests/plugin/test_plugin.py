@@ -255,6 +255,19 @@ def test_two_tests_don_t_write_one_golden_run(session):
     assert "golden: this test writes 'net' twice" in result.text
 
 
+def test_a_run_that_a_host_recorded(session, tmp_path):
+    body = GOLDEN.replace("padiff.golden(name, net,", "padiff.record(net, 'runs/now', existing='overwrite',")
+    body += "    padiff.golden_run('net', 'runs/now')\n"
+    result = session(body)
+    assert result.counts == {"failed": 1}
+    assert "there is no golden run 'net'" in result.text
+    assert session(body, "--padiff-update").counts == {"passed": 1}
+    assert (tmp_path / "runs" / "now" / "run.json").exists()
+    result = session(body.replace("scale=1.0", "scale=2.0"))
+    assert result.counts == {"failed": 1}
+    assert "AssertionError: DIFFER: first at step 0, stage loss" in result.text
+
+
 @pytest.mark.slow
 def test_under_xdist(session):
     pytest.importorskip("xdist")
