@@ -1,7 +1,7 @@
 """Which layer and which parameter answers to which."""
 
 from padiff.align.alignment import Alignment, LayerPair, SplitPair
-from padiff.align.layers import align
+from padiff.align.layers import align, is_mapped
 from padiff.align.resolve import resolved
 from padiff.align.seen import NOTHING_SEEN, Seen
 from padiff.align.slices import Ambiguity, ParameterPair, Slice
@@ -16,5 +16,6 @@ __all__ = [
     "Seen",
     "SplitPair",
     "align",
+    "is_mapped",
     "resolved",
 ]

@@ -76,6 +76,17 @@ def align(
     )
 
 
+def is_mapped(
+    reference: RunInfo, candidate: RunInfo, layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None
+) -> bool:
+    """Whether a map, given or recorded, says of some layer what answers to it: else `align` refuses nothing.
+
+    Raises:
+        UsageError: as `align` does, for what the map says by itself.
+    """
+    return bool(entries(Both(reference, candidate), GivenMap.of(layer_map)))
+
+
 def _trees(infos: Both[RunInfo], given: Sequence[Entry], seen: Both[Seen]) -> Both[Tree]:
     skipped = unzipped(given).map(lambda side: set(chain(*side)))
     mapped = unzipped(entry for entry in given if entry.one_to_one).map(lambda side: [path for (path,) in side])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from padiff.align import Alignment, Seen, align, resolved
+from padiff.align import Alignment, Seen, align, is_mapped, resolved
 from padiff.compare.asked import Asked
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
@@ -117,7 +117,8 @@ class RunComparison:
         self._latest: Sequence[Diff] = ()
         #: Where layers are called, as one of the steps showed.
         self._stacks: Both[Stacks] = Both({}, {})
-        aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
+        if aligned is not align or is_mapped(self._infos.reference, self._infos.candidate, self._map):
+            aligned(*self._infos, self._map)  # a map that does not fit is refused before any step is there
 
     @property
     def alignment(self) -> Alignment:

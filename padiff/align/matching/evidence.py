@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -122,7 +123,7 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
             parts["order of execution"] = _RAN * _near(ran)
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     if "values" not in without:
-        parts["values"] = _by_class(_each(items, lambda x: x.values), _common_values)
+        parts["values"] = _by_values(_each(items, lambda x: x.values))
     total = sum(parts.values(), np.zeros((len(items.reference), len(items.candidate))))
     return Scores(total, parts)
 
@@ -202,11 +203,19 @@ def _overlap(reference: Bag, candidate: Bag) -> float:
     return 2 * shared / max(reference[1] + candidate[1], 1)
 
 
-def _common_values(reference: frozenset[int], candidate: frozenset[int]) -> float:
-    if not reference or not candidate:
-        return 0.0
-    share = len(reference & candidate) / max(len(reference), len(candidate))
-    return _VALUES * share if share else _OTHER_VALUES
+def _by_values(values: Both[list[frozenset[int]]]) -> np.ndarray:
+    """By the share of values that two have in common; 0 where either has none."""
+    # Most have none in common, and of a thousand layers no million pairs is to be looked at for that.
+    having: dict[int, list[int]] = {}
+    for j, own in enumerate(values.candidate):
+        for value in own:
+            having.setdefault(value, []).append(j)
+    there = values.map(lambda side: np.array([bool(own) for own in side]))
+    matrix = np.where(there.reference[:, None] & there.candidate[None], _OTHER_VALUES, 0.0)
+    for i, own in enumerate(values.reference):
+        for j, common in Counter(j for value in own for j in having.get(value, ())).items():
+            matrix[i, j] = _VALUES * (common / max(len(own), len(values.candidate[j])))
+    return np.asarray(matrix)
 
 
 def line_up(items: Both[list[Item]]) -> Both[list[int]]:
