@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -112,6 +113,11 @@ def shape_of(value: Iterable[Any]) -> tuple[int, ...]:
     Raises:
         ValueError, TypeError, OverflowError: it is none.
     """
+    return _shape_of(tuple(value))
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(value: tuple[Any, ...]) -> tuple[int, ...]:
     shape = tuple(whole(extent) for extent in value)
     size = 1
     if len(shape) > _MOST_AXES or min(shape, default=0) < 0:
