@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ SEVERAL = "several optimizers step in it"
 NO_OWNER = "no layer that it calls owns all parameters that the optimizer holds"
 
 
-class ModelFinder:
+class ModelFinder(ABC):
     """Looks on until it has found a model, or until the script opens a recorder of its own.
 
     Attributes:
@@ -68,21 +69,21 @@ class ModelFinder:
 
     # -- for those who derive --------------------------------------------------------------------------------
 
+    @abstractmethod
     def _begin(self) -> None:
         """Model and optimizer are found: begin to record them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_step(self) -> None:
         """The optimizer stepped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end(self) -> None:
         """Nothing more is seen: end what was begun."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refuse(self, why: str) -> None:
-        """It can't be told what trains."""
-        raise NotImplementedError
+        """What trains is not known."""
 
     def _decides(self, optimizer: Any) -> bool:
         """Whether the first optimizer that steps is the one to record."""

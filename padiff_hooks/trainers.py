@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,9 @@ import numpy as np
 
 from padiff.frameworks import framework_of
 from padiff.frameworks.base import Override
-from padiff.records import FirstDiff, Report
 from padiff.replaying import ReplayBatch
 from padiff_hooks.replaying import exchanged
+from padiff_hooks.results import TrainingResults
 from padiff_hooks.training import TrainingOptions, TrainingRecorder
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _recording: weakref.WeakKeyDictionary[Any, TrainerEvents] = weakref.WeakKeyDictionary()
 
 
-class TrainerEvents:
+class TrainerEvents(TrainingResults, ABC):
     """The events of a trainer, handed on to a `TrainingRecorder`; a host's callback derives from it.
 
     Counts optimizer steps, not batches; evaluation is not recorded. A training that is resumed from a checkpoint goes
@@ -55,36 +56,19 @@ class TrainerEvents:
         self._scale = 1.0
         self._micro_batches = 0
 
-    # -- what the training came to ---------------------------------------------------------------------------
-
-    @property
-    def first_report(self) -> Report | None:
-        """The first report with a diff, or `None`; having a diff, it is false in a condition: ask `first_diff`."""
-        return self._training.first_report
-
-    @property
-    def first_diff(self) -> FirstDiff | None:
-        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
-        return self._training.first_diff
-
-    @property
-    def report(self) -> Report | None:
-        """What a replay (``replay="runs/torch"``) came to, once ``train()`` is over; `None` where there was none."""
-        return self._training.report
-
     # -- what differs between trainers -----------------------------------------------------------------------
 
+    @abstractmethod
     def settings_of(self, trainer: Any, args: Any, model: Any, state: Any) -> dict[str, Any]:
         """What the trainer is set to, beside its optimizer (`padiff.records.settings`)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss_scale_of(self, trainer: Any, args: Any) -> float:
         """By how much the gradients of activations are larger than what the optimizer consumes adds up to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts_of(self, trainer: Any, args: Any) -> int:
         """What the loss that ``training_step`` returns was divided by, to be the micro-batch's share of the step."""
-        raise NotImplementedError
 
     def exchange(self, trainer: Any, arguments: dict[str, Any], batches: list[Any]) -> None:
         """Adjust what ``training_step`` is called with beside a replayed batch.

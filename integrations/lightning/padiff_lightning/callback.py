@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.frameworks import framework_of
 from padiff.frameworks.base import Override
-from padiff.records import FirstDiff, Report
 from padiff_hooks.replaying import exchanged
+from padiff_hooks.results import TrainingResults
 from padiff_hooks.training import TrainingOptions, TrainingRecorder
 from padiff_lightning import packages
 from padiff_lightning.logger import LoggerSink, tensorboard_logger
@@ -24,7 +24,7 @@ else:
         """What `PaDiffCallback` is besides a `Callback`; a class whose only base is `object` can get no other."""
 
 
-class PaDiffCallback(_Base):
+class PaDiffCallback(TrainingResults, _Base):
     """Records a Lightning training, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; the sanity check and validation are not recorded. After a resume from a
@@ -50,21 +50,6 @@ class PaDiffCallback(_Base):
     def __setstate__(self, state: dict[str, Any]) -> None:
         become_callback(packages.in_use())  # in a process that unpickles it, none may have been made
         self.__dict__.update(state)
-
-    @property
-    def first_report(self) -> Report | None:
-        """The first report with a diff, or `None`; having a diff, it is false in a condition: ask `first_diff`."""
-        return self._training.first_report
-
-    @property
-    def first_diff(self) -> FirstDiff | None:
-        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
-        return self._training.first_diff
-
-    @property
-    def report(self) -> Report | None:
-        """What a replay (``replay="runs/paddle"``) came to, once `fit` is over; `None` where there was none."""
-        return self._training.report
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step

@@ -10,9 +10,9 @@ import numpy as np
 
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
-from padiff.records import FirstDiff, Report
 from padiff.replaying import ReplayBatch
 from padiff_hooks.replaying import exchanged_lists
+from padiff_hooks.results import TrainingResults
 from padiff_hooks.training import TrainingOptions, TrainingRecorder
 
 try:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class PaDiffCallback(Callback):
+class PaDiffCallback(TrainingResults, Callback):
     """Records a ``paddle.Model.fit``, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; evaluation is not recorded. Gradients are those after `grad_clip`, and
@@ -44,21 +44,6 @@ class PaDiffCallback(Callback):
         self._trained = False
         self._updated = False
         self._loss_scale = 1.0
-
-    @property
-    def first_report(self) -> Report | None:
-        """The first report with a diff, or `None`; having a diff, it is false in a condition: ask `first_diff`."""
-        return self._training.first_report
-
-    @property
-    def first_diff(self) -> FirstDiff | None:
-        """Where this training and the reference first part, as far as they were compared; `None` if nowhere."""
-        return self._training.first_diff
-
-    @property
-    def report(self) -> Report | None:
-        """What a replay (``replay="runs/torch"``) came to, once `fit` is over; `None` where there was none."""
-        return self._training.report
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model._optimizer
