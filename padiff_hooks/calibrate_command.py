@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 import padiff
-from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.replaying.moving import RUNS
 from padiff_hooks.arguments import Steps
@@ -37,22 +36,10 @@ def _calibrate(args: argparse.Namespace, console: Console) -> int:
     layer_map = GivenMap.of(args.layer_map)
     model, optimizer, train = made_by(args.target)
 
-    def trained(step: Any) -> None:
-        try:
-            train(step)
-        except PadiffError:
-            raise
-        except Exception as error:
-            if step.exact:
-                raise
-            raise UsageError(
-                f"{args.target}: the step function failed at step {step.number}: {type(error).__name__}: {error}"
-            ) from error
-
     found = padiff.calibrate(
         args.run_folder,
         model,
-        trained,
+        train,
         optimizer=optimizer,
         steps=None if args.steps is None else Steps(args.steps),
         runs=args.runs,

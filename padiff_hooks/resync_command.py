@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 
 import padiff
-from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.replaying.resyncing import STEPS
 from padiff_hooks.outputs import check_out, write_out
@@ -42,20 +41,10 @@ def _resync(args: argparse.Namespace, console: Console) -> int:
     layer_map = GivenMap.of(args.layer_map)
     model, optimizer, train = made_by(args.target)
 
-    def trained(step: Any) -> None:
-        try:
-            train(step)
-        except PadiffError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"{args.target}: the step function failed at step {step.number}: {type(error).__name__}: {error}"
-            ) from error
-
     found = padiff.resync(
         args.reference,
         model,
-        trained,
+        train,
         optimizer=optimizer,
         own=args.own,
         step=args.step,
