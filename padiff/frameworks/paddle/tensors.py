@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import paddle
 
 from padiff.frameworks.base import UncopiedError
+from padiff.frameworks.forms import Form, form_of, new_cut
 from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
-from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Kind, arithmetic, block_rows, cut_of
+from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, block_rows, cut_of
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
 _BITS = {
@@ -123,41 +123,13 @@ class _Memory:
     __slots__ = ("__array_interface__", "tensor")
 
 
-#: A named tuple's own constructor is a function of Python's: these are made by the hundred in each step.
-_new_cut: Callable[[Iterable[Any]], Cut] = partial(tuple.__new__, Cut)
-
-
-class _Form(NamedTuple):
-    """How the sample of tensors of one shape and dtype lies in their memory, where they are contiguous.
-
-    Attributes:
-        typestr: the dtype in numpy's array interface.
-        first: bytes from the first element to the first block.
-        shape: of the memory that is looked at: one axis, or blocks.
-        chosen, kind, dtype, lengths: as `padiff.sketches.sketch.Cut` has them; the last one is its shape.
-    """
-
-    typestr: str
-    first: int
-    shape: tuple[int, ...]
-    chosen: np.ndarray | None
-    kind: Kind
-    dtype: str
-    lengths: tuple[int, ...]
-
-
 @lru_cache(maxsize=4096)
-def _form(shape: tuple[int, ...], dtype: Any) -> _Form | None:
+def _form(shape: tuple[int, ...], dtype: Any) -> Form | None:
     """`None` of dtypes that numpy does not take."""
     if dtype not in _SHARED_DTYPES:
         return None
-    of_numpy, size = np.dtype(_name(dtype)), math.prod(shape)
-    calculated, about = arithmetic(of_numpy), (of_numpy.name, shape)
-    if size <= ELEMENTS:
-        return _Form(of_numpy.str, 0, (size,), None, (size, calculated), *about)
-    first, rows = block_rows(size)
-    blocks = (size - first) // BLOCK, BLOCK
-    return _Form(of_numpy.str, first * of_numpy.itemsize, blocks, rows, (ELEMENTS, calculated), *about)
+    of_numpy = np.dtype(_name(dtype))
+    return form_of(of_numpy, of_numpy.name, shape)
 
 
 def cut(tensor: Any, transposed: bool = False) -> Cut | None:
@@ -174,7 +146,7 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
     held = _Memory()
     held.tensor = tensor.detach()
     held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
-    return _new_cut((np.asarray(held), *form[3:]))
+    return new_cut((np.asarray(held), *form[3:]))
 
 
 def memory(tensor: Any) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
 from padiff.frameworks.base import TRANSFORMED, UncopiedError
-from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, Kind, arithmetic, block_rows, cut_of
+from padiff.frameworks.forms import Form, form_of, new_cut
+from padiff.sketches.sketch import Cut, cut_of
 
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
 _BITS = {
@@ -92,38 +92,9 @@ def memory_of(tensor: Any) -> np.ndarray | None:
     return array if bits is None else array.view(bits)
 
 
-#: A named tuple's own constructor is a function of Python's: these are made by the hundred in each step.
-_new_cut: Callable[[Iterable[Any]], Cut] = partial(tuple.__new__, Cut)
-
-
-class _Form(NamedTuple):
-    """How the sample of tensors of one shape and dtype lies in their memory, where they are contiguous.
-
-    Attributes:
-        typestr: the dtype in numpy's array interface.
-        first: bytes from the first element to the first block.
-        shape: of the memory that is looked at: one axis, or blocks.
-        chosen, kind, dtype, lengths: as `padiff.sketches.sketch.Cut` has them; the last one is its shape.
-    """
-
-    typestr: str
-    first: int
-    shape: tuple[int, ...]
-    chosen: np.ndarray | None
-    kind: Kind
-    dtype: str
-    lengths: tuple[int, ...]
-
-
 @lru_cache(maxsize=4096)
-def _form(shape: torch.Size, dtype: torch.dtype) -> _Form:
-    typestr, width, _ = _SPELT[dtype]
-    size, calculated = math.prod(shape), arithmetic(np.dtype(typestr))
-    about = str(dtype).removeprefix("torch."), tuple(shape)
-    if size <= ELEMENTS:
-        return _Form(typestr, 0, (size,), None, (size, calculated), *about)
-    first, rows = block_rows(size)
-    return _Form(typestr, first * width, ((size - first) // BLOCK, BLOCK), rows, (ELEMENTS, calculated), *about)
+def _form(shape: torch.Size, dtype: torch.dtype) -> Form:
+    return form_of(np.dtype(_SPELT[dtype][0]), str(dtype).removeprefix("torch."), tuple(shape))
 
 
 def cut(tensor: Any, transposed: bool = False) -> Cut | None:
@@ -146,7 +117,7 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
         held = _Memory()
         held.storage = storage
         held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
-        return _new_cut((np.asarray(held), *form[3:]))
+        return new_cut((np.asarray(held), *form[3:]))
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None
 
