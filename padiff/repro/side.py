@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from padiff.compare.declared.layers import modes_of, trains
+from padiff.compare.diagnose.recompute.recorded import Recorded
 from padiff.compare.diagnose.traced import Graph
 from padiff.model import equivalents
-from padiff.records import Layer, Record, RunInfo, Step, TracedCall, settings_at
+from padiff.records import Layer, Record, TracedCall
 from padiff.repro.case import CannotWriteError, Case
 from padiff.repro.expressions import function_text, is_writable, language_of, layer_text, owned, softmax_axis
 
@@ -20,28 +20,14 @@ _MOST = 200
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Recorded):
     """What one side recorded of the first diff's step.
 
     Attributes:
         name: ``reference`` or ``candidate``.
-        info: what holds for all steps of the run.
-        step: the step.
-        graph: its trace.
     """
 
     name: str
-    info: RunInfo
-    step: Step
-    graph: Graph
-
-    @cached_property
-    def layers(self) -> Mapping[str, Layer]:
-        return {layer.path: layer for layer in self.info.layers}
-
-    @cached_property
-    def settings(self) -> Mapping[str, object]:
-        return settings_at(self.info.settings, self.step.settings)
 
     @cached_property
     def gradients(self) -> Mapping[int, Record]:
@@ -53,14 +39,6 @@ class Side:
                 if tensor is not None:
                     found.setdefault(tensor, record)
         return found
-
-    @cached_property
-    def _weights(self) -> Mapping[tuple[str, str], Record]:
-        return {(r.layer, r.slot): r for r in self.step.records if r.stage == "weight"}
-
-    def training(self, layer: Layer) -> bool | None:
-        modes = modes_of(self.settings)
-        return None if modes is None else trains(layer, *modes)
 
     def case(self, what: str) -> Case:
         """A script of this side to be filled."""

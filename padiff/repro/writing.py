@@ -146,7 +146,7 @@ def _cases(failed: Diff, diffs: list[Diff], comparison: RunComparison, policy: P
 
 def _sides(infos: Both[RunInfo], steps: Both[Step]) -> Both[Side]:
     named = SIDES.zip(infos.zip(steps))
-    return named.map(lambda one: Side(one[0], *one[1], Graph(one[1][1].trace, one[1][0].layers)))
+    return named.map(lambda one: Side(one[1][1], one[1][0], Graph(one[1][1].trace, one[1][0].layers), one[0]))
 
 
 def _at(scene: Scene, number: int, infos: Both[RunInfo]) -> Both[Side] | None:

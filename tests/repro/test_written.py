@@ -170,4 +170,4 @@ def recorded(framework: str, layers, forward, given, folder) -> Side:
         rec.try_dump()
     run = open_run(str(folder))
     [step] = run.steps(0)
-    return Side("candidate", run.info, step, Graph(step.trace, run.info.layers))
+    return Side(step, run.info, Graph(step.trace, run.info.layers), "candidate")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +48,13 @@ class Recorded:
         return {(r.layer, r.slot): r for r in self.step.records if r.stage == "weight"}
 
     @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """What the run declares in this step."""
+        return settings_at(self.info.settings, self.step.settings)
+
+    @cached_property
     def _modes(self) -> tuple[bool, frozenset[str]] | None:
-        return modes_of(settings_at(self.info.settings, self.step.settings))
+        return modes_of(self.settings)
 
     def training(self, layer: Layer) -> bool | None:
         """Whether a layer trains; `None`: not known."""
