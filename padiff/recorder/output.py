@@ -139,11 +139,6 @@ class Output:
             self.sink = None
             self.pool.clear()
 
-    def say(self, what: str) -> None:
-        """Say something on standard error; nothing where it is empty."""
-        if what:
-            say(what)
-
     def say_what_is_there(self, processes: int) -> None:
         """Say on standard error what was recorded into the folder by the first of so many processes."""
         if self.folder is None:

@@ -33,6 +33,7 @@ from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
 from padiff.system.distribution import warn_of_older
+from padiff.system.switches import say
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
 _of_the_parent: list[Any] = []
@@ -86,8 +87,13 @@ class Recorder:
         self._claim: Claim | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
-        self._placed = identity.world_size is not None
-        self._others = OtherRanks(self._framework, None, 0, 1, self._placed)
+        self._others = OtherRanks(
+            self._framework,
+            self._output.folder,
+            self._description.rank,
+            self.info.world_size,
+            given=identity.world_size is not None,
+        )
         self.loss_scale: float = 1.0
         self.step = scope.start_step
         self.forked = False
@@ -250,9 +256,6 @@ class Recorder:
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
-        self._others = OtherRanks(
-            self._framework, self._output.folder, self._description.rank, self.info.world_size, self._placed
-        )
         self._levels.listen(self._output.folder)
         if self._packs is not None and not self.watched and not self._description.rank:
             say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
@@ -404,7 +407,9 @@ class Recorder:
             if self._output.close(finished) and not self.watched:
                 if not self._description.rank:
                     self._output.say_what_is_there(self.info.world_size)
-                self._output.say(self._others.ended())
+                lacking = self._others.ended()
+                if lacking:
+                    say(lacking)
         except WriterError:
             # In a `with` that is left by an exception, that exception is the one to see.
             if raise_errors:
