@@ -65,17 +65,27 @@ def drop_whole(folder: Path) -> None:
 
 def absent_ranks(run: Path, ranks: int) -> list[int]:
     """The ranks that do not record into a run folder now, and have written nothing of its steps."""
-    parts = [f"{STEPS}/*/rank_*", f"{STEPS}/.*.partial/rank_*", f"{STEPS}/.*.partial/.rank_*", ".rank_*.lock"]
-    there = {entry.name.strip(".").split(".")[0] for part in parts for entry in run.glob(part)}
+    there = {name.strip(".").split(".")[0] for name in names_in(run) if name.endswith(".lock")}
+    for step in names_in(run / STEPS):
+        there.update(name.lstrip(".") for name in names_in(run / STEPS / step))
     return [rank for rank in range(ranks) if f"rank_{rank}" not in there]
+
+
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder; nothing if it is gone: while it is looked at, other ranks go on and rename theirs."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def incomplete_steps(run: Path) -> dict[int, list[int]]:
     """The steps of a run folder that not all ranks have written, each with the ranks that have."""
     found: dict[int, list[int]] = {}
-    for partial in sorted((run / STEPS).glob(".*.partial")):
-        digits = partial.name[1:].partition(".")[0]
-        names = [entry.name.removeprefix("rank_") for entry in partial.glob("rank_*")]
-        if digits.isdecimal() and not (run / STEPS / digits).exists():
-            found[int(digits)] = sorted(int(name) for name in names if name.isdecimal())
+    for partial in names_in(run / STEPS):
+        digits, _, ending = partial[1:].partition(".")
+        if partial.startswith(".") and ending == "partial" and digits.isdecimal():
+            names = [name.removeprefix("rank_") for name in names_in(run / STEPS / partial)]
+            if not (run / STEPS / digits).exists():
+                found[int(digits)] = sorted(int(name) for name in names if name.isdecimal())
     return found

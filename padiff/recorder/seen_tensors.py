@@ -71,6 +71,8 @@ class SeenTensors:
         version = self._version_of(tensor)
         seen = self._seen.get(id(tensor))
         if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
+            # The number may be that of a tensor that is gone: the new one comes last all the same.
+            self._seen.pop(id(tensor), None)
             seen = self._seen[id(tensor)] = SeenTensor(weakref.ref(tensor), version)
         return seen
 

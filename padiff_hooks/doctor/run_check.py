@@ -12,7 +12,7 @@ import numpy as np
 from padiff.compare.replicas import RankFinding, ReplicaCheck
 from padiff.dump import FolderRun
 from padiff.dump.format import PACKS, STEPS
-from padiff.dump.whole import incomplete_steps
+from padiff.dump.whole import incomplete_steps, names_in
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Record, Run, Step
 from padiff.records.environment import cautions
@@ -174,7 +174,7 @@ def _leftovers(path: Path, numbers: list[int], world_size: int, lacking: Contain
         digits = left.name[1:].partition(".")[0]
         if not digits.isdecimal() or int(digits) in lacking:
             continue
-        there = sorted(entry.name for entry in left.glob("rank_*")) if left.is_dir() else []
+        there = [name for name in names_in(left) if name.startswith("rank_")]
         text = f"step {int(digits)} was being written when its process died, or is being written ({left.name})"
         if world_size > 1 and int(digits) not in numbers:
             text += f"; of {world_size} ranks {', '.join(there) or 'none'} wrote"
