@@ -223,16 +223,16 @@ def failed_rows(report: Report, at_most: int | None = _LISTED) -> tuple[list[Row
     for number, diff in enumerate(report.failed):
         alike.setdefault(_likeness(diff) or (number,), []).append(Marked(number, diff, _mark(report, diff)))
     counts = _counts(report) if any(len(some) >= _ALIKE for some in alike.values()) else Counter()
-    told: list[tuple[list[Marked], Row]] = []
+    shown: list[tuple[list[Marked], Row]] = []
     for key, some in alike.items():
         if len(some) >= _ALIKE:
-            told.append((some, _folded(key, some, counts[key[0], key[1]])))
+            shown.append((some, _folded(key, some, counts[key[0], key[1]])))
         else:
-            told += [([one], one.row) for one in some]
-    if len(told) <= at_most:
-        return [row for _, row in told], 0
+            shown += [([one], one.row) for one in some]
+    if len(shown) <= at_most:
+        return [row for _, row in shown], 0
     # The first one stays as it is, with those that are wrong by the same.
-    (first, row), *others = told
+    (first, row), *others = shown
     rest = [one for some, _ in others for one in some]
     rows, hidden = folded_rows(rest, max(at_most - 1, 1), {first[0].diff.pair.stage})
     return [row, *rows], hidden
