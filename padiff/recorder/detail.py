@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.model.selection import Node, find_paths, nearest
+from padiff.model.selection import Node, find_paths
 from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES
+from padiff.system.spelling import nearest
 
 #: Nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor.
 NOTHING, SKETCH, FULL = LEVELS = ("nothing", "sketch", "full")
