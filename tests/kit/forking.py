@@ -86,6 +86,7 @@ def serve(address: str, tests: str) -> None:
         listener.bind(f"\0{address}")
     except OSError:  # another process of these tests was first
         return
+    gc.disable()  # imports make a million objects and no garbage
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in IMPORTED:
@@ -93,6 +94,7 @@ def serve(address: str, tests: str) -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
     gc.collect()
     gc.freeze()
+    gc.enable()
     listener.listen(64)
     waiting: dict[int, socket.socket] = {}
     while os.path.exists(f"/proc/{tests}"):
