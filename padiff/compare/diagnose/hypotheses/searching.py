@@ -17,8 +17,8 @@ from padiff.compare.diagnose.hypotheses.tracks import Track, joined
 _COARSE, _FINE = 300, 1500
 # Steps that usual values are tried on: they only say where to solve from.
 _FIRST = 4
-# How many usual values are worked out together: so many arrays of `_COARSE` elements stay in a core's cache.
-_TOGETHER = 32
+# How many numbers usual values are worked out for together: arrays of so many stay in a core's cache.
+_TOGETHER = 10_000
 # How many of the best usual values are solved on from, and what share of the updates they leave at most.
 _BEST, _HOPELESS = 2, 0.7
 # Steps that no two rules make alike.
@@ -154,10 +154,10 @@ def _residuals(
     first, noise = history.between(0, _FIRST), noise[:_FIRST]
     grid = ({**rule.defaults, **forms, **numbers} for numbers in _grid(rule, _OTHER_FORM if forms else _GRID))
     usual = (settings for settings in grid if not is_another(settings))
-    together = 4  # the first ones are often enough
+    together, most = 4, max(4, _TOGETHER // max(1, first.updates.shape[1]))
     while several := list(islice(usual, together)):
         yield from zip(residuals_of(rule, several, first, noise), several)
-        together = min(2 * together, _TOGETHER)
+        together = min(2 * together, most)  # the first ones are often enough
 
 
 def _from_the_best(
