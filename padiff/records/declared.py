@@ -103,7 +103,7 @@ _SAID = {
     "clipping": "gradients are clipped differently",
     "loss_setting": "the losses are set differently",
     "layer_setting": "the layers are set differently",
-    "precision": "one run computes in a coarser precision",
+    "precision": "one run computes in another precision",
     "mode": "one run trains where the other evaluates",
     "trainer": "the trainers are set differently",
     "left_over": "a step of one run begins with gradients that are no part of it",
