@@ -23,11 +23,12 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.losses import ClipCall, LossCall
 from padiff.model.nested import flatten
 from padiff.model.selection import Node
-from padiff.recorder.activations import Call
+from padiff.recorder.calls import Call
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, OnItsWay, RecordBuffer, Taken
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
+from padiff.recorder.taken import OnItsWay, Taken
 from padiff.records import LOOP
 
 #: What integers are, however much detail is asked for: labels are small, and of a sketch they can't be read.

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
 from padiff.recorder.detail import SKETCH
-from padiff.recorder.record_buffer import Known, LevelOf, Sampled
+from padiff.recorder.known import Known
+from padiff.recorder.record_buffer import LevelOf
+from padiff.recorder.taken import Sampled
 from padiff.records.alike import Site
 from padiff.sketches.sketch import Cut
 

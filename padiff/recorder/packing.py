@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import PadiffError
-from padiff.frameworks.base import Framework, Handle, UncopiedError
+from padiff.frameworks.base import Framework
 from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.losses import LossCall
+from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
-from padiff.recorder.activations import Call
 from padiff.recorder.batches import Batches
+from padiff.recorder.calls import Call
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text

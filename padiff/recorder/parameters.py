@@ -12,7 +12,8 @@ from padiff.recorder.detail import NOTHING, SKETCH
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.owned import WIDE, LastOwned, Owned, Owner
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Sampled, Taken, Whole
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer
+from padiff.recorder.taken import Sampled, Taken, Whole
 
 # How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8

@@ -9,8 +9,10 @@ from functools import cached_property
 
 from padiff.records.aftermath import Aftermath, Standing
 from padiff.records.cards import report_card
-from padiff.records.compared import Coverage, Diff, FirstDiff
+from padiff.records.compared import Diff
+from padiff.records.coverage import Coverage
 from padiff.records.declared import Difference
+from padiff.records.first_diff import FirstDiff
 from padiff.records.models import Models
 from padiff.records.report_text import count_text, report_text
 

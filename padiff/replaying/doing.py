@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import UsageError
-from padiff.frameworks.base import Handle
+from padiff.frameworks.hooking import Handle
 from padiff.model.live_model import LiveModel
 from padiff.recorder import Recorder
 from padiff.records import Step, TensorSource

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from padiff.frameworks.base import Handle
 from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
+from padiff.frameworks.hooking import Handle
 
 # Where, among the words that say a state, stands where it lies in memory.
 _ADDRESS = 3

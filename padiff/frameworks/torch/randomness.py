@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from padiff.frameworks.base import Handle
 from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
+from padiff.frameworks.hooking import Handle
 
 
 def kept() -> AbstractContextManager[Any]:
