@@ -100,8 +100,11 @@ def test_by_what_either_side_divides_its_loss_is_said(divided, said):
 
 
 def test_no_line_is_made_up_for_a_class_of_the_users():
-    named = [("BatchNorm2D", "paddle"), ("LayerNorm", "torch"), ("LlamaRMSNorm", "torch"), ("RotaryEmbedding", "paddle")]
-    fixes = [
-        layer_fix(framework, Layer("x", type=name, kind=name.lower()), "eps", 1e-5) for name, framework in named
+    named = [
+        ("BatchNorm2D", "paddle"),
+        ("LayerNorm", "torch"),
+        ("LlamaRMSNorm", "torch"),
+        ("RotaryEmbedding", "paddle"),
     ]
+    fixes = [layer_fix(framework, Layer("x", type=name, kind=name.lower()), "eps", 1e-5) for name, framework in named]
     assert fixes == ["paddle.nn.BatchNorm2D(..., epsilon=1e-05)", "torch.nn.LayerNorm(..., eps=1e-05)", "", ""]

@@ -1,4 +1,4 @@
-"""In which precision two runs compute, read from what their layers give: trainers turn autocast on where nobody sees."""
+"""In which precision two runs compute, read from what layers give: trainers turn autocast on where nobody sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By what each side's loop divides its loss before backward, read from the gradient that comes back to the loss's input."""
+"""By what each side's loop divides its loss before backward, read from the gradient that comes back to its input."""
 
 from __future__ import annotations
 
