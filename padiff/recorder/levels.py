@@ -135,11 +135,9 @@ class LevelsOfSteps:
             more = int(max(self.budget - self.spent, 0) // max(took, 1))
             if begun or not took:
                 return ""
-            which = (
-                f"the first {1 + more:,} recorded steps are kept so" if more else "the first one is, as far as it fits"
-            )
+            kept = f"the first {1 + more:,} recorded steps" if more else "the first recorded step, as far as it fits"
             return (
-                f"a step takes {bytes_text(took)} in full: {which}, and sketches are kept after that "
+                f"a step takes {bytes_text(took)}: full tensors of {kept}, then sketches "
                 '(detail="full" keeps all tensors)'
             )
         return "" if begun or self._detail.sketches else f"each recorded step takes {bytes_text(size())}"

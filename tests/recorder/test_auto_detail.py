@@ -107,16 +107,14 @@ def test_of_a_model_that_is_too_large_the_first_weights_are_kept(framework, budg
     ours = [p.detach().numpy() for p in other.parameters()]
     theirs = [value.T if framework == "paddle" and value.ndim == 2 else value for value in before]
     assert all(np.array_equal(one, other) for one, other in zip(ours, theirs))
-    assert "the first one is, as far as it fits" in capsys.readouterr().err
+    assert "the first recorded step, as far as it fits" in capsys.readouterr().err
 
 
 def test_steps_are_files_until_they_have_sketches_and_the_size_is_said(budget, tmp_path, capsys):
     budget(6_000)
     trained("torch", MAKE["torch"], steps=6, folder=tmp_path / "run")
     said = capsys.readouterr().err
-    assert (
-        said.startswith("padiff: a step takes ") and 'kept so, and sketches are kept after that (detail="full"' in said
-    )
+    assert said.startswith("padiff: a step takes ") and 'recorded steps, then sketches (detail="full"' in said
     run = padiff.open_run(tmp_path / "run")
     packed = [".safetensors" in files(tmp_path / "run", number) for number in run.numbers()]
     assert packed == [count > 0 for count in sketched(run)] and True in packed and False in packed

@@ -56,12 +56,15 @@ def test_rules(given, path, stage, expected):
     detail = Detail.of(given)
     assert detail.level_of(path, stage) == expected
     levels = Levels(detail)
+    automatic = "auto" in (detail.level, *detail.rules.values())
+    expected = "sketch" if expected == "auto" else expected  # where there is no room
     assert [levels[path, stage] for _ in range(2)] == [expected] * 2
     full = "full" if expected == "sketch" else expected
     assert Levels(detail, full=True)[path, stage] == full
     assert Levels(detail, full=frozenset({path}))[path, stage] == full
     assert Levels(detail, full=frozenset({"another"}))[path, stage] == expected
-    assert detail.sketches == (expected == "sketch" or "sketch" in str(given))
+    assert detail.automatic == automatic
+    assert detail.sketches == (automatic or expected == "sketch" or "sketch" in str(given))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +102,9 @@ def test_full_every_n_steps_is_given_once():
 
 def test_what_a_run_says_of_it():
     assert Detail.of("full").described() == {}
+    assert Detail.of("auto").described() == {"detail": {"*": "auto"}}
     assert Detail.of({"head": "sketch"}, 5).described() == {
-        "detail": {"*": "full", "head": "sketch"},
+        "detail": {"*": "auto", "head": "sketch"},
         "full_every_n_steps": 5,
     }
 
