@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +27,13 @@ class Difference:
     Attributes:
         name: the word by which it is called on the command line.
         packages: what has to be installed, as pip calls it; their versions stand on the page.
-        find: makes both runs below a folder that is given, and returns their report.
+        find: makes both runs, in a folder that is given, and returns what padiff says of them.
         english, chinese: the text.
     """
 
     name: str
     packages: tuple[str, ...]
-    find: Callable[[Path], padiff.Report]
+    find: Callable[[Path], str]
     english: Words
     chinese: Words
 
@@ -47,6 +46,11 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def verdict(report: padiff.Report) -> str:
+    """One line: where the two part, and why."""
+    return report.first_diff.message if report.first_diff is not None else "The runs match."
 
 
 def train(model: Any, optimizer: Any, batches: Any, loss: Callable[[Any, Any], Any]) -> padiff.Report | Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 import torch
-from entry import Difference, Words, train
+from entry import Difference, Words, train, verdict
 
 import padiff
 
 
-def _both(ours: Any, theirs: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> padiff.Report:
-    padiff.assign_weight(ours, theirs)
+def _both(ours: Any, theirs: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()):
+        padiff.assign_weight(ours, theirs)
     reference = train(
         ours,
         torch.optim.SGD(ours.parameters(), 0.1),
@@ -27,10 +30,10 @@ def _both(ours: Any, theirs: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> 
         [tuple(map(paddle.to_tensor, batch)) for batch in data],
         paddle.nn.functional.cross_entropy,
     )
-    return padiff.compare_runs(reference, candidate)
+    return verdict(padiff.compare_runs(reference, candidate))
 
 
-def ignored_labels(folder: Path) -> padiff.Report:
+def ignored_labels(folder: Path) -> str:
     """A classifier, where some labels are to be ignored."""
     torch.manual_seed(0)
     chance = np.random.default_rng(0)
@@ -44,7 +47,7 @@ def ignored_labels(folder: Path) -> padiff.Report:
     return _both(ours, theirs, data)
 
 
-def padding_idx(folder: Path) -> padiff.Report:
+def padding_idx(folder: Path) -> str:
     """Embeddings whose row for padding is not zero, as in a checkpoint that was trained without `padding_idx`."""
     torch.manual_seed(0)
     chance = np.random.default_rng(0)
@@ -69,14 +72,14 @@ FOUND = [
             "paddle: the mean of `cross_entropy` counts ignored labels",
             "With `ignore_index=-100`, which is the default of both, torch divides the loss by the number of labels that "
             "count. paddle divides it by the number of all labels. Here 3 of 12 labels are ignored.",
-            "`reduction='sum'`, divided by the number of labels that count. Where -100 stands for a label to ignore, any "
-            "positive `ignore_index` gives torch's mean, too.",
+            "Use `reduction='sum'` and divide by the number of labels that count. Or mark the labels to ignore by a number "
+            "that is neither negative nor a class (255, say): then paddle's mean is torch's.",
         ),
         Words(
             "paddle：`cross_entropy` 求平均时计入了被忽略的标签",
             "两个框架默认都是 `ignore_index=-100`。torch 用有效标签的个数作除数，paddle 用全部标签的个数作除数。"
             "这里 12 个标签中有 3 个被忽略。",
-            "使用 `reduction='sum'`，再除以有效标签的个数。把表示忽略的 -100 换成任意一个非负的 `ignore_index`，结果也与 torch 相同。",
+            "使用 `reduction='sum'`，再除以有效标签的个数。或者用一个不是类别的非负数（例如 255）标记要忽略的标签，这时 paddle 的均值与 torch 相同。",
         ),
     ),
     Difference(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from entry import Difference, Words
+from entry import Difference, Words, verdict
 
 import padiff
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 280
 
 
-def _trained(folder: Path, name: str, *sides: str) -> padiff.Report:
+def _trained(folder: Path, name: str, *sides: str) -> str:
     # The two Trainers can't share a process: PaddleFormers switches torch off for transformers.
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "benchmarks"), *filter(None, sys.path)])
     for side in sides:
@@ -29,15 +29,15 @@ def _trained(folder: Path, name: str, *sides: str) -> padiff.Report:
         )
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-    return padiff.compare_runs(folder / f"hf_{name}", folder / f"pf_{name}")
+    return verdict(padiff.compare_runs(folder / f"hf_{name}", folder / f"pf_{name}"))
 
 
-def divided_twice(folder: Path) -> padiff.Report:
+def divided_twice(folder: Path) -> str:
     """transformers with accelerate set to divide by 1, against transformers as it is."""
     return _trained(folder, "divided_twice", "hf")
 
 
-def left_over(folder: Path) -> padiff.Report:
+def left_over(folder: Path) -> str:
     """Two epochs of five batches, two batches a step."""
     return _trained(folder, "left_over", "hf", "pf")
 

@@ -58,8 +58,10 @@ def install() -> None:
 
 def _only_models_of_paddleclas() -> None:
     """Leave out the package's own ``__init__``: it imports its predictor, which needs faiss."""
+    if "paddleclas" in sys.modules:
+        return
     spec = importlib.util.find_spec("paddleclas")
-    if spec is None or "paddleclas" in sys.modules:
+    if spec is None:
         return
     root = Path(spec.submodule_search_locations[0])
     for name in ("paddleclas", "paddleclas.ppcls", "paddleclas.ppcls.arch"):
