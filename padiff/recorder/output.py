@@ -15,9 +15,10 @@ from padiff.dump.write import RunWriter
 from padiff.errors import UnwritableFolderError, WriterError
 from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
+from padiff.recorder.known import Known
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
-from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, Known, RecordBuffer
+from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
 from padiff.records.pack import Pack
 from padiff.sketches.samples import Samples

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
 from padiff.recorder.detail import SKETCH
-from padiff.recorder.record_buffer import Known, LevelOf, Sampled
+from padiff.recorder.known import Known
+from padiff.recorder.record_buffer import LevelOf
+from padiff.recorder.taken import Sampled
 from padiff.records.alike import Site
 from padiff.sketches.sketch import Cut
 
@@ -148,8 +150,8 @@ class Owned:
         for stage, place, dtype, shape, call in about:
             node, slot, _, _ = owners[place]
             kind = type(node.layer).__name__
-            turned = self.transposed[place]
-            sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, turned)))
+            transposed = self.transposed[place]
+            sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, transposed)))
         return sites
 
     def _memory(self, tensor: Any) -> Any:

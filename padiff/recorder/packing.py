@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import PadiffError
-from padiff.frameworks.base import Framework, Handle, UncopiedError
+from padiff.frameworks.base import Framework
 from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.losses import LossCall
+from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
-from padiff.recorder.activations import Call
 from padiff.recorder.batches import Batches
+from padiff.recorder.calls import Call
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
@@ -73,7 +75,7 @@ class Packing:
     def attach(self, nodes: Sequence[Node]) -> None:
         """Hear what dropout draws, unless something is compiled: it would be compiled anew."""
         if self._handle is None and not any(self._framework.layers.compiled(node.layer) for node in nodes):
-            self._handle = self._framework.randomness.see_masks(self)
+            self._handle = self._framework.masks.see(self)
 
     def detach(self) -> None:
         """Hear nothing any more."""

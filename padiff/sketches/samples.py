@@ -78,7 +78,7 @@ class Samples:
         empty: where memory comes from.
         done: given that memory when it is no longer needed. Default: it is let go.
         bring: begins to bring over tensors from another device, and returns what waits for them
-            (`padiff.frameworks.base.Tensors.fetch`).
+            (`padiff.frameworks.values.Tensors.fetch`).
         counts: how many samples there were of each kind in the step before; when this step is done, in this one.
     """
 

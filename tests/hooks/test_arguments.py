@@ -159,12 +159,12 @@ def test_watch_ends_with_a_verdict(bad, tmp_path, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("both runs have ended; 6 steps compared. The runs match, largest relative L2 ")
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
-    told = capsys.readouterr().out.splitlines()
-    steps = [line for line in told if line.startswith(("first here: ", "step "))]
+    reported = capsys.readouterr().out.splitlines()
+    steps = [line for line in reported if line.startswith(("first here: ", "step "))]
     assert steps[0].startswith("first here: The runs part at step 0, stage grad") and len(steps) == 6
     assert steps[1].endswith("pairs differ, which follows from it")
     assert all(line.endswith("pairs differ") for line in steps[2:])  # said once
-    last = told[-1]
+    last = reported[-1]
     assert last.startswith(
         "both runs have ended; 6 steps compared. 6 of them differ. The runs part at step 0, stage grad"
     )

@@ -50,11 +50,11 @@ def test_a_diff_exits_with_1_and_names_the_place(bad, capsys):
 
 @pytest.mark.slow
 def test_several_processes_tell_the_same(bad, capsys):
-    told = []
+    reported = []
     for workers in ("1", "2"):
         assert main(["compare", *bad, "--workers", workers]) == 1
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1]
+        reported.append(capsys.readouterr().out)
+    assert reported[0] == reported[1]
 
 
 def test_json_to_standard_output_is_nothing_but_json(bad, capsys):

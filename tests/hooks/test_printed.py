@@ -121,7 +121,7 @@ def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "told"),
+    ("flag", "value", "reported"),
     [
         ("--interval", "nan", "--interval has to be a number of seconds above 0, got nan"),
         ("--interval", "inf", "--interval has to be a number of seconds above 0, got inf"),
@@ -130,6 +130,6 @@ def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, 
         ("--timeout", "-1", "--timeout has to be a number of seconds of at least 0, got -1.0"),
     ],
 )
-def test_times_that_are_none_are_refused(flag, value, told, odd, capsys):
+def test_times_that_are_none_are_refused(flag, value, reported, odd, capsys):
     assert main(["watch", *odd, "--logdir", "tb", flag, value]) == 2
-    assert capsys.readouterr().err == f"padiff: {told}\n" and not Path("tb").exists()
+    assert capsys.readouterr().err == f"padiff: {reported}\n" and not Path("tb").exists()

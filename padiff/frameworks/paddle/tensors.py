@@ -1,4 +1,4 @@
-"""Tensors of paddle; see `padiff.frameworks.base.Tensors`."""
+"""Tensors of paddle; see `padiff.frameworks.values.Tensors`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.base import UncopiedError
 from padiff.frameworks.forms import Form, form_of, new_cut
+from padiff.frameworks.values import UncopiedError
 from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
 from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, block_rows, cut_of

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch; see `padiff.frameworks.base.Tensors`."""
+"""Tensors of PyTorch; see `padiff.frameworks.values.Tensors`."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def added_later(folder: Path) -> dict[str, Any]:
 def differing(folder: Path) -> dict[str, Any]:
     _train(folder, PaDiffCallback(folder / "reference"))
     callback = PaDiffCallback(folder / "stopped", reference=folder / "reference", on_diff="stop")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         stopped, _ = _train(folder, callback, max_grad_norm=0.5)
     made = pf.trainer(
@@ -97,7 +97,7 @@ def differing(folder: Path) -> dict[str, Any]:
         made.train()
     except RunsDifferError as error:
         raised = str(error)
-    said = [str(one.message) for one in told if "padiff" in str(one.message)]
+    said = [str(one.message) for one in reported if "padiff" in str(one.message)]
     first = callback.first_diff
     return {
         "stopped": stopped.state.global_step, "stage": first.stage if first else "", "said": said, "raised": raised,
