@@ -106,15 +106,19 @@ class Randomness(Protocol):
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """Undo `as_arrays`; what is no state of a generator here is left out."""
 
+
+class Masks(Protocol):
+    """What dropout keeps."""
+
     def unfed(self, layer: Any) -> bool:
         """Whether a layer draws random numbers in training that can be neither seen nor fed, as far as its settings
         tell.
         """
 
-    def see_masks(self, observer: MaskObserver) -> Handle:
+    def see(self, observer: MaskObserver) -> Handle:
         """Tell an observer what each call of a dropout function keeps."""
 
-    def feed_masks(self, source: MaskSource) -> Handle:
+    def feed(self, source: MaskSource) -> Handle:
         """Have dropout functions keep what a source says."""
 
 
@@ -155,5 +159,6 @@ class Framework:
     hooks: Hooking
     optimizers: Optimizers
     randomness: Randomness
+    masks: Masks
     environment: Environment
     data: Data

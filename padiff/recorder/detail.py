@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.model.selection import Node, find_paths, nearest
+from padiff.model.selection import Node, find_paths
 from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES
+from padiff.system.spelling import nearest
 
 #: Nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the first steps,
 #: within a budget, and sketches after that (`padiff.recorder.levels`).

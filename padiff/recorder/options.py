@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
 from padiff.recorder.detail import AUTO, Detail
 from padiff.recorder.schedule import Schedule
 from padiff.records import Step
+from padiff.system.spelling import nearest
 
 
 class RunOptions(TypedDict, total=False):

@@ -75,7 +75,7 @@ class Packing:
     def attach(self, nodes: Sequence[Node]) -> None:
         """Hear what dropout draws, unless something is compiled: it would be compiled anew."""
         if self._handle is None and not any(self._framework.layers.compiled(node.layer) for node in nodes):
-            self._handle = self._framework.randomness.see_masks(self)
+            self._handle = self._framework.masks.see(self)
 
     def detach(self) -> None:
         """Hear nothing any more."""

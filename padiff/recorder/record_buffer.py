@@ -306,22 +306,22 @@ class RecordBuffer:
         others: dict[int, TensorSource] = {}
         for place, taken in enumerate(traced):
             if isinstance(taken, Sampled) and taken.samples is self.samples:
-                dtype, shape, turned = taken.dtype, taken.shape, taken.transposed
+                dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
                 numbers.append(taken.number)
             elif taken is None:
-                dtype, shape, turned = unknown[place]
+                dtype, shape, transposed = unknown[place]
                 numbers.append(NO_SAMPLE)
             else:
-                dtype, shape, turned = taken.dtype, tuple(taken.shape), False
+                dtype, shape, transposed = taken.dtype, tuple(taken.shape), False
                 numbers.append(NO_SAMPLE)
                 others[place] = taken.source
             if same:
                 # Kept where it is the same: a large model's would keep the collector busy.
-                its_dtype, its_shape, its_turned = site = known[place]
-                same = its_dtype == dtype and its_shape == shape and its_turned == turned
-                sites.append(site if same else TracedSite(dtype, shape, turned))
+                its_dtype, its_shape, its_transposed = site = known[place]
+                same = its_dtype == dtype and its_shape == shape and its_transposed == transposed
+                sites.append(site if same else TracedSite(dtype, shape, transposed))
             else:
-                sites.append(TracedSite(dtype, shape, turned))
+                sites.append(TracedSite(dtype, shape, transposed))
         same = same and before is not None and before[1] == calls
         if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
             pattern = Pattern(self._sites, self._numbers, sites, numbers, made())

@@ -75,9 +75,9 @@ def test_forgetting_to_end_steps_is_said_when_the_recording_ends(kit):
 
 
 def test_forgetting_to_end_steps_is_said_early_and_once(kit):
-    with pytest.warns(RuntimeWarning) as told:
+    with pytest.warns(RuntimeWarning) as reported:
         train(kit, 25, dump=False)
-    said = [str(w.message) for w in told if "try_dump()" in str(w.message)]
+    said = [str(w.message) for w in reported if "try_dump()" in str(w.message)]
     assert len(said) == 2
     assert said[0].startswith("padiff: an optimizer stepped 10 times, and try_dump() was not called")
 
@@ -103,9 +103,9 @@ def test_one_step_and_several_steps_of_a_critic_are_nobodys_mistake(kit):
 def test_a_run_in_memory_is_bounded_and_says_so_once(kit):
     whole = train(kit, 2)
     each = sum(value.nbytes for value in recorded(whole, 1).values())
-    with pytest.warns(RuntimeWarning, match="this run is kept in memory") as told:
+    with pytest.warns(RuntimeWarning, match="this run is kept in memory") as reported:
         rec = train(kit, 12, max_bytes=4 * each)
-    said = [str(w.message) for w in told if "kept in memory" in str(w.message)]
+    said = [str(w.message) for w in reported if "kept in memory" in str(w.message)]
     assert len(said) == 1 and "step 1 was let go" in said[0]
     assert rec.run.numbers()[0] == 0 and rec.run.numbers()[-1] == 11
     # Outputs that are seen at two sites are held once, weights before and after an update are.

@@ -68,7 +68,7 @@ def test_rules(given, path, stage, expected):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ("sketc", "detail.*'sketc'.*sketch"),
         ("", "full, sketch, nothing|nothing, sketch, full"),
@@ -81,8 +81,8 @@ def test_rules(given, path, stage, expected):
         (None, "got NoneType"),
     ],
 )
-def test_words_that_are_none(given, told):
-    with pytest.raises(UsageError, match=told):
+def test_words_that_are_none(given, reported):
+    with pytest.raises(UsageError, match=reported):
         Detail.of(given)
 
 

@@ -44,7 +44,7 @@ class Fault:
         model, arguments: what differs of `MODEL` and `ARGUMENTS`.
         data: what differs for `samples`.
         how: something else that the sides know by name.
-        stage, step: where it shows first.
+        stage, step: where it is seen first.
         layer: of the first diff; empty where any is right.
         words: one of them has to be in the cause.
         both: arguments of both sides.
