@@ -1,0 +1,54 @@
+"""The reference has every public name and every option, and links lead to files."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+
+import pytest
+
+from padiff_hooks.cli import _parser
+
+from .pages import DOCS, ROOT, Page
+
+PAGES = [Page.of(path) for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]]
+
+
+def test_every_public_name_is_on_a_page_of_the_reference():
+    stubs = ast.parse((ROOT / "padiff/__init__.pyi").read_text(encoding="utf-8")).body
+    public = {f"padiff.{alias.name}" for line in stubs if isinstance(line, ast.ImportFrom) for alias in line.names}
+    hosts = {f"{path.name}.callback.PaDiffCallback" for path in (ROOT / "integrations").glob("*/padiff_*")}
+    assert public
+    assert len(hosts) == 4
+    shown = {name for page in PAGES for name in page.shown}
+    assert public | hosts <= shown, "add them to docs/reference/write.py, and run it"
+
+
+def test_every_command_and_option_is_on_the_page_of_commands():
+    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    page = Page.of(DOCS / "reference/commands.md")
+    texts = dict(
+        zip(
+            ("".join(line.split()[2:]) for line in page.text.splitlines() if line.startswith("## padiff ")), page.blocks
+        )
+    )
+    assert set(texts) == set(commands.choices)
+    for name, parser in commands.choices.items():
+        for option in (option for action in parser._actions for option in action.option_strings):
+            assert option in texts[name][1], f"padiff {name} {option}: run python docs/reference/write.py"
+
+
+def test_the_pages_of_the_reference_are_what_their_script_writes():
+    spec = importlib.util.spec_from_file_location("write", DOCS / "reference/write.py")
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    for language, folder in enumerate(("reference", "zh/reference")):
+        for name in writer.PAGES:
+            assert (DOCS / folder / f"{name}.md").read_text(encoding="utf-8") == writer.page(name, language)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.path.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    for link in page.links:
+        assert (page.path.parent / link).exists(), link
