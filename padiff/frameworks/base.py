@@ -50,6 +50,9 @@ class Layers(Protocol):
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
 
+    def computed(self, layer: Any) -> Collection[str]:
+        """Slots of the buffers that no checkpoint holds: the layer computes them when it is made."""
+
     def stamp(self, layers: Sequence[Any]) -> Any:
         """A value that is another one once these layers hold other layers (`children`), or own other tensors, or
         tensors of other names or shapes (`parameters`); as long as the tensors live. Cheap.

@@ -127,6 +127,9 @@ def _verdict(report: ReportData) -> str:
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
         text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
+    precision = next((one for one in report.settings_differ if one.kind == "precision"), None)
+    if precision is not None:
+        text += f" But {precision.said}: {precision.text}."
     return text
 
 

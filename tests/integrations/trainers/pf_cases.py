@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 
 import padiff
+from padiff.dump.floors import read_floors
 from padiff.errors import RunsDifferError
 from padiff_paddleformers import PaDiffCallback
 
@@ -117,6 +118,18 @@ def replayed(folder: Path) -> dict[str, Any]:
             "back": back, "hooks": pf.hooks(made), "text": str(report)[-400:]}  # fmt: skip
 
 
+def measured(folder: Path) -> dict[str, Any]:
+    """Floors, of each of three steps in four more: two epochs of six."""
+    _train(folder, PaDiffCallback(folder / "reference", replay_every_n_steps=2))
+    callback = PaDiffCallback(folder / "run", replay=folder / "reference", floors=2, float64=True)
+    made, _ = _train(folder, callback, data={"order": 5}, num_train_epochs=2)
+    floors = [read_floors(folder / "run", number) for number in (0, 2, 4)]
+    return {"passed": bool(callback.report and callback.report.passed), "text": str(callback.report)[-400:],
+            "units": [list(found.units) for found in floors if found], "hooks": pf.hooks(made),
+            "exact": [len(found.exact) for found in floors if found],
+            "notes": [note for found in floors if found for note in found.notes]}  # fmt: skip
+
+
 def carried(folder: Path) -> dict[str, Any]:
     """Epochs of five batches, of which two make a step."""
     _train(folder, PaDiffCallback(folder / "run"), num_train_epochs=2, data={"count": 10})
@@ -129,7 +142,7 @@ def carried(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: str) -> None:
-    cases = (neutral, exceptions, added_later, differing, replayed, carried)
+    cases = (neutral, exceptions, added_later, differing, replayed, measured, carried)
     facts = {}
     for case in cases:
         own = Path(folder) / case.__name__
