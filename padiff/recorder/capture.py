@@ -18,7 +18,7 @@ from padiff.frameworks.hooking import TRANSFORMED, Hearing
 from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
-from padiff.recorder.calls import Calls
+from padiff.recorder.calls import Call, Calls
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
