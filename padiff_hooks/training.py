@@ -393,7 +393,7 @@ def _lasting(options: TrainingOptions) -> RunOptions:
     """The options as they hold for every training that the callback is given: checked, and lists listed."""
     rest: Any = {**options}
     rest["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
-    rest["detail"] = Detail.of(options.get("detail", "full"), rest.pop("full_every_n_steps", None))
+    rest["detail"] = Detail.of(options.get("detail", "auto"), rest.pop("full_every_n_steps", None))
     for name in ("white_list", "black_list"):
         if rest.get(name) is not None:
             rest[name] = list(rest[name])

@@ -98,6 +98,7 @@ class RunWriter:
         except OSError as error:
             what, remedy = explain(error, self.path)
             raise UnwritableFolderError(f"cannot make the run folder {self.path}: {what}. {remedy}") from error
+        self._mixed = storage.mixed
         limited = storage.max_bytes is not None and rank == 0
         self._budget = Budget(self.path, storage.max_bytes or 0, info.world_size) if limited else None
         # The thread knows the queue, and the writer only weakly: a recorder that is dropped without being closed (a
@@ -258,8 +259,10 @@ class RunWriter:
         if self._replace and (self.path / FLOORS).exists():
             drop_whole(self.path / FLOORS / step_folder(step.number))
 
+        packed = self._pack is not None and not (self._mixed and not _has_sketches(step))
+
         def write_step(folder: Path) -> None:
-            if self._pack is not None:
+            if self._pack is not None and packed:
                 self._pack.write(folder, step)
             else:
                 own = final / f"rank_{step.rank}"
@@ -276,6 +279,10 @@ class RunWriter:
         drop_whole(self._step_path(number))
         drop_whole(self.path / PACKS / step_folder(number))
         drop_whole(self.path / FLOORS / step_folder(number))
+
+
+def _has_sketches(step: Step) -> bool:
+    return any(record.source.sketched for record in step.records)
 
 
 #: What the thread is to write: a step, what holds for all of them, and its pack.

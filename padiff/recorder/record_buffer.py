@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff.frameworks.base import Framework
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, SKETCH, SMALL
+from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left, LeftOut
 from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
@@ -54,6 +54,7 @@ class RecordBuffer:
         room: bytes of small tensors that are kept where sketches are kept of others.
 
     Attributes:
+        within: bytes that are still kept in full of tensors of the level `WITHIN`.
         copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
         left_out: what could not be copied.
     """
@@ -69,7 +70,7 @@ class RecordBuffer:
         room: float = SMALL_BYTES,
     ) -> None:
         self._tensors = framework.tensors
-        self._empty, self._room = empty, room
+        self._empty, self._room, self.within = empty, room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self.known = Known() if known is None else known
         #: Of each record so far: what it is; the number of its sample, and where that is `NO_SAMPLE`, its source.
@@ -115,6 +116,12 @@ class RecordBuffer:
                 array = tensors.copy(tensor, self._empty)
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
+            if level == WITHIN:
+                if math.prod(tensors.shape(tensor)) * int(tensor.element_size()) <= self.within:
+                    array = tensors.copy(tensor, self._empty)
+                    self.within -= array.nbytes
+                    return Whole(tensors.dtype(tensor), array.shape, array)
+                self.within = 0.0  # what comes later does not get what this one has not
             if level == FULL:
                 array = tensors.copy(tensor, self._empty)
                 return Whole(tensors.dtype(tensor), array.shape, array)

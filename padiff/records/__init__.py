@@ -39,7 +39,8 @@ from padiff.records.recorded import (
     is_of_loss,
     loss_role,
 )
-from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
+from padiff.records.report import Report
+from padiff.records.report_data import CANNOT_TELL, DIFFER, MATCH
 from padiff.records.report_text import (
     AMPLIFIED,
     count_text,

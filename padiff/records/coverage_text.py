@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from padiff.records.report_data import ReportData
 from padiff.sketches.sketch import ELEMENTS, SPREAD
 from padiff.system.printable import printable_lines
-
-if TYPE_CHECKING:
-    from padiff.records.report import Report
 
 # Names that a line lists.
 _NAMED = 8
 
 
-def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:
+def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
     """What was left out, and what is worth knowing besides, a line each."""
     coverage = report.coverage
     lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
@@ -87,7 +84,7 @@ def _first(names: Sequence[str], at_most: int) -> str:
     return f"{', '.join(names[:at_most])}{rest}"
 
 
-def left_out_text(report: Report) -> str:
+def left_out_text(report: ReportData) -> str:
     coverage = report.coverage
     counts = [
         (len(coverage.reference_layers), "layer", "reference"),

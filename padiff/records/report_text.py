@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import Both
@@ -14,12 +14,10 @@ from padiff.records.coverage_text import coverage_lines, left_out_text, zeros_te
 from padiff.records.folding import Marked, Row, folded_rows, ratio_of
 from padiff.records.judgement import Figure, Grade, Rule
 from padiff.records.recorded import LOOP, STAGES
+from padiff.records.report_data import ReportData
 from padiff.records.tree_text import place_lines
 from padiff.sketches.sketch import SPREAD
 from padiff.system.printable import printable, printable_lines
-
-if TYPE_CHECKING:
-    from padiff.records.report import Report
 
 #: Relative L2 error above which what passed shows that rounding was amplified.
 AMPLIFIED = 0.1
@@ -32,7 +30,7 @@ _PLAIN = frozenset({Rule.ROUNDING, Rule.SCALAR, Rule.EQUAL, Rule.TOLERANCE})
 _ALIKE = 3
 
 
-def report_text(report: Report) -> str:
+def report_text(report: ReportData) -> str:
     """A report as it is printed: the verdict, the table of stages, what differs and where, the coverage, and at the end
     the verdict in short.
     """
@@ -42,7 +40,7 @@ def report_text(report: Report) -> str:
     return "\n".join([*lines, *coverage_lines(report), "", headline(report)])
 
 
-def headline(report: Report) -> str:
+def headline(report: ReportData) -> str:
     """The verdict in short, for those in a hurry: the outcome, and where."""
     coverage, first = report.coverage, report.first_diff
     steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
@@ -62,7 +60,7 @@ def headline(report: Report) -> str:
     return printable(text + (f"; and {more} other fault{'s' if more > 1 else ''}" if more else ""))
 
 
-def where_lines(report: Report, width: int = 120) -> list[str]:
+def where_lines(report: ReportData, width: int = 120) -> list[str]:
     """Both models around the first diff, as trees, and the lines of code that call it; nothing where it is in no layer.
 
     Args:
@@ -75,17 +73,17 @@ def where_lines(report: Report, width: int = 120) -> list[str]:
     return place_lines(models, names, paths, first.stacks, width)
 
 
-def count_text(report: Report) -> str:
+def count_text(report: ReportData) -> str:
     """How many pairs differ, of how many that count."""
     return f"{len(report.failed)} of {report.coverage.compared} pairs differ"
 
 
-def verdict(report: Report) -> str:
+def verdict(report: ReportData) -> str:
     """The report in one sentence."""
     return printable(_verdict(report))
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: ReportData) -> str:
     if report.first_diff is not None:
         return " ".join(first.message for first in (report.first_diff, *report.independent))
     coverage = report.coverage
@@ -129,10 +127,13 @@ def _verdict(report: Report) -> str:
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
         text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
+    precision = next((one for one in report.settings_differ if one.kind == "precision"), None)
+    if precision is not None:
+        text += f" But {precision.said}: {precision.text}."
     return text
 
 
-def _cannot_tell(report: Report) -> str:
+def _cannot_tell(report: ReportData) -> str:
     coverage = report.coverage
     found = []
     for side, names in (("reference", coverage.reference_unrecorded), ("candidate", coverage.candidate_unrecorded)):
@@ -147,7 +148,7 @@ def _cannot_tell(report: Report) -> str:
     )
 
 
-def floor_lines(report: Report) -> list[str]:
+def floor_lines(report: ReportData) -> list[str]:
     """What diffs are beside the floors that were measured, a line each; none where none were."""
     worst: dict[str, Diff] = {}
     grades: Counter[Grade] = Counter()
@@ -171,7 +172,7 @@ def floor_lines(report: Report) -> list[str]:
     return [*lines, f"largest in multiples of their floors: {', '.join(largest)}"]
 
 
-def third_lines(report: Report) -> list[str]:
+def third_lines(report: ReportData) -> list[str]:
     """Which side is farther from the step in float64, a line; none where it was not run in float64."""
     count: Counter[str] = Counter()
     worst: dict[str, Diff] = {}
@@ -201,7 +202,7 @@ def third_lines(report: Report) -> list[str]:
     return [f"float64 ({code}'s code): of {total} tensors, {'; '.join(parts) or 'both sides are as far from it'}"]
 
 
-def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
+def failed_lines(report: ReportData, at_most: int | None = _LISTED) -> list[str]:
     """What differs, a line each, in causal order; many that differ alike are one line.
 
     Args:
@@ -215,7 +216,7 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
     return printable_lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *rest])
 
 
-def failed_rows(report: Report, at_most: int | None = _LISTED) -> tuple[list[Row], int]:
+def failed_rows(report: ReportData, at_most: int | None = _LISTED) -> tuple[list[Row], int]:
     """What `failed_lines` lists, and how many diffs it does not."""
     if at_most is None:
         return [Marked(k, diff, _mark(report, diff)).row for k, diff in enumerate(report.failed)], 0
@@ -238,7 +239,7 @@ def failed_rows(report: Report, at_most: int | None = _LISTED) -> tuple[list[Row
     return [row, *rows], hidden
 
 
-def _mark(report: Report, diff: Diff) -> str:
+def _mark(report: ReportData, diff: Diff) -> str:
     """How a diff stands to the first one, where it does not follow from it."""
     standing = report.standing(diff)
     return "" if standing is None or standing is Standing.FOLLOWS else str(standing)
@@ -255,7 +256,7 @@ def _likeness(diff: Diff) -> tuple[Any, ...] | None:
     return None if ratio is None else (pair.step, pair.stage, f"are {ratio:.3g} times the reference's")
 
 
-def _counts(report: Report) -> Counter[tuple[int, str]]:
+def _counts(report: ReportData) -> Counter[tuple[int, str]]:
     return Counter((d.pair.step, d.pair.stage) for d in report.diffs if d.counts and d.pair.anchor.layer != LOOP)
 
 
@@ -267,7 +268,7 @@ def _folded(key: tuple[Any, ...], some: Sequence[Marked], count: int) -> Row:
     return Row(f"step {step}", stage, f"{len(some)} of {count} {what} ({names}, ...)", mark)
 
 
-def _table(report: Report) -> list[str]:
+def _table(report: ReportData) -> list[str]:
     """The table of stages as plain text."""
     rows = [["stage", "pairs", "differ", "rel L2", "allowed", "closest to its limit"]]
     table = stage_table(report)
@@ -292,7 +293,7 @@ def limit_lines(table: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"allowed at {', '.join(some)}: {rule}" for rule, some in stages.items()]
 
 
-def stage_table(report: Report) -> list[dict[str, Any]]:
+def stage_table(report: ReportData) -> list[dict[str, Any]]:
     """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
     rows: dict[str, dict[str, Any]] = {}
     worst: dict[str, float] = {}

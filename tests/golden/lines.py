@@ -80,7 +80,7 @@ def _told(report: Report) -> Iterator[str]:
     if first is not None:
         yield f"first {first.step} {first.stage} {first.reference} {first.candidate} {first.slot} {first.max_abs!r}"
         yield f"cause {first.cause or ''}"
-    yield from (f"reported {line}" for line in str(report).splitlines())
+    yield from (f"told {line}" for line in str(report).splitlines())
 
 
 def write_expected(lines: Mapping[str, list[str]]) -> None:

@@ -42,7 +42,7 @@ def training(kit: Any) -> tuple[Any, Any, Callable[[int], Any]]:
 
 
 def holds() -> dict[str, int]:
-    """What this process holds now. No collection by hand: what only a collection would free counts as held."""
+    """What this process holds now."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
     return {
         "resident_kb": resident,
@@ -55,7 +55,7 @@ def holds() -> dict[str, int]:
 
 def soak(framework: str, folder: Path, steps: int, every: int, options: dict[str, Any]) -> list[dict[str, int]]:
     """Record a training of so many steps; what the process holds before, after each ``every`` steps, and after."""
-    gc.unfreeze()  # as in a fresh interpreter, if this one is none
+    gc.disable()  # what only a collection would free counts as held
     model, optimizer, step = training(KITS[framework])
     for number in range(20):
         step(number)

@@ -11,7 +11,7 @@ from compare.test_unrecorded import RECORDED
 from kit.records import norm, record, step, toy_folder, toy_info, toy_steps, write_run
 
 import padiff
-import padiff_hooks.cli
+import padiff_hooks.commands.compare
 from padiff import NoisePolicy, Tolerance, compare_runs
 from padiff.compare import RunComparison
 from padiff.errors import NothingToCompareError, UsageError
@@ -194,7 +194,7 @@ def test_ctrl_c_is_answered(bad, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", interrupted)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", interrupted)
     assert main(["compare", *bad]) == 130
     assert capsys.readouterr().err == "padiff: interrupted\n"
 

@@ -12,7 +12,7 @@ import pytest
 from hard.children import started
 from kit.records import planted, toy_folder, toy_info, write_run
 
-import padiff_hooks.cli
+import padiff_hooks.commands.compare
 from padiff import compare_runs
 from padiff_hooks.cli import main
 from padiff_hooks.stream import DiffStream
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_to_is_told_before_comparing_and_leaves_nothing(b
 
     folder = tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", compared)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", compared)
     for flag in ("--json", "--junit", "--markdown"):
         assert main(["compare", *bad, flag, str(folder)]) == 2
         assert capsys.readouterr().err == f"padiff: cannot write {folder}: it is a folder\n"
@@ -182,7 +182,7 @@ def test_logdir_is_written_step_by_step(good, tmp_path, monkeypatch, capsys):
 
         return compare_runs(*paths, each=interrupted)
 
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", compared)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", compared)
     assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 130
     assert written == [(0,), (1,)]
 

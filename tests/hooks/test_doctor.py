@@ -284,7 +284,7 @@ def test_a_script_that_does_not_record_is_recorded(text, tmp_path):
     assert first_divergence(plain, recording) is None
 
 
-def test_a_model_that_cannot_be_found_is_told(capsys):
+def test_a_model_that_cannot_be_found_is_told(imported, capsys):
     script(TORCH_PLAIN)
     assert main(["doctor", "train.py", "--", "split"]) == 2
     reported = capsys.readouterr().err

@@ -239,7 +239,7 @@ def test_layers_that_draw_and_can_not_be_fed_are_named(run, tmp_path, capfd):
         (torch.nn.RReLU(), True),
         (torch.nn.LSTM(4, 4, 2, dropout=0.5), False),
     ):
-        assert padiff.frameworks.framework_of(layer).randomness.unfed(layer) == named, layer
+        assert padiff.frameworks.framework_of(layer).masks.unfed(layer) == named, layer
     net = PaddleViT()
     net.layers[0].dropout = paddle.nn.RReLU()
     with padiff.replay(run, net, tmp_path / "c"):

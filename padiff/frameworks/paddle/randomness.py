@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import paddle
 
-from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
-from padiff.frameworks.hooking import Handle
-
 # Where, among the words that say a state, stands where it lies in memory.
 _ADDRESS = 3
 
@@ -55,24 +52,3 @@ def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {}
-
-
-def unfed(layer: Any) -> bool:
-    if isinstance(layer, paddle.nn.RReLU):
-        return True
-    # Fused layers drop in C++.
-    rates = [value for name, value in vars(layer).items() if "dropout" in name or name == "p"]
-    fused = any(kind.__module__.startswith("paddle.incubate.nn") for kind in type(layer).__mro__)
-    return fused and any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
-
-
-def see_masks(observer: MaskObserver) -> Handle:
-    from padiff.frameworks.paddle import dropouts
-
-    return MasksSeen(dropouts, observer)
-
-
-def feed_masks(source: MaskSource) -> Handle:
-    from padiff.frameworks.paddle import dropouts
-
-    return MasksFed(dropouts, source)
