@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump import open_run
+from padiff.dump.format import RUN_FILE
 from padiff.dump.local import local_folder
 from padiff.dump.read import FolderRun
 from padiff.dump.replay_packs import Packs
-from padiff.errors import UsageError
+from padiff.errors import RunFolderError, UsageError
 from padiff.model.live_model import LiveModel
 from padiff.records import Run, RunInfo, Step
-from padiff.records.pack import Pack
+from padiff.records.pack import Pack, leaves
 
 _NAMED = 6
 
@@ -126,6 +127,8 @@ def opened(
 def _chosen(there: Sequence[int], steps: Container[int] | None, reference: str | Path) -> tuple[int, ...]:
     if steps is None:
         return tuple(there)
+    if not isinstance(steps, Container) or isinstance(steps, (str, bytes)):
+        raise UsageError(f"steps is a list of the steps' numbers, or a range of them, got {steps!r}")
     found = tuple(number for number in there if number in steps)
     # Of what only says whether it holds a step, it can't be asked what else it names.
     lacking = sorted(set(steps) - set(there)) if isinstance(steps, Collection) else []
@@ -174,3 +177,30 @@ def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def check_free(folder: Path) -> None:
+    """Make sure that a folder holds no run yet.
+
+    Raises:
+        RunFolderError: it holds one.
+    """
+    if (folder / RUN_FILE).exists():
+        raise RunFolderError(
+            f"{folder} holds a run already, and nothing of it is overwritten unasked. Give another folder, or "
+            "existing='overwrite' to replace it"
+        )
+
+
+def failed_at(pack: Pack, exact: bool, error: Exception) -> str:
+    """Where a loop was left by an error, and what it was given there."""
+    given = []
+    for batch in pack.batches[:1]:
+        for name, part in (("inputs", (batch.args, batch.kwargs)), ("labels", batch.labels)):
+            shapes = [f"{list(array.shape)} {array.dtype}" for array in (source.read() for source in leaves(part))]
+            given += [f"{name} {', '.join(shapes)}"] if shapes else []
+    how = " when it was done in float64" if exact else ""
+    text = f"the loop was left by {type(error).__name__} at step {pack.step}{how}; model and optimizer are as they were"
+    if exact:
+        return f"{text}. Leave float64 away, or have the loop call replay.give_up(why) where it can't do a step.exact"
+    return f"{text}. The step's batch: {'; '.join(given)}" if given else text

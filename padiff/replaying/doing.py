@@ -33,6 +33,7 @@ class Doing:
         kept: what the user had; what is changed is put back by it.
         feeder: what gives dropout its masks; `None` outside of a step.
         notes: what could not be fed or was not used, in words.
+        begun: the pack of the step that was begun last, and whether in float64; `None` once it was done.
     """
 
     def __init__(self, model: LiveModel, optimizers: Sequence[Any], recorder: Recorder, carrying: Carrying) -> None:
@@ -40,6 +41,7 @@ class Doing:
         self.kept: Kept | None = None
         self.feeder: MaskFeeder | None = None
         self.notes: dict[str, None] = {}
+        self.begun: tuple[Pack, bool] | None = None
         self._feeding: Handle | None = None
         self._batch: int | None = None
         self._drawn: Any = None
@@ -64,6 +66,7 @@ class Doing:
         """
         assert self.kept is not None
         self._check_same()
+        self.begun = pack, move.exact
         framework = self._model.framework
         if move.exact:
             self._widen()
@@ -147,6 +150,7 @@ class Doing:
 
     def take(self) -> Step | None:
         """The step was done once more: what was recorded of it, which goes nowhere else."""
+        self.begun = None
         self.stop()
         try:
             return self._recorder.take()

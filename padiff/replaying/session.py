@@ -11,13 +11,13 @@ from typing import Any
 from padiff.compare import Policy, RunComparison, compare_runs
 from padiff.dump import open_run
 from padiff.dump.floors import write_floors
-from padiff.errors import NothingToCompareError, UsageError
+from padiff.errors import NothingToCompareError, PadiffError, UsageError
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
 from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES, Report
 from padiff.replaying.carrying import Carrying
-from padiff.replaying.checks import Reference, check_model, notes_of
+from padiff.replaying.checks import Reference, check_free, check_model, failed_at, notes_of
 from padiff.replaying.doing import Doing
 from padiff.replaying.isolation import Isolator
 from padiff.replaying.kept import Kept
@@ -58,7 +58,7 @@ class Replay:
     ) -> None:
         self._reference, self._model = reference, LiveModel.of(model)
         self._dir_path, self._layer_map, self._policy = Path(dir_path), layer_map, policy
-        self._optimizers = list(optimizers)
+        self._optimizers, self._existing = list(optimizers), existing
         self.numbers = list(reference.numbers)
         self.done: list[int] = []
         self._floors, self._float64 = floors, float64
@@ -92,6 +92,8 @@ class Replay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(finished=kind is None)
+        if self._doing.begun is not None and isinstance(error, Exception) and not isinstance(error, PadiffError):
+            say(f"replay: {failed_at(*self._doing.begun, error)}")
 
     def __iter__(self) -> Iterator[ReplayStep]:
         """Each packed step, with the model, its optimizer and random numbers as the reference's were before it.
@@ -153,7 +155,10 @@ class Replay:
             NothingToCompareError: none was done.
         """
         if not self.done:
-            raise NothingToCompareError("no packed step was done again, so there is nothing to compare")
+            raise NothingToCompareError(
+                "no packed step was done again, so there is nothing to compare: the loop over the replay has to call "
+                "the model in each step, and to go on to the next one or to the end"
+            )
         if self._report is None:
             self._recorder.flush()
             self._wait_for_others()
@@ -246,6 +251,8 @@ class Replay:
         if self._doing.kept is not None:
             raise UsageError("this replay is open already")
         check_model(self._model)
+        if self._existing == "error" and self._recorder.info.world_size == 1:
+            check_free(self._dir_path)
         self._doing.kept = kept = Kept(self._model)
         try:
             # All that may refuse the model does so before anything is written.
@@ -280,6 +287,7 @@ class Replay:
         number, isolator = self._recorder.step, self._isolator
         self._stop_isolating()
         self._doing.stop()
+        self._doing.begun = None
         written = self._recorder.end_step()
         self._recorder.detach()
         if written:

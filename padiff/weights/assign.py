@@ -360,7 +360,7 @@ def _explain(error: TransferError, alignment: Alignment, models: Both[Model]) ->
         "    4. or carry over all that fits and have the rest listed: ",
     ]
     if isinstance(models.reference, StoredModel):
-        hints[-1] += "start_from(..., partial=True)."
+        hints[-1] += "partial=True, for start_from and replay alike."
     else:
         hints[-1] += "assign_weight(base_model, raw_model, partial=True),"
         hints.append("       and then auto_diff(..., auto_init=False).")

@@ -251,3 +251,56 @@ def test_a_run_of_several_processes(run, tmp_path):
     file = tmp_path / "run" / "run.json"
     file.write_text(file.read_text().replace('"world_size": 1', '"world_size": 2'))
     refused(Paddle, "recorded by 2 processes", tmp_path / "run", tmp_path / "c")
+
+
+@pytest.mark.parametrize("steps", [2, "2"])
+def test_steps_are_a_list(run, tmp_path, steps):
+    refused(Paddle, "steps is a list of the steps' numbers, or a range of them, got", run, tmp_path / "c", steps=steps)
+
+
+def test_a_loop_that_is_left_by_an_error_says_what_it_was_given(run, tmp_path, capfd):
+    class OwnError(Exception):
+        pass
+
+    net = PaddleViT()
+    for exact in (False, True):
+        with (
+            pytest.raises(OwnError),
+            padiff.replay(run, net, tmp_path / f"{exact}", float64=exact, steps=[2]) as replay,
+        ):
+            for step in replay:
+                for batch in step.batches:
+                    Paddle.cross_entropy(net(*batch.inputs), *batch.labels).backward()
+                if step.exact == exact:
+                    raise OwnError
+        said = capfd.readouterr().err
+        assert "the loop was left by OwnError at step 2" in said and "model and optimizer are as they were" in said
+        # By hand: images(number) of trainings.py.
+        assert ("inputs [4, 3, 8, 8] float32; labels [4] int64" in said) == (not exact)
+        assert ("replay.give_up(why)" in said) == exact
+
+
+def test_a_loop_that_calls_nothing_is_told(run, tmp_path, capfd):
+    with (
+        pytest.warns(RuntimeWarning, match="no layer of the recorded model was called"),
+        padiff.replay(run, PaddleViT(), tmp_path / "d") as replay,
+    ):
+        for _ in replay:
+            pass
+    with pytest.raises(padiff.PadiffError, match="the loop over the replay has to call the model in each step"):
+        str(replay.report)
+    assert "was left by" not in capfd.readouterr().err
+
+
+def test_what_a_replay_says_of_its_folder_and_of_partial_is_true_of_it(run, tmp_path):
+    shutil.copytree(run, tmp_path / "there")
+    refused(Paddle, "existing='overwrite' to replace it$", run, tmp_path / "there", error=RunFolderError)
+    other = paddle.nn.Sequential(paddle.nn.Linear(3, 4))
+    refused(
+        Paddle,
+        "partial=True, for start_from and replay alike",
+        run,
+        tmp_path / "c",
+        other,
+        optimizer=Paddle.adamw(other, 0.5),
+    )

@@ -62,14 +62,19 @@ def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[
     ]
     found: list[Bundle] = []
     taken: set[Unit] = set()
-    # What names tell comes first, wherever the parts lie; then neighbours in order.
-    for named, families in ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _siblings)):
+    # What names tell comes first, wherever the parts lie; then neighbours in order, those that are counted first.
+    ways = ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _counted), (False, _siblings))
+    counted = False
+    for named, families in ways:
+        if counted:
+            break  # what is left between those that are counted is none
         for family in families([unit for unit in fitting if unit not in taken]):
             ordered = _have_run(family, ran)
             left = sorted(family, key=lambda unit: (ran[unit.path], unit.defined)) if ordered else list(family)
             while (bundle := _named(left, rows) if named else _consecutive(left, rows, ordered)) is not None:
                 found.append(bundle)
                 taken.update(bundle.parts)
+                counted = families is _counted
                 left = [unit for unit in left if unit not in taken]
     return found
 
@@ -124,6 +129,16 @@ def _same_group(kind: str, other: str) -> bool:
 def _siblings(units: Sequence[Unit]) -> list[list[Unit]]:
     """Units with the same layer right above them."""
     return _families(units, lambda unit: unit.name.rpartition(".")[0])
+
+
+def _counted(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units with the same layer right above them, whose names differ by a number alone: ``s1``, ``s2``, ``s3``."""
+
+    def key(unit: Unit) -> tuple[str, str]:
+        above, _, own = unit.name.rpartition(".")
+        return above, re.sub(r"\d+", "#", own)
+
+    return _families(units, key)
 
 
 def _cousins(units: Sequence[Unit]) -> list[list[Unit]]:
