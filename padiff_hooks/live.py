@@ -106,6 +106,7 @@ class LiveComparison:
         try:
             for report in self._pairs.poll():
                 self._add(report)
+                self._remarks += map(printable, self._pairs.ranks)
                 if recorder is not None and report.first_diff is not None and report.failed:
                     recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
         except PadiffError as error:

@@ -139,6 +139,8 @@ def _follow(
             with explained(args.logdir):
                 stream.write(report)
             last_news = time.monotonic()
+            for line in pairs.ranks:
+                console.print(printable(line), style="red")
             if pairs.asked is not None:
                 layers = ", ".join(sorted(pairs.asked.layers)[:5])
                 console.print(f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}")

@@ -12,6 +12,7 @@ from padiff.compare.diagnose.hypotheses import (
     data,
     detaching,
     gradients,
+    loss_code,
     optimizers,
     outputs,
     rewritten,
@@ -46,8 +47,8 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         written.unrecorded,
     ),
     "forward": (rewritten.hypotheses, outputs.hypotheses),
-    "loss": (gradients.backward_hypotheses,),
-    "backward": (gradients.backward_hypotheses, detaching.causes),
+    "loss": (loss_code.hypotheses, gradients.backward_hypotheses),
+    "backward": (loss_code.hypotheses, gradients.backward_hypotheses, detaching.causes),
     "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (optimizers.hypotheses,),
 }
