@@ -31,7 +31,7 @@ class RunOptions(TypedDict, total=False):
     """In which steps a replay pack is kept (`padiff.records.pack.Pack`): what it takes to do the step again elsewhere.
     Such a step is due whatever ``every_n_steps`` says, and recorded in full. Default: none."""
     white_list: Iterable[Any] | None
-    """Record these layers only; see `padiff.model.selection.select`. With a white list, the black list has no effect."""
+    """Record these layers only; see `padiff.model.selection.select`. With a white list, a black list does nothing."""
     black_list: Iterable[Any] | None
     """Record all layers but these; see `padiff.model.selection.select`."""
     functions: bool

@@ -149,7 +149,8 @@ class Recorder:
         """Log the batch that begins, for a replay pack, if the recorder can't see it. Costs nothing in steps
         without one.
 
-        The recorder sees what the model is called with, and what the framework's loss functions outside of it are called with.
+        The recorder sees what the model is called with, and what the framework's loss functions outside of it are
+        called with.
 
         Args:
             inputs: what the model is called with: a tuple, by position; a mapping, by name; or one tensor.
