@@ -58,13 +58,29 @@ def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
 
 def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:
     """The tree as values, for the run folder."""
-    first_seen: dict[int, str] = {}
+    first_seen: dict[tuple[int, int], str] = {}
     layers = []
     for node in nodes:
         parameters = []
+        held = framework.spread.held(node.layer)
+        for one in held:
+            site = f"{node.path}/{one.slot}"
+            tied_to = first_seen.setdefault(one.key, site)
+            parameters.append(
+                Parameter(
+                    slot=one.slot,
+                    shape=one.shape,
+                    dtype=one.dtype,
+                    layout=framework.layers.layout(node.layer, one.slot),
+                    trainable=one.trainable,
+                    tied_to="" if tied_to == site else tied_to,
+                )
+            )
         for slot, tensor, role in framework.layers.parameters(node.layer):
+            if held and role == "parameter":
+                continue  # what stands there is for this call only, or a part
             site = f"{node.path}/{slot}"
-            tied_to = first_seen.setdefault(id(tensor), site)
+            tied_to = first_seen.setdefault((id(tensor), -1), site)
             parameters.append(
                 Parameter(
                     slot=slot,

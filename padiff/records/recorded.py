@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.records.floors import Floors
+from padiff.records.parts import Part
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
@@ -54,6 +55,7 @@ class Record:
         source: where the values are; `value` reads them.
         recomputed: whether the layer's forward ran again inside of a backward (activation checkpointing); it is
             recorded once.
+        part: which part of the tensor this is, where processes hold parts; `shape` is the part's own then.
     """
 
     layer: str
@@ -66,6 +68,7 @@ class Record:
     order: int = 0
     layer_type: str = ""
     recomputed: bool = False
+    part: Part | None = None
 
     @property
     def site(self) -> str:
