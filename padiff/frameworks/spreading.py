@@ -22,6 +22,7 @@ class Held:
         within: where in that tensor the part is, from an element on so many; `None`: the tensor is this parameter.
         local: gives the part as a plain tensor, and which part it is; the tensor is `None` where nothing is held.
         gradient: gives the part's gradient as it is now, `None` where there is none.
+        number: which of the parameters inside of that tensor it is.
         heard: whether a hook on `stepped` hears the parameter's own gradient in backward.
     """
 
@@ -33,12 +34,13 @@ class Held:
     within: tuple[int, int] | None
     local: Callable[[], tuple[Any, Part | None]]
     gradient: Callable[[], Any]
+    number: int = -1
     heard: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
         """Equal for two of one parameter, as long as both are kept."""
-        return id(self.stepped), -1 if self.within is None else self.within[0]
+        return id(self.stepped), self.number
 
 
 class Spreading(Protocol):

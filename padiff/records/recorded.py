@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -176,6 +176,8 @@ class Step:
             `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
         trace: the calls that the step was made of, which tell where a diff comes from.
         floors: what rounding makes of its tensors, where that was measured.
+        spread: how parameters were spread over the step's processes, where they were put together; equal for steps
+            whose parameters lay alike, empty where nothing was spread.
     """
 
     number: int
@@ -187,6 +189,7 @@ class Step:
     settings: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace = NO_TRACE
     floors: Floors | None = None
+    spread: Hashable = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
     layer = original(layer)
     for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
         for slot, tensor in tensors.items():
-            if tensor is not None and not isinstance(tensor, lazy):
+            if tensor is not None and not isinstance(tensor, lazy) and not spread.is_flat(layer, slot):
                 yield slot, tensor, role
 
 

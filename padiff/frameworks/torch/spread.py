@@ -92,7 +92,7 @@ def look(model: Any) -> None:
     try:
         for module in model.modules():
             for place, give in (*_of_fully_shard(module), *_of_flat(module)):
-                found[place].append(give)
+                found[place] += [give] if give is not None else []
     except (AttributeError, ImportError, TypeError, ValueError):
         return  # another version of FSDP keeps them otherwise: they are left out, and that is said
     for place, gives in found.items():
@@ -106,6 +106,11 @@ def held(layer: Any) -> Sequence[Held]:
         return [one for give in _FOUND.get(layer, ()) if (one := give()) is not None]
     except Exception:  # never the training's trouble: they are left out, and that is said
         return ()
+
+
+def is_flat(layer: Any, slot: str) -> bool:
+    """Whether a layer's parameter is a flat one, whose own parameters are known."""
+    return slot == "_flat_param" and layer in _FOUND
 
 
 def _of_fully_shard(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
@@ -145,12 +150,13 @@ def _sharded(weak: Callable[[], Any], slot: str) -> Held | None:
     )
 
 
-def _of_flat(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
-    """Layers and their parameters, of those that this module's flat parameter holds."""
+def _of_flat(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None] | None]]:
+    """Layers and their parameters, of those that this module's flat parameter holds; first the layer that has this."""
     handle = module.__dict__.get("_handle") if type(module).__name__ == "FullyShardedDataParallel" else None
     if handle is None:
         return
     flat, weak, places = handle.flat_param, ref(handle), {}
+    yield handle._fully_sharded_module, None
     for number, about in enumerate(flat._param_infos):
         places[id(about.module), about.param_name] = number
         yield about.module, partial(_range, weak, number, about.param_name)
@@ -204,4 +210,5 @@ def _range(weak: Callable[[], Any], number: int, slot: str) -> Held | None:
         within,
         part,
         gradient,
+        number if own is None else -1,
     )
