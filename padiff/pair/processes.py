@@ -26,15 +26,20 @@ def only_common(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> bool:
     return all(steps) and (processes_differ(infos) or spread.reference != spread.candidate)
 
 
-def describe_processes(infos: Both[RunInfo]) -> str:
-    """What is compared of two runs with different numbers of processes, in words; empty for equal numbers."""
-    if not processes_differ(infos):
+def describe_processes(infos: Both[RunInfo], common: bool = False) -> str:
+    """What is compared of two runs with different numbers of processes, in words; empty for equal numbers.
+
+    Args:
+        common: whether only what their processes have in common was compared, whatever their numbers.
+    """
+    if not (processes_differ(infos) or common):
         return ""
     reference, candidate = infos.map(lambda info: info.world_size)
     return (
-        f"{reference} process{'es' * (reference > 1)} against {candidate}: compared are parameters, the gradients that "
-        "the optimizers consumed, updates, learning rates, and the mean of the losses; each process saw samples of its "
-        "own"
+        f"{reference} process{'es' * (reference > 1)} against {candidate}"
+        + ("" if processes_differ(infos) else ", which hold other parts of the parameters")
+        + ": compared are parameters, the gradients that the optimizers consumed, updates, learning rates, and the mean "
+        "of the losses; each process saw samples of its own"
     )
 
 

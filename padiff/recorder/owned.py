@@ -126,8 +126,8 @@ class Owned:
             return
         if tensor is None:
             return
-        # A tensor of its own is known by its identity; those inside of another one by that of what was cut out.
-        key = id(held.stepped) if held.within is None else id(tensor)
+        # A tensor of its own is known by its identity; those inside of another one by a number that is no identity.
+        key = id(held.stepped) if held.within is None else -(id(held.stepped) << 32) - held.number
         self.owners[key] = Owner(node, held.slot, tensor, "parameter", part, held)
         if held.within is not None:
             self.pieces.setdefault(id(held.stepped), []).append((key, *held.within))

@@ -21,6 +21,7 @@ _LOOKED_AT = 8
 # Elements of a gradient that are looked at.
 _ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
+_UNHEARD = "FSDP reduces them out of sight, and they were cleared before the step ended: give record() the optimizer"
 _SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
 
 
@@ -430,6 +431,8 @@ class Parameters:
                 taken = self._sums.get(key, taken)  # cleared already
             if taken is not None:
                 self._consumed[key] = taken
+            elif owner.held is not None and not owner.held.heard:
+                self._records.left_out.add(owner.node.path, _UNHEARD, training=True, what="gradient")
         self._sums.clear()
 
 

@@ -88,6 +88,8 @@ def _along(index: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def look(model: Any) -> None:
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
     found: dict[Any, list[Callable[[], Held | None]]] = defaultdict(list)
     try:
         for module in model.modules():
@@ -115,8 +117,6 @@ def is_flat(layer: Any, slot: str) -> bool:
 
 def _of_fully_shard(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
     """Layers and their parameters, of those that this module's ``fully_shard`` manages."""
-    if "torch.distributed.fsdp" not in sys.modules:
-        return
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
     state = _get_module_fsdp_state(module)
