@@ -51,7 +51,9 @@ class Tally:
         counts = self._counts
         for diff in diffs:
             pair, compared = diff.pair, diff.compared
-            self._own_samples = self._own_samples or (diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES)
+            self._own_samples = self._own_samples or (
+                diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES
+            )
             anchor = pair.anchor
             if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and anchor.layer != LOOP:
                 self._views.setdefault(anchor.layer, f"{anchor.layer} ({pair.layout.describe()})")

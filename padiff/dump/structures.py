@@ -164,7 +164,7 @@ def _entry(entry: Any) -> Entry:
         str(dtype),
         shape,
         bool(recomputed),
-        numbers_of(str(dtype), shape, part),
+        numbers_of(dtype, shape, part),
         f"{layer}/{stage}/{slot}",
         kept_as,
         where,

@@ -6,6 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +142,7 @@ def _one(group: Sequence[Piece]) -> Sketch:
     if all(np.array_equal(first.projection, each.projection) for each in found[1:]):
         return first
     names = ("mean", "mean_abs", "mean_square", "zeros", "nonfinite")
-    means = {name: float(np.mean([getattr(each, name) for each in found])) for name in names}
+    means: dict[str, Any] = {name: float(np.mean([getattr(each, name) for each in found])) for name in names}
     return replace(
         first,
         minimum=min(each.minimum for each in found),
@@ -186,11 +188,11 @@ def united(steps: Sequence[Step]) -> list[Step]:
     lacking: dict[str, None] = {}
     made: list[Record] = []
     for key, pieces in groups.items():
-        record = _whole(pieces)
-        if record is None:
+        whole = _whole(pieces)
+        if whole is None:
             lacking[f"{key[0]}/{key[2]}"] = None
         else:
-            made.append(record)
+            made.append(whole)
     others = [[record for record in step.records if not _is_parameter(record)] for step in ordered]
     first, *rest = (replace(step, records=tuple(own)) for step, own in zip(ordered, others))
     records = _in_order(ordered[0].records, made)
@@ -248,7 +250,7 @@ def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
     found = list(blocks.values())
     if any(piece.part.is_range(piece.record.shape) for piece in found):
         ends = sorted((piece.part.offset[0], piece.part.offset[0] + piece.record.shape[0]) for piece in found)
-        return any(end > start for (_, end), (start, _) in zip(ends, ends[1:]))
+        return any(end > start for (_, end), (start, _) in pairwise(ends))
     for number, one in enumerate(found):
         for other in found[number + 1 :]:
             sides = zip(one.part.offset, one.record.shape, other.part.offset, other.record.shape)

@@ -82,10 +82,13 @@ class Owned:
                 self.sharded.append(node)
             for one in held:
                 self._own_part(node, one)
+            elsewhere = {one.slot for one in held}
             for slot, tensor, role in layers.parameters(node.layer):
-                if role == "parameter" and framework.spread.is_spread(tensor) and not (held or sharded):
+                if slot in elsewhere or (sharded and role == "parameter"):
+                    continue
+                if role == "parameter" and framework.spread.is_spread(tensor):
                     self._own_part(node, _itself(slot, tensor, framework))
-                elif not ((sharded or held) and role == "parameter"):
+                else:
                     self.owners.setdefault(id(tensor), Owner(node, slot, tensor, role))
         self.spread = any(owner.part is not None for owner in self.owners.values())
         self.tensors = [owner.tensor for owner in self.owners.values()]

@@ -22,7 +22,7 @@ _LOOKED_AT = 8
 _ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _UNHEARD = "FSDP reduces them out of sight, and they were cleared before the step ended: give record() the optimizer"
-_SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
+_SHARDED = "they are spread over the processes, and nothing here tells which part of each this one holds"
 
 
 @dataclass(slots=True)

@@ -31,9 +31,7 @@ class Own(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def own_of(
-    whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], transposed: bool = False
-) -> Own:
+def own_of(whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], transposed: bool = False) -> Own:
     """Which elements a sketch of the whole looks at, that lie in a part.
 
     Args:
@@ -55,7 +53,8 @@ def own_of(
     for index, start, length in zip(at, offset, shape):
         inside &= (index >= start) & (index < start + length)
     local = [index[inside] - start for index, start in zip(at, offset)]
-    elements = np.ravel_multi_index(local, shape) if shape and math.prod(shape) else np.zeros(int(inside.sum()), np.int64)
+    there = bool(shape) and 0 not in shape
+    elements = np.ravel_multi_index(local, shape) if there else np.zeros(int(inside.sum()), np.int64)
     return Own(np.flatnonzero(inside), np.asarray(elements), min(size, ELEMENTS))
 
 

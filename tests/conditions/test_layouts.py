@@ -91,7 +91,8 @@ def test_of_one_layout_all_that_processes_recorded_is_compared(made, layout, way
     assert report.outcome == "match" and not report.coverage.ranks
     compared = [diff.pair for diff in report.diffs if diff.compared]
     assert sum(pair.stage == "forward" for pair in compared) == 2 * 22 * PROCESSES[layout]
-    assert sum(pair.stage == "grad" for pair in compared) == 2 * PARAMETERS * (PROCESSES[layout] if layout == "ddp" else 1)
+    times = PROCESSES[layout] if layout == "ddp" else 1
+    assert sum(pair.stage == "grad" for pair in compared) == 2 * PARAMETERS * times
 
 
 @pytest.mark.parametrize("layout", [name for name, processes in PROCESSES.items() if processes > 1])

@@ -136,7 +136,7 @@ def test_what_nobody_knows_the_parts_of_is_no_match(made):
         report = padiff.compare_runs(folder, folder)
         assert report.outcome == "cannot tell" and not report.passed
         assert report.coverage.reference_unrecorded == report.coverage.candidate_unrecorded == ("(root)/_flat_param",)
-        assert "1 parameter(s) of 1 layer(s) are not recorded ((root)): FSDP spreads" in report.coverage.left_out[0]
+        assert "1 parameter(s) of 1 layer(s) are not recorded ((root)): they are spread" in report.coverage.left_out[0]
         assert "CANNOT TELL" in str(report)
 
 

@@ -17,8 +17,8 @@ from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.known_causes import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
-from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.parts import put_together, rank_of
+from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.ranks import first_failed, placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed

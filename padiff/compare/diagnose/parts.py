@@ -34,9 +34,9 @@ def rank_of(pair: Pair) -> int | None:
         return _sketched_apart(*sources)
     try:
         reference, candidate = (record.value.astype(np.float64) for record in (pair.reference, pair.candidate))
-        for source, own, other in (
-            (sources[0], candidate, pair.layout.undo(reference, candidate.shape)),
-            (sources[1], reference, pair.layout.apply(candidate, reference.shape)),
+        for source, other in (
+            (sources[0], pair.layout.undo(reference, candidate.shape)),
+            (sources[1], pair.layout.apply(candidate, reference.shape)),
         ):
             if isinstance(source, Pieces):
                 found = _apart(source, other)

@@ -12,6 +12,7 @@ from typing import Any
 
 import paddle
 
+from padiff.frameworks.paddle.tensors import dtype
 from padiff.frameworks.spreading import Held
 from padiff.frameworks.values import UncopiedError
 from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
@@ -22,7 +23,32 @@ def look(model: Any) -> None:
 
 
 def held(layer: Any) -> Sequence[Held]:
-    return ()
+    group = getattr(layer, "model_parallel_group", None)
+    if group is None or group.nranks < 2:
+        return ()
+    return [
+        _share(slot, tensor, group.rank, group.nranks, min(group.ranks))
+        for slot, tensor in layer._parameters.items()
+        if tensor is not None and getattr(tensor, "is_distributed", False) and hasattr(tensor, "split_axis")
+    ]
+
+
+def _share(slot: str, tensor: Any, rank: int, ranks: int, first: int) -> Held:
+    """A parameter of a layer of fleet's model parallelism: an equal share along one axis."""
+    own, axis = tuple(tensor.shape), tensor.split_axis
+    whole = (*own[:axis], own[axis] * ranks, *own[axis + 1 :])
+    offset = tuple(own[axis] * rank if each == axis else 0 for each in range(len(own)))
+    return Held(
+        slot,
+        whole,
+        dtype(tensor),
+        not tensor.stop_gradient,
+        tensor,
+        None,
+        lambda: (tensor, Part(whole, offset, SHARD, first)),
+        lambda: tensor.grad,
+        heard=True,
+    )
 
 
 def is_spread(tensor: Any) -> bool:
@@ -37,7 +63,8 @@ def local(tensor: Any) -> tuple[Any, Part | None]:
     me = paddle.distributed.get_rank()
     if me not in ids:
         raise UncopiedError("this process holds nothing of a tensor that is spread over others")
-    place, coordinate = ids.index(me), []
+    place = ids.index(me)
+    coordinate: list[int] = []
     for length in reversed(lengths):
         place, number = divmod(place, length)
         coordinate.insert(0, number)
