@@ -38,8 +38,8 @@ def describe_processes(infos: Both[RunInfo], common: bool = False) -> str:
     return (
         f"{reference} process{'es' * (reference > 1)} against {candidate}"
         + ("" if processes_differ(infos) else ", which hold other parts of the parameters")
-        + ": compared are parameters, the gradients that the optimizers consumed, updates, learning rates, and the mean of "
-        "the losses; each process saw samples of its own"
+        + ": compared are parameters, the gradients that the optimizers consumed, updates, learning rates, and the mean"
+        " of the losses; each process saw samples of its own"
     )
 
 

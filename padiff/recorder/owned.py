@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -116,6 +116,29 @@ class Owned:
         if owner.role != "parameter":
             return False
         return self._framework.tensors.trainable(owner.tensor) if owner.held is None else owner.held.trainable
+
+    def keys_of(self, parameters: Iterable[Any]) -> set[int]:
+        """The keys of what tensors that an optimizer steps are, or hold."""
+        pieces = self.pieces
+        found: set[int] = set()
+        for parameter in parameters:
+            found.update([key for key, _, _ in pieces[id(parameter)]] if id(parameter) in pieces else [id(parameter)])
+        return found
+
+    def apart(self, pairs: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+        """Parameters that an optimizer steps, with their gradients; one that holds several, as keys of these."""
+        pieces = self.pieces
+        if not pieces:
+            return pairs
+        return (
+            one
+            for parameter, gradient in pairs
+            for one in (
+                [(key, gradient[start : start + count]) for key, start, count in pieces[id(parameter)]]
+                if gradient is not None and id(parameter) in pieces
+                else [(parameter, gradient)]
+            )
+        )
 
     def _own_part(self, node: Node, held: Held) -> None:
         """Take what this process holds of a parameter among the owners; nothing of one that it holds nothing of."""

@@ -239,7 +239,7 @@ class Parameters:
         unknown, together, cuts = set(), [], []
         owned, levels = self._owned, self._levels
         index, owners, transposed, cut_of = owned.index, owned.owners, owned.transposed, self._tensors.cut
-        for parameter, gradient in self._apart(pairs):
+        for parameter, gradient in self._owned.apart(pairs):
             if gradient is None:
                 continue
             key = parameter if isinstance(parameter, int) else id(parameter)
@@ -274,31 +274,8 @@ class Parameters:
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
         self._taken[id(optimizer)] += 1
-        its = self._keys(self._framework.optimizers.optimized(optimizer))
+        its = self._owned.keys_of(self._framework.optimizers.optimized(optimizer))
         self._record([key for key in self._consumed if key in its])
-
-    def _keys(self, parameters: Iterable[Any]) -> set[int]:
-        """The keys of what tensors that an optimizer steps are, or hold."""
-        pieces = self._owned.pieces
-        found: set[int] = set()
-        for parameter in parameters:
-            found.update([key for key, _, _ in pieces[id(parameter)]] if id(parameter) in pieces else [id(parameter)])
-        return found
-
-    def _apart(self, pairs: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-        """What an optimizer consumes, a tensor that holds several parameters as these: keys, with their gradients."""
-        pieces = self._owned.pieces
-        if not pieces:
-            return pairs
-        return (
-            one
-            for parameter, gradient in pairs
-            for one in (
-                [(key, gradient[start : start + count]) for key, start, count in pieces[id(parameter)]]
-                if gradient is not None and id(parameter) in pieces
-                else [(parameter, gradient)]
-            )
-        )
 
     def _note_exchanged(self, keys: Collection[int]) -> None:
         """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
@@ -313,7 +290,7 @@ class Parameters:
         """Whether parameters of the optimizers have changed since the step began; some of them tell."""
         self._leave_batch()
         optimized = self._framework.optimizers.optimized
-        stepping = {key for optimizer in self._optimizers for key in self._keys(optimized(optimizer))}
+        stepping = {key for optimizer in self._optimizers for key in self._owned.keys_of(optimized(optimizer))}
         keys = [key for key in self._before if key in stepping]
         some = keys[:: max(1, len(keys) // _LOOKED_AT)]
         now = {key: self._take(key, self._before[key].level) for key in some}
