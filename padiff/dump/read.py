@@ -109,7 +109,7 @@ class FolderRun(_OnDisk):
         self._info = read_info(self.path / RUN_FILE)
         self._packed = PackReader(self.path)
         self._packs = Packs(self.path)
-        # What a run declares is settled with its first step.
+        # What a run declares is fixed with its first step.
         self._settled = bool(self.numbers())
 
     def numbers(self) -> list[int]:

@@ -61,7 +61,7 @@ class MaskSource(Protocol):
     """Says what dropout is to keep.
 
     Attributes:
-        draws: whether a call that is told what to keep draws all the same, so that what is drawn after it is what it
+        draws: whether a call that is given what to keep draws all the same, so that what is drawn after it is what it
             would be.
     """
 

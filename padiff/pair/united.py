@@ -14,8 +14,8 @@ import numpy as np
 from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, PARAMETER_STAGES, Record, Step, TensorSource
 from padiff.records.parts import PARTIAL, Part
-from padiff.sketches.parts import own_of, whole_sketch
-from padiff.sketches.sketch import Sketch
+from padiff.sketches.parts import Own, own_of, whole_sketch
+from padiff.sketches.sketch import Sketch, sketch_of_sample
 
 # How many parameters a note names.
 _NAMED = 3
@@ -71,10 +71,11 @@ class Pieces(TensorSource):
         if not self.sketched:
             return None
         groups = self._places()
-        sketches = [_one(group) for group in groups]
+        turned = next(s.transposed for piece in self.pieces if (s := piece.record.source.sketch) is not None)
+        sketches = [_one(group, turned) for group in groups]
         if len(groups) == 1 and not _partial(self.pieces):
             return sketches[0]
-        owned = [len(own_of(*_about(group[0], sketches[0].transposed)).places) for group in groups]
+        owned = [len(_own(group[0], turned).places) for group in groups]
         return whole_sketch(sketches, owned)
 
     def read(self) -> np.ndarray:
@@ -99,8 +100,23 @@ class Pieces(TensorSource):
         return list(groups.values())
 
 
-def _about(piece: Piece, transposed: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]:
-    return piece.part.shape, piece.part.offset, piece.record.shape, transposed
+def _own(piece: Piece, transposed: bool) -> Own:
+    return own_of(piece.part.shape, piece.part.offset, piece.record.shape, transposed)
+
+
+def _sketch(piece: Piece, transposed: bool) -> Sketch:
+    """A piece's sketch; made now, where this process kept all of it and others did not."""
+    kept = piece.record.source.sketch
+    if kept is not None:
+        return kept
+    own = _own(piece, transposed)
+    taken = np.zeros(own.length, piece.record.source.read().dtype)
+    taken[own.places] = piece.record.source.read().reshape(-1)[own.elements]
+    made = sketch_of_sample(taken, piece.part.size, transposed)
+    there = taken[own.places].astype(np.float64)
+    there = there[np.isfinite(there)]
+    extremes = (float(there.min()), float(there.max())) if there.size else (0.0, 0.0)
+    return replace(made, minimum=extremes[0], maximum=extremes[1])
 
 
 def _partial(pieces: Iterable[Piece]) -> bool:
@@ -131,11 +147,11 @@ def _added(group: Sequence[Piece]) -> np.ndarray:
     return np.asarray(np.mean([each.astype(np.float64) for each in found], axis=0)).astype(first.dtype)
 
 
-def _one(group: Sequence[Piece]) -> Sketch:
+def _one(group: Sequence[Piece], transposed: bool) -> Sketch:
     """`_added`, of sketches."""
     found = []
     for terms in _copies(group):
-        sketches = [sketch for piece in terms if (sketch := piece.record.source.sketch) is not None]
+        sketches = [_sketch(piece, transposed) for piece in terms]
         total = np.sum([sketch.projection for sketch in sketches], axis=0)
         found.append(sketches[0] if len(sketches) == 1 else replace(sketches[0], projection=total))
     first = found[0]
@@ -234,8 +250,6 @@ def _whole(pieces: Sequence[Piece]) -> Record | None:
     """The record of a whole tensor; `None` where the pieces do not make it up."""
     shape = pieces[0].part.shape
     if any(piece.part.shape != shape for piece in pieces):
-        return None
-    if len({piece.record.source.sketched for piece in pieces}) > 1:
         return None
     places = {piece.place: math.prod(piece.record.shape) for piece in pieces}
     if sum(places.values()) != math.prod(shape) or _overlap(pieces, shape):

@@ -116,6 +116,7 @@ class Capture:
         self._running = self._calls.running
         #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
+        self._autocast_open = False
         self._logged = 0
         self._stepped = stepped
         self.packing = Packing(number, framework, optimizers, self._records, self._running) if packing else None
@@ -236,7 +237,11 @@ class Capture:
             if self._switches.path_log:
                 print(f"[padiff] {node.path} ({type(layer).__name__}), call {call.number}")
             if outermost and (training or not self.autocast):
+                self._autocast_open = True
+            if self._autocast_open:
+                # Trainers enter it within the model's forward: what the first layer that computes is called in counts.
                 self.autocast = self._framework.environment.autocast()
+                self._autocast_open = node.path not in self._layers.computing
             if recomputed:
                 return
             if outermost:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
-from padiff.recorder.detail import Detail
+from padiff.recorder.detail import AUTO, Detail
 from padiff.recorder.schedule import Schedule
 from padiff.records import Step
+from padiff.system.spelling import nearest
 
 
 class RunOptions(TypedDict, total=False):
@@ -20,9 +20,11 @@ class RunOptions(TypedDict, total=False):
     every_n_steps: int | Schedule
     """Which steps are due: a number or a `Schedule`. Default 1."""
     detail: str | Mapping[str, str] | Detail
-    """How much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the relative
+    """How much is kept of each tensor: ``"auto"`` (default: full tensors in the first recorded steps, 1 GB of them in
+    all, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
     L2 error to another run is estimated; in the first step small tensors are whole), ``"nothing"``; or a mapping from
-    stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``."""
+    stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
+    With ``pack=False`` the default is ``"full"``, as sketches are kept in packed steps."""
     full_every_n_steps: int | Schedule | None
     """In which of the due steps full tensors are kept instead of sketches. Default: none."""
     replay_every_n_steps: int | Schedule | None
@@ -38,8 +40,8 @@ class RunOptions(TypedDict, total=False):
     The first one then has small tensors whole where sketches are asked for, 32 MB of them at most.
     Such a step takes up to three times as long as another one that is recorded. Default true."""
     pack: bool | None
-    """Whether all of a step goes into one file, in the safetensors format. Default: where sketches or a compression ask
-    for it; else a step is JSON and an ``.npy`` file for each tensor."""
+    """Whether all of a step goes into one file, in the safetensors format. Default: where the step has sketches, or a
+    compression asks for it; else a step is JSON and an ``.npy`` file for each tensor."""
     compression: str
     """Of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none."""
     max_bytes: float | None
@@ -79,7 +81,7 @@ class Scope:
     """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`."""
 
     every_n_steps: int | Schedule = 1
-    detail: str | Mapping[str, str] | Detail = "full"
+    detail: str | Mapping[str, str] | Detail = AUTO
     full_every_n_steps: int | Schedule | None = None
     optimizer: Any = None
     white_list: Iterable[Any] | None = None

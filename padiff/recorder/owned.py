@@ -229,8 +229,8 @@ class Owned:
         for stage, place, dtype, shape, call in about:
             node, slot = owners[place][:2]
             kind = type(node.layer).__name__
-            turned = self.transposed[place]
-            sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, turned)))
+            transposed = self.transposed[place]
+            sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, transposed)))
         return sites
 
     def _memory(self, tensor: Any) -> Any:

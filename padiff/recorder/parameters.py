@@ -261,8 +261,8 @@ class Parameters:
             if first is None:  # one by one it is said which could not be copied
                 self._consumed[key] = self._take(key, SKETCH, gradient)
                 continue
-            turned = owned.transposed[owned.index[key]]
-            self._consumed[key] = Sampled(cuts[k].dtype, cuts[k].shape, self._records.samples, first + k, turned)
+            is_transposed = owned.transposed[owned.index[key]]
+            self._consumed[key] = Sampled(cuts[k].dtype, cuts[k].shape, self._records.samples, first + k, is_transposed)
         if unknown:
             self._note_exchanged(unknown)
         if id(optimizer) not in self._rates_seen:
@@ -310,14 +310,14 @@ class Parameters:
             return self._take_part(parameter if tensor is None else tensor, part, level, owned.transposed[place])
         if self._records.resolved(parameter, level) != SKETCH:
             return self._records.take(parameter if tensor is None else tensor, level)
-        turned = owned.transposed[place]
+        is_transposed = owned.transposed[place]
         if tensor is not None:
-            return self._records.take(tensor, SKETCH, turned)
+            return self._records.take(tensor, SKETCH, is_transposed)
         cut = owned.cuts([place])
         first = self._records.sample(cut)
         if first is None or cut[0] is None:
-            return self._records.take(parameter, SKETCH, turned)
-        return Sampled(cut[0].dtype, cut[0].shape, self._records.samples, first, turned)
+            return self._records.take(parameter, SKETCH, is_transposed)
+        return Sampled(cut[0].dtype, cut[0].shape, self._records.samples, first, is_transposed)
 
     def _take_part(self, tensor: Any, part: Part, level: str, turned: bool) -> Taken | Left:
         """Copy what this process holds of a parameter, or of a tensor like it."""
@@ -387,9 +387,9 @@ class Parameters:
             return
         for place, (key, owner) in enumerate(self._owners.items()):
             if batch.trains[place]:
-                dtype, turned = self._tensors.dtype(owner.tensor), self._owned.transposed[place]
+                dtype, is_transposed = self._tensors.dtype(owner.tensor), self._owned.transposed[place]
                 self._before[key] = Sampled(
-                    dtype, batch.shapes[place], self._records.samples, batch.numbers[place], turned
+                    dtype, batch.shapes[place], self._records.samples, batch.numbers[place], is_transposed
                 )
 
     def _take_what_is_there(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from padiff.frameworks.base import Framework
 from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, SKETCH, SMALL
+from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left, LeftOut
 from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
@@ -57,6 +57,7 @@ class RecordBuffer:
         room: bytes of small tensors that are kept where sketches are kept of others.
 
     Attributes:
+        within: bytes that are still kept in full of tensors of the level `WITHIN`.
         copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
         left_out: what could not be copied.
     """
@@ -72,7 +73,7 @@ class RecordBuffer:
         room: float = SMALL_BYTES,
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
-        self._empty, self._room = empty, room
+        self._empty, self._room, self.within = empty, room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self.known = Known() if known is None else known
         #: Of each record so far: what it is; the number of its sample, and where that is `NO_SAMPLE`, its source.
@@ -122,6 +123,12 @@ class RecordBuffer:
                 array = tensors.copy(tensor, self._empty)
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
+            if level == WITHIN:
+                if math.prod(tensors.shape(tensor)) * int(tensor.element_size()) <= self.within:
+                    array = tensors.copy(tensor, self._empty)
+                    self.within -= array.nbytes
+                    return Whole(tensors.dtype(tensor), array.shape, array)
+                self.within = 0.0  # what comes later does not get what this one has not
             if level == FULL:
                 array = tensors.copy(tensor, self._empty)
                 return Whole(tensors.dtype(tensor), array.shape, array)
@@ -155,6 +162,10 @@ class RecordBuffer:
         if level == SMALL:
             # By the whole's size: all processes have to keep the same of a tensor.
             level = FULL if part.size <= SMALL_ELEMENTS else SKETCH
+        if level == WITHIN:
+            fits = math.prod(shape) * int(tensor.element_size()) <= self.within
+            level = FULL if fits else SKETCH
+            self.within = self.within - math.prod(shape) * int(tensor.element_size()) if fits else 0.0
         if level == FULL or name.startswith("complex"):
             array = tensors.copy(tensor, self._empty)
             return Whole(name, array.shape, array, part=part)
@@ -336,22 +347,22 @@ class RecordBuffer:
         others: dict[int, TensorSource] = {}
         for place, taken in enumerate(traced):
             if isinstance(taken, Sampled) and taken.samples is self.samples:
-                dtype, shape, turned = taken.dtype, taken.shape, taken.transposed
+                dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
                 numbers.append(taken.number)
             elif taken is None:
-                dtype, shape, turned = unknown[place]
+                dtype, shape, transposed = unknown[place]
                 numbers.append(NO_SAMPLE)
             else:
-                dtype, shape, turned = taken.dtype, tuple(taken.shape), False
+                dtype, shape, transposed = taken.dtype, tuple(taken.shape), False
                 numbers.append(NO_SAMPLE)
                 others[place] = taken.source
             if same:
                 # Kept where it is the same: a large model's would keep the collector busy.
-                its_dtype, its_shape, its_turned = site = known[place]
-                same = its_dtype == dtype and its_shape == shape and its_turned == turned
-                sites.append(site if same else TracedSite(dtype, shape, turned))
+                its_dtype, its_shape, its_transposed = site = known[place]
+                same = its_dtype == dtype and its_shape == shape and its_transposed == transposed
+                sites.append(site if same else TracedSite(dtype, shape, transposed))
             else:
-                sites.append(TracedSite(dtype, shape, turned))
+                sites.append(TracedSite(dtype, shape, transposed))
         same = same and before is not None and before[1] == calls
         if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
             pattern = Pattern(self._sites, self._numbers, sites, numbers, made())

@@ -105,9 +105,7 @@ def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) 
             else "their values differ here, and what follows from them: switch them off on both sides to compare these"
         )
         yield f"random numbers that the reference drew in {_some(list(unseen))} can't be fed: {instead}"
-    drawing = [
-        node.path for node in model.nodes if node.layer.training and model.framework.randomness.unfed(node.layer)
-    ]
+    drawing = [node.path for node in model.nodes if node.layer.training and model.framework.masks.unfed(node.layer)]
     if drawing:
         yield f"random numbers that this model draws in {_some(drawing)} can't be fed: its dropout is its own"
     if any(model.framework.layers.compiled(node.layer) for node in model.nodes):

@@ -60,10 +60,18 @@ def replay(
     found = opened(reference, place, steps)
     if existing not in ("error", "overwrite"):
         raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")
-    runs = RUNS if floors is True else floors
-    if isinstance(runs, bool):
-        runs = 0
-    if not isinstance(runs, int) or runs < 0:
-        raise UsageError(f"floors is True, False or a number of runs of at least 1, got {floors!r}")
+    runs = runs_of(floors)
     listed = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     return Replay(found, model, place, listed, layer_map, policy, existing, partial, runs, float64)
+
+
+def runs_of(floors: Any) -> int:
+    """How often a step is done once more to measure its floors; 0: they are not measured.
+
+    Raises:
+        UsageError: that is no number of runs.
+    """
+    runs = RUNS if floors is True else 0 if floors is False else floors
+    if not isinstance(runs, int) or runs < 0:
+        raise UsageError(f"floors is True, False or a number of runs of at least 1, got {floors!r}")
+    return runs

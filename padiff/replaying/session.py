@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +32,7 @@ _WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "upda
 class Replay:
     """Does packed steps again; made by `replay`, used in a ``with``.
 
-    A loop with a host of its own (a callback) uses `begin`, `end` and `discard` instead of iterating.
+    A loop with a host of its own (a callback) uses `steps`, `attach` and `detach` instead of iterating.
 
     Attributes:
         numbers: the steps, as the reference counts them.
@@ -95,11 +95,22 @@ class Replay:
         A step ends where the next one is asked for; one that the loop is left in is not recorded. Where floors are
         measured, each step comes so many times more (``step.moved``), and these are not recorded.
         """
+        steps = self.steps()
+        try:
+            for step in steps:
+                if step is not None:
+                    yield step
+        finally:
+            steps.close()
+
+    def steps(self) -> Generator[ReplayStep | None, None, None]:
+        """As going through it, with `None` between two steps: the one before has ended, and nothing has begun yet."""
         if self._doing.kept is None:
             raise UsageError("a replay does its steps inside of `with padiff.replay(...) as replay:`")
-        for number in self.numbers:
-            if number in self.done:
-                continue
+        waiting = [number for number in self.numbers if number not in self.done]
+        for number in waiting:
+            if number != waiting[0]:
+                yield None
             step = self.begin(number)
             whole = False
             try:
@@ -109,10 +120,10 @@ class Replay:
                 if not whole:
                     self.discard()
             self.end()
-            if self._floors or self._float64:
+            if number in self.done and (self._floors or self._float64):
                 yield from self._measured(number)
 
-    def _measured(self, number: int) -> Iterator[ReplayStep]:
+    def _measured(self, number: int) -> Iterator[ReplayStep | None]:
         """The step once more, moved, and its floors into the candidate's folder."""
         self._recorder.flush()
         run = open_run(self._dir_path)

@@ -95,7 +95,7 @@ with padiff.record(model, "recorded", optimizer=torch.optim.SGD(model.parameters
         ("import padiff; padiff.compare_runs('a', 'b').first_diff.message", ""),
         (RECORD % "", ""),
         (RECORD % ", pack=True, compression='zlib'", ""),
-        (command("--help"), "rich"),
+        (command("--help"), ""),
         (command("show", "a"), "rich"),
         (command("compare", "a", "b", "--json", "out.json", "--junit", "out.xml"), "rich"),
         (command("compare", "a", "b", "--html", "out.html"), "rich"),

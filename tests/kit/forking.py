@@ -86,6 +86,7 @@ def serve(address: str, tests: str) -> None:
         listener.bind(f"\0{address}")
     except OSError:  # another process of these tests was first
         return
+    gc.disable()  # imports make a million objects and no garbage
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in IMPORTED:
@@ -93,6 +94,7 @@ def serve(address: str, tests: str) -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
     gc.collect()
     gc.freeze()
+    gc.enable()
     listener.listen(64)
     waiting: dict[int, socket.socket] = {}
     while os.path.exists(f"/proc/{tests}"):
@@ -147,9 +149,9 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    while args[0] == "-W":
-        warnings.simplefilter(args[1])
-        args = args[2:]
+    while args[0] in ("-W", "-u"):
+        if args.pop(0) == "-W":
+            warnings.simplefilter(args.pop(0))
     main = types.ModuleType("__main__")
     kind, sys.argv = ("file", args) if args[0] not in ("-c", "-m") else (args[0], args[1:])
     first = os.path.dirname(os.path.abspath(sys.argv[0])) if kind == "file" else folder if kind == "-m" else ""
@@ -162,6 +164,8 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     else:
         if kind == "-m":
             main.__spec__ = importlib.util.find_spec(sys.argv[0])
+            if main.__spec__.submodule_search_locations is not None:
+                main.__spec__ = importlib.util.find_spec(f"{sys.argv[0]}.__main__")
             main.__package__, sys.argv[0] = main.__spec__.parent, main.__spec__.origin
         main.__file__ = sys.argv[0]
         with open(main.__file__) as file:

@@ -227,7 +227,7 @@ def test_random_numbers_that_can_not_be_fed_are_named_before_anything_runs(tmp_p
     with padiff.replay(tmp_path / "run", ported, tmp_path / "d"):
         assert "their values differ here" in capfd.readouterr().err
     recurrent = paddle.nn.LSTM(4, 4, num_layers=2, dropout=0.5)
-    assert padiff.frameworks.framework_of(recurrent).randomness.unfed(recurrent)
+    assert padiff.frameworks.framework_of(recurrent).masks.unfed(recurrent)
 
 
 def test_a_run_of_several_processes(run, tmp_path):

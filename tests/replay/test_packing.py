@@ -187,7 +187,7 @@ def test_masks_are_seen_and_fed(framework):
     def run(wrap=None, observer=None):
         inputs, calls = (torch_calls if side is Torch else paddle_calls)()
         side.seed(9)
-        handle = getattr(randomness, wrap)(observer) if wrap else None
+        handle = getattr(masks, wrap)(observer) if wrap else None
         try:
             outputs = calls()
         finally:
@@ -197,14 +197,14 @@ def test_masks_are_seen_and_fed(framework):
         results = [*outputs, *(tensor.grad for tensor in inputs)]
         return [tensor.detach().numpy().copy() for tensor in results], side.drawn()
 
-    randomness = framework_of(side.ViT()).randomness
+    masks = framework_of(side.ViT()).masks
     plain, noted = run(), Noted()
-    seen = run("see_masks", noted)
+    seen = run("see", noted)
     assert all((a == b).all() for a, b in zip((*plain[0], plain[1]), (*seen[0], seen[1])))
     assert all(kept is not None and kept.shape == call.shape for call, kept in noted.masks)
     dropped = {call.rate: 1 - kept.mean() for call, kept in noted.masks if call.function == "dropout"}
     assert all(abs(share - rate) < 0.3 for rate, share in dropped.items()), dropped
-    fed = run("feed_masks", Noted(noted.masks))
+    fed = run("feed", Noted(noted.masks))
     exact = 0
     for one, other in zip(plain[0], fed[0]):
         assert np.abs(one - other).max() <= 2e-6 * max(np.abs(one).max(), 1)

@@ -15,16 +15,24 @@ def environment_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
     Args:
         infos: of the reference and the candidate.
     """
-    if diff.figures is None or not diff.compared or diff.pair.stage not in ("forward", "loss", "backward"):
+    if not _computed(diff):
         return None
     assert diff.pair.reference is not None
     path = diff.pair.reference.layer
     kind = next((layer.kind for layer in infos.reference.layers if layer.path == path), "")
-    return _autocast(diff, infos) or _tf32(diff, kind, infos)
+    return _tf32(diff, kind, infos)
 
 
-def _autocast(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
-    """Autocast differs, and so does what the tensors are made of."""
+def _computed(diff: Diff) -> bool:
+    return diff.figures is not None and diff.compared and diff.pair.stage in ("forward", "loss", "backward")
+
+
+def autocast_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
+    """Autocast differs, and so does what the tensors are made of. What it rounds is allowed, so this is for what
+    nothing else explains.
+    """
+    if not _computed(diff):
+        return None
     cast = infos.map(lambda info: str(info.environment.get("autocast.dtype", "")))
     if not all(cast) or cast.reference == cast.candidate:
         return None

@@ -9,7 +9,7 @@ from padiff.align import Alignment
 from padiff.compare.diagnose.between import where_in_code
 from padiff.compare.diagnose.call_words import place_of
 from padiff.compare.diagnose.causes import guess, recorded_cause
-from padiff.compare.diagnose.environments import environment_cause
+from padiff.compare.diagnose.environments import autocast_cause, environment_cause
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import extent_of
 from padiff.compare.diagnose.hypotheses import held
@@ -17,6 +17,7 @@ from padiff.compare.diagnose.hypotheses.engine import Finding, explain
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.known_causes import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
+from padiff.compare.diagnose.padding import padding_cause
 from padiff.compare.diagnose.parts import put_together, rank_of
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.ranks import first_failed, placed, rank_cause
@@ -99,6 +100,7 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         rank_cause(scene, step)
         or shift_cause(diff, runs)
         or environment_cause(diff, runs.map(lambda run: run.info))
+        or padding_cause(scene)
         or trainer_cause(scene)
         or loss_cause(scene)
         or next(held.causes(scene), None)
@@ -111,6 +113,9 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
     recorded = recorded_cause(diff, step, alignment, declared, place)
     # That the frameworks differ is said before what says no more than where, and after whatever is computed.
     known = None if computed.cause is not None else known_cause(scene, place)
+    cast = autocast_cause(diff, runs.map(lambda run: run.info))
+    if cast is not None and not _explained(computed.cause, recorded, place):
+        return replace(cast, excluded=computed.excluded)
     if recorded is not None:
         if computed.cause is None or not computed.cause.proven:
             return known if known is not None and says_where(recorded, place) else recorded
@@ -123,6 +128,12 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         known = replace(known, excluded=computed.excluded)
     found = computed.cause or known or where_in_code(place, computed.excluded)
     return found or guess(diff, step, alignment, computed.excluded)
+
+
+def _explained(computed: Cause | None, recorded: Cause | None, place: Place) -> bool:
+    """Whether a cause is proven, or declared, rather than where to look."""
+    proven = computed is not None and computed.proven
+    return proven or (recorded is not None and not says_where(recorded, place))
 
 
 def _place(diff: Diff, step: Sequence[Diff], evidence: Evidence) -> Place:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -73,6 +73,10 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
         # An RNN holds an uninitialised buffer for cuDNN's dropout state.
         if tensor is not None and tensor._is_initialized():
             yield slot, tensor, "buffer"
+
+
+def computed(layer: Any) -> Collection[str]:
+    return layer._non_persistable_buffer_names_set
 
 
 def stamp(layers: Sequence[Any]) -> Any:

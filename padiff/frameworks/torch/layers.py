@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -64,6 +64,10 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
         for slot, tensor in tensors.items():
             if tensor is not None and not isinstance(tensor, lazy) and not spread.is_flat(layer, slot):
                 yield slot, tensor, role
+
+
+def computed(layer: Any) -> Collection[str]:
+    return original(layer)._non_persistent_buffers_set
 
 
 def stamp(layers: Sequence[Any]) -> Any:

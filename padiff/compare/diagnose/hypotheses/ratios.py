@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from padiff.compare.diagnose.hypotheses.divided import division_text, divisors
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.records import is_of_loss, loss_role
@@ -57,13 +58,18 @@ def facts(scene: Scene) -> list[Fact]:
     found: list[Fact] = []
     sides = scene.sides(scene.number)
     if sides is not None:
-        for count in sorted({step.micro_batches for step in sides} - {0, 1}):
+        several = sorted({step.micro_batches for step in sides} - {0, 1})
+        divided = divisors(scene) if several else None
+        for count in several:
+            known = division_text(count, divided)
             found.append(
                 Fact(
                     count,
                     "accumulation",
-                    f"{count} micro-batches are accumulated: the candidate does not divide by their number",
-                    f"{count} micro-batches are accumulated: the candidate divides by their number, the reference not",
+                    f"{count} micro-batches are accumulated: "
+                    + (known or "the candidate does not divide by their number, or the reference does so twice"),
+                    f"{count} micro-batches are accumulated: "
+                    + (known or "the candidate divides by their number, the reference not, or once less"),
                 )
             )
             square = f"{count} micro-batches are accumulated, and {count * count} is {count} times {count}"
@@ -72,8 +78,8 @@ def facts(scene: Scene) -> list[Fact]:
                 Fact(
                     count * count,
                     "accumulation",
-                    f"{square}: the reference {twice} candidate not at all",
-                    f"{square}: the candidate {twice} reference not at all",
+                    f"{square}: {known or f'the reference {twice} candidate not at all'}",
+                    f"{square}: {known or f'the candidate {twice} reference not at all'}",
                 )
             )
         # A host that divides gradients by their number after backward says so as a loss scale.

@@ -18,9 +18,9 @@ from rich.console import Console
 import padiff
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff.model.selection import nearest
 from padiff.replaying.moving import RUNS
 from padiff.report_formats import to_json, to_junit, to_markdown
+from padiff.system.spelling import nearest
 from padiff_hooks.arguments import CODES, EXIT_CODES, Steps, policy_of
 from padiff_hooks.outputs import check_out, write_out
 from padiff_hooks.show import print_report
@@ -32,13 +32,12 @@ RETURNS = (
 )
 
 
-def add_replay(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "replay",
-        help="do the packed steps of a run again with another model, each from where the run was",
-        description="Do the packed steps of a run (recorded with replay_every_n_steps) again with the model that a "
-        f"function makes, and compare each by itself. FUNCTION takes nothing; {RETURNS}. Exit code: {EXIT_CODES}.",
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = (
+        "Do the packed steps of a run (recorded with replay_every_n_steps) again with the model that a "
+        f"function makes, and compare each by itself. FUNCTION takes nothing; {RETURNS}. Exit code: "
+        f"{EXIT_CODES}."
     )
     parser.add_argument("reference", metavar="RUN", help="the run to trust")
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. port.train:replayed, or port/train.py:replayed")

@@ -11,20 +11,18 @@ from rich.console import Console
 import padiff
 from padiff.model.given_map import GivenMap
 from padiff.replaying.resyncing import STEPS
+from padiff_hooks.commands.replay import RETURNS, made_by
 from padiff_hooks.outputs import check_out, write_out
-from padiff_hooks.replay_command import RETURNS, made_by
 
 
-def add_resync(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "resync",
-        help="train on from a packed step with one thing at a time taken from the reference",
-        description="Train on from a packed step of a run with the model that a function makes: as it does by itself, "
-        "then with its weights, its optimizer's state, its batches, its learning rate or its dropout's masks taken "
-        f"from the run in every step, and say which keeps the two together. FUNCTION takes nothing; {RETURNS}. What "
-        "the step function does itself (a rate that it sets) is the candidate's own; all else is the run's, or that "
-        "of --own. Exit code: 0, or 2 where it can't be done.",
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = (
+        "Train on from a packed step of a run with the model that a function makes: as it does by itself, "
+        "then with its weights, its optimizer's state, its batches, its learning rate or its dropout's "
+        "masks taken from the run in every step, and say which keeps the two together. FUNCTION takes "
+        f"nothing; {RETURNS}. What the step function does itself (a rate that it sets) is the candidate's "
+        "own; all else is the run's, or that of --own. Exit code: 0, or 2 where it can't be done."
     )
     parser.add_argument("reference", metavar="RUN", help="the run to trust, with a pack of each of the steps")
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. port.train:replayed, or port/train.py:replayed")

@@ -20,11 +20,9 @@ _DESCRIPTION = (
 )
 
 
-def add_repro(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "repro", help="write the first diff as two small scripts that need no padiff", description=_DESCRIPTION
-    )
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = _DESCRIPTION
     add_pair(parser)
     parser.add_argument("--out", metavar="DIR", default="repro", help="the folder to write (default: %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace the scripts that the folder holds")

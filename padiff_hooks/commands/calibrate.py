@@ -11,17 +11,15 @@ import padiff
 from padiff.model.given_map import GivenMap
 from padiff.replaying.moving import RUNS
 from padiff_hooks.arguments import Steps
-from padiff_hooks.replay_command import RETURNS, made_by
+from padiff_hooks.commands.replay import RETURNS, made_by
 
 
-def add_calibrate(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="measure what rounding makes of each tensor of a run's packed steps, for compare to judge by",
-        description="Do the packed steps of a run again with its own model, moved by units in the last place and in "
-        f"float64, and write what comes of it into the run. FUNCTION takes nothing; {RETURNS}. Exit code: 0, or 2 "
-        "where it can't be done.",
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = (
+        "Do the packed steps of a run again with its own model, moved by units in the last place and in "
+        f"float64, and write what comes of it into the run. FUNCTION takes nothing; {RETURNS}. Exit code: 0, "
+        "or 2 where it can't be done."
     )
     parser.add_argument("run_folder", metavar="RUN", help="a run with packs, of the framework that is installed here")
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. train:replayed, or train.py:replayed")
