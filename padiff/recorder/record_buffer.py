@@ -17,7 +17,7 @@ from padiff.recorder.left_out import Left, LeftOut
 from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
 from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
-from padiff.records.parts import Part
+from padiff.records.parts import PARTIAL, Part
 from padiff.sketches.parts import own_of
 from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
@@ -166,7 +166,8 @@ class RecordBuffer:
             fits = math.prod(shape) * int(tensor.element_size()) <= self.within
             level = FULL if fits else SKETCH
             self.within = self.within - math.prod(shape) * int(tensor.element_size()) if fits else 0.0
-        if level == FULL or name.startswith("complex"):
+        # What is kept of terms beside their projections does not tell what that of their sum is.
+        if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
             array = tensors.copy(tensor, self._empty)
             return Whole(name, array.shape, array, part=part)
         own = own_of(part.shape, part.offset, shape, transposed)
