@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import SketchOnlyError
 from padiff.pair.united import united
-from padiff.records import InMemory, Record, Sketched, Step
+from padiff.records import InMemory, Pair, Record, Sketched, Step
 from padiff.records.parts import Part
 from padiff.sketches.parts import own_of
 from padiff.sketches.samples import Samples
@@ -104,11 +105,16 @@ def test_what_is_not_whole_has_no_record_and_that_is_said(wrong):
     assert note.startswith("parts of 1 parameter(s) are not recorded (layer/weight)")
 
 
-def test_a_replica_that_differs_makes_the_whole_differ_whichever_it_is():
+def test_a_replica_that_differs_is_what_is_measured_whichever_it_is():
     for which in range(2):
         pieces = [_block((0, 90), (0, 70), "replica", values=WHOLE * (10 if rank == which else 1)) for rank in range(2)]
         first, _ = united(_steps(pieces))
-        np.testing.assert_allclose(first.records[0].value, WHOLE * 5.5, rtol=1e-6)
+        other = Record("layer", "weight", "weight", InMemory(WHOLE), "float32", SHAPE)
+        for pair in (Pair(0, other, first.records[0]), Pair(0, first.records[0], other)):
+            figures = measure_pair(pair).figures
+            assert figures.l2 == pytest.approx(9 * np.linalg.norm(WHOLE), rel=1e-5)
+    same, _ = united(_steps(WAYS["replicas"][:2]))
+    assert measure_pair(Pair(0, other, same.records[0])).figures.l2 == 0
 
 
 def test_what_is_no_parameter_stays_where_it_is():
