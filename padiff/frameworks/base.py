@@ -18,6 +18,7 @@ import numpy as np
 from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.hooking import Handle, Hooking
 from padiff.frameworks.optimizing import Optimizers
+from padiff.frameworks.spreading import Spreading
 from padiff.frameworks.values import Tensors
 
 
@@ -49,6 +50,9 @@ class Layers(Protocol):
 
     def parameters(self, layer: Any) -> Iterator[tuple[str, Any, str]]:
         """``(slot, tensor, role)`` of what the layer owns itself; role is ``parameter`` or ``buffer``."""
+
+    def computed(self, layer: Any) -> Collection[str]:
+        """Slots of the buffers that no checkpoint holds: the layer computes them when it is made."""
 
     def stamp(self, layers: Sequence[Any]) -> Any:
         """A value that is another one once these layers hold other layers (`children`), or own other tensors, or
@@ -103,15 +107,19 @@ class Randomness(Protocol):
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """Undo `as_arrays`; what is no state of a generator here is left out."""
 
+
+class Masks(Protocol):
+    """What dropout keeps."""
+
     def unfed(self, layer: Any) -> bool:
         """Whether a layer draws random numbers in training that can be neither seen nor fed, as far as its settings
         tell.
         """
 
-    def see_masks(self, observer: MaskObserver) -> Handle:
+    def see(self, observer: MaskObserver) -> Handle:
         """Tell an observer what each call of a dropout function keeps."""
 
-    def feed_masks(self, source: MaskSource) -> Handle:
+    def feed(self, source: MaskSource) -> Handle:
         """Have dropout functions keep what a source says."""
 
 
@@ -152,5 +160,7 @@ class Framework:
     hooks: Hooking
     optimizers: Optimizers
     randomness: Randomness
+    masks: Masks
     environment: Environment
     data: Data
+    spread: Spreading

@@ -84,7 +84,7 @@ class Optimizers(Protocol):
             names: ``id`` of a parameter -> its site in the model, ``layer/slot``; of others nothing is said.
 
         Raises:
-            UsageError: it holds what can't be told so.
+            UsageError: it holds what can't be described so.
         """
 
     def set_state(self, optimizer: Any, names: Mapping[int, str], new: OptimizerState) -> Callable[[], None]:

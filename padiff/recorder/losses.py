@@ -72,7 +72,7 @@ class Losses:
         chosen: paths of those whose tensors are recorded.
         tensors: knows which tensors are recorded already.
         running: the calls that are under way, the outermost first.
-        heard: told of each call that counts.
+        heard: called with each call that counts.
     """
 
     def __init__(

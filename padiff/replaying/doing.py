@@ -94,7 +94,7 @@ class Doing:
             draws=bool(drawing.unseen) and drawing.framework == framework.name,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
-            self._feeding = framework.randomness.feed_masks(self.feeder)
+            self._feeding = framework.masks.feed(self.feeder)
         return self.batches(pack, move)
 
     def batches(self, pack: Pack, move: Move = AS_IT_IS) -> ReplayStep:

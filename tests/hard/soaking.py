@@ -85,7 +85,7 @@ def soak(framework: str, folder: Path, steps: int, every: int, options: dict[str
 def verdict(lines: list[dict[str, int]]) -> list[str]:
     """What grew, from the first look while recording to the last; empty if nothing did."""
     before, first, *_, last, after = lines
-    told = []
+    reported = []
     steps = last["step"] - first["step"]
     # The least of each half: how many steps wait for the disk at a look is chance.
     while_recording = [line["resident_kb"] for line in lines[1:-1]]
@@ -93,16 +93,16 @@ def verdict(lines: list[dict[str, int]]) -> list[str]:
     grown = min(while_recording[half:]) - min(while_recording[:half])
     # A leak of 4 kB a step is one small tensor.
     if grown > 8000 + 2 * steps:
-        told.append(f"resident memory grew by {grown:,} kB in {steps} steps")
+        reported.append(f"resident memory grew by {grown:,} kB in {steps} steps")
     for what in ("threads", "system_threads", "handles"):
         if last[what] > first[what]:
-            told.append(f"{what} grew from {first[what]} to {last[what]}")
+            reported.append(f"{what} grew from {first[what]} to {last[what]}")
     if last["objects"] - first["objects"] > 2000:
-        told.append(f"Python objects grew from {first['objects']:,} to {last['objects']:,}")
+        reported.append(f"Python objects grew from {first['objects']:,} to {last['objects']:,}")
     for what in ("threads", "handles"):
         if after[what] > before[what]:
-            told.append(f"{what} after the recording: {after[what]}, before it: {before[what]}")
-    return told
+            reported.append(f"{what} after the recording: {after[what]}, before it: {before[what]}")
+    return reported
 
 
 def main() -> int:
@@ -113,9 +113,9 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--options", type=json.loads, default={})
     args = parser.parse_args()
-    told = verdict(soak(args.framework, args.folder, args.steps, args.every, args.options))
-    print("\n".join(told) or "nothing grew")
-    return 1 if told else 0
+    reported = verdict(soak(args.framework, args.folder, args.steps, args.every, args.options))
+    print("\n".join(reported) or "nothing grew")
+    return 1 if reported else 0
 
 
 if __name__ == "__main__":

@@ -102,8 +102,8 @@ def test_a_fork_is_as_a_fresh_interpreter(tmp_path, monkeypatch, way, end, code)
         fork = run_child([*python, *asked, end, "b"])
         assert fork.returncode == code
         assert fork.stdout == fresh.stdout
-        told = [[lines[0], lines[-1]] for lines in (fork.stderr.splitlines(), fresh.stderr.splitlines())]
-        assert told[0] == told[1] and told[0][0] == "an error"
+        reported = [[lines[0], lines[-1]] for lines in (fork.stderr.splitlines(), fresh.stderr.splitlines())]
+        assert reported[0] == reported[1] and reported[0][0] == "an error"
 
 
 def test_a_fork_can_be_interrupted_and_ends_with_a_test_that_fails():

@@ -57,8 +57,8 @@ LOOP = """
                         try:
                             rec.try_dump()
                             os._exit(3)
-                        except RuntimeWarning as told:
-                            assert "fork" in str(told), told
+                        except RuntimeWarning as reported:
+                            assert "fork" in str(reported), reported
                         for _ in range(3):
                             step()
                             assert rec.try_dump() is False

@@ -331,16 +331,16 @@ def test_two_processes_of_torchrun_record_one_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["missing.py"], "there is no script missing.py"),
         (["--on-diff", "stop", "train.py"], "on_diff='stop' needs a reference run"),
         (["--dir", "held", "train.py"], "held holds a run already"),
     ],
 )
-def test_misuse_is_told_before_the_script_begins(arguments, told, capsys):
+def test_misuse_is_told_before_the_script_begins(arguments, reported, capsys):
     Path("train.py").write_text("raise SystemExit('it began')")
     Path("held").mkdir()
     Path("held/run.json").write_text("{}")
     assert main(["run", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
