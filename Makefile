@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # A test starts many processes, none of which is to compile what another one has compiled before.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test quick lint clean
+.PHONY: demo test quick lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/padiff demo $(DEMO_DIR)
@@ -24,8 +24,12 @@ lint: $(VENV)/installed-lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# Warnings are errors: a link to nothing, a page that is not in the menu. The variable turns off an advertisement of the theme.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) $(DEMO_DIR)
+	rm -rf $(VENV) $(DEMO_DIR) site
 
 # Pinned by constraints.txt. A venv that was made halfway has no stamp and is finished the next time.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -36,4 +40,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-lint: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lint]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

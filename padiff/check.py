@@ -10,8 +10,8 @@ from padiff.compare import Tolerance, compare_runs
 from padiff.dump import open_run
 from padiff.dump.format import ALONE
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
 from padiff.records import Both, Report, Run
+from padiff.system.spelling import nearest
 
 #: What a ``cfg`` may say, and what holds where it does not.
 DEFAULTS: Mapping[str, Any] = {"atol": 1e-4, "rtol": 1e-7, "compare_mode": "mean"}

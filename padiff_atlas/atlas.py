@@ -10,8 +10,8 @@ import numpy as np
 
 from padiff.compare.diagnose.known import Atlas, AtlasRow
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
 from padiff.records import Both
+from padiff.system.spelling import nearest
 from padiff_atlas import sides
 from padiff_atlas.measure import Outputs, gap
 from padiff_atlas.probe import Group, Probe

@@ -24,11 +24,11 @@ def changes(before: Atlas, now: Atlas) -> Iterator[str]:
 def _change(old: AtlasRow, new: AtlasRow) -> str:
     if (old.torch, old.paddle, old.mended, old.mended_torch) != (new.torch, new.paddle, new.mended, new.mended_torch):
         return "another call"
-    told = f"{difference_text(new)}, it was {difference_text(old)}"
+    text = f"{difference_text(new)}, it was {difference_text(old)}"
     if old.kind != new.kind or (new.kind in ("shapes", "raises") and old.at != new.at):
-        return told
+        return text
     if new.differs and (not _same_size(old, new) or {old.direction, new.direction} == {"+", "-"}):
-        return told
+        return text
     if old.wrong != new.wrong:
         return "the call that should agree " + ("does not" if new.wrong else "does now")
     if old.agrees != new.agrees:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The larger of two sums of differences of either sign has to be so many times the smaller for a direction to be told.
+#: The larger of two sums of differences of either sign has to be so many times the smaller for a direction to be named.
 _ONE_WAY = 1.5
 
 # A constant ratio may vary so much, relatively; and elements smaller than that share of the largest say nothing of it.
@@ -85,10 +85,10 @@ def _of_values(torch: np.ndarray, paddle: np.ndarray, tolerance: float) -> Gap:
 def _ratio(torch: np.ndarray, paddle: np.ndarray) -> float | None:
     if not np.isfinite(torch).all() or not np.isfinite(paddle).all():
         return None
-    told = np.abs(torch) > _TINY * np.abs(torch).max(initial=0.0)
-    if not told.any() or np.abs(paddle[~told]).max(initial=0.0) > _TINY * np.abs(paddle).max():
+    known = np.abs(torch) > _TINY * np.abs(torch).max(initial=0.0)
+    if not known.any() or np.abs(paddle[~known]).max(initial=0.0) > _TINY * np.abs(paddle).max():
         return None
-    ratios = paddle[told] / torch[told]
+    ratios = paddle[known] / torch[known]
     middle = float(np.median(ratios))
     return middle if np.abs(ratios - middle).max() <= _CONSTANT * abs(middle) and middle else None
 

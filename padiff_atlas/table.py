@@ -110,7 +110,8 @@ def markdown(atlas: Atlas) -> str:
 
 
 def _page_row(row: AtlasRow) -> str:
-    differs = difference_text(row)
+    # In Markdown two brackets, one after the other, are a link.
+    differs = difference_text(row).replace("[", "\\[") if row.kind == "shapes" else difference_text(row)
     if row.agrees:
         differs += f"; float64 agrees with {row.agrees}"
     so = "<br>".join(f"{remark} {_code(call)}".strip() for remark, call in mended_lines(row))

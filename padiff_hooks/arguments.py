@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from padiff.compare import Policy, Tolerance
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, STAGES, Both
+from padiff.system.spelling import nearest
 from padiff_hooks.tags import LAYERS, TAGS
 
 #: The exit code of each outcome of a comparison. (2 is misuse, or something that can't be read or written.)
@@ -21,37 +21,6 @@ EXIT_CODES = (
 )
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-
-
-class Parser(argparse.ArgumentParser):
-    """Names the nearest command or option where one is mistyped."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.set_defaults(parser=self)  # which command's arguments these are
-
-    def error(self, message: str) -> NoReturn:
-        super().error(message + self._hint(message))
-
-    def _hint(self, message: str) -> str:
-        choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        if choice is not None:
-            known = re.findall(r"[\w-]+", choice[2])
-            return f". {nearest(choice[1], known)}"
-        return ""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            command: Parser = found.parser
-            wrong = next((text for text in unknown if text.startswith("--")), unknown[0]).partition("=")[0]
-            hint = f". {nearest(wrong, command.option_names())}" if wrong.startswith("--") else ""
-            command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return found
-
-    def option_names(self) -> list[str]:
-        """The long options of this command."""
-        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

@@ -6,59 +6,68 @@ Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be rea
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import importlib
-import json
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
-
-from rich.console import Console
+from typing import Any, NamedTuple
 
 from padiff import __version__
-from padiff.compare import RunComparison, compare_runs
-from padiff.compare.workers import check_workers
-from padiff.dump import open_run
-from padiff.errors import PadiffError, UsageError
-from padiff.model.given_map import GivenMap
-from padiff.records import printable
-from padiff.report_formats import head_to_json, steps_to_json, to_json, to_junit, to_markdown
+from padiff.errors import PadiffError
 from padiff.system.distribution import warn_of_older
-from padiff_hooks.arguments import (
-    CODES,
-    EXIT_CODES,
-    Parser,
-    add_pair,
-    add_tags,
-    check_pair,
-    paths_of,
-    policy_of,
-    steps_of,
-)
-from padiff_hooks.calibrate_command import add_calibrate
-from padiff_hooks.doctor.command import add_doctor, split_arguments
-from padiff_hooks.log_folder import Streaming, check_logdir, quiet_threads
-from padiff_hooks.map_yaml import map_to_yaml
-from padiff_hooks.outputs import Progress, check_out, console_for, give_up_output, show_anything, write_out
-from padiff_hooks.replay_command import add_replay
-from padiff_hooks.repro_command import add_repro
-from padiff_hooks.resync_command import add_resync
-from padiff_hooks.run.command import add_run
-from padiff_hooks.run.command import main as run_main
-from padiff_hooks.show import print_report, print_run
-from padiff_hooks.step_lines import page_lines
-from padiff_hooks.watch import add_watch
+from padiff.system.printable import printable
+from padiff.system.streams import give_up_output, show_anything
+from padiff_hooks.parser import Parser, split_arguments
 
-MATCH, MISUSE, INTERRUPTED = 0, 2, 130
+MISUSE, INTERRUPTED = 2, 130
+
+
+class Command(NamedTuple):
+    """A command: what it does in a line, and the module that says what it takes (``add_arguments``) and does it."""
+
+    help: str
+    module: str
+
+
+# A module is imported when its command is given: `padiff --help` needs none, and no command those of the others.
+COMMANDS = {
+    "demo": Command("train two real runs and compare them; nothing to prepare", "padiff_hooks.commands.demo"),
+    "run": Command("record a training script of which no line changes", "padiff_hooks.run.command"),
+    "show": Command("what a run holds: layers, steps, sizes", "padiff_hooks.commands.show"),
+    "compare": Command("compare two runs", "padiff_hooks.commands.compare"),
+    "watch": Command("follow two growing runs and stream their diffs to TensorBoard", "padiff_hooks.watch"),
+    "replay": Command(
+        "do the packed steps of a run again with another model, each from where the run was",
+        "padiff_hooks.commands.replay",
+    ),
+    "calibrate": Command(
+        "measure what rounding makes of each tensor of a run's packed steps, for compare to judge by",
+        "padiff_hooks.commands.calibrate",
+    ),
+    "resync": Command(
+        "train on from a packed step with one thing at a time taken from the reference", "padiff_hooks.commands.resync"
+    ),
+    "repro": Command("write the first diff as two small scripts that need no padiff", "padiff_hooks.commands.repro"),
+    "doctor": Command(
+        "does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "
+        "wrong, 2 misuse",
+        "padiff_hooks.doctor.command",
+    ),
+    "map": Command("print the found layer map as YAML, to edit and give back", "padiff_hooks.commands.map"),
+    "atlas": Command(
+        "what the installed torch and paddle do differently when they are called alike, and how to call them",
+        "padiff_hooks.commands.atlas",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["run"]:
-        return run_main(given[1:])  # its output, its exit code and its errors are the script's
+        # Its output, its exit code and its errors are the script's.
+        code: int = importlib.import_module(COMMANDS["run"].module).main(given[1:])
+        return code
     show_anything()
     try:
         code = _run(given)
@@ -89,165 +98,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     warn_of_older()
     own, behind = split_arguments(arguments)
-    args = _parser().parse_args(own)
+    args = _parser(own).parse_args(own)
     if behind is not None:
         args.args = [*args.args, *behind]
+    from padiff_hooks.log_folder import quiet_threads
+    from padiff_hooks.outputs import console_for
+
     reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html")]
     with quiet_threads():
         code: int = args.run(args, console_for(stderr="-" in reports))
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: Sequence[str]) -> Any:
     parser = Parser(prog="padiff", description="Where do two training runs that should be equal part?")
     parser.add_argument("--version", action="version", version=f"padiff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    demo = commands.add_parser("demo", help="train two real runs and compare them; nothing to prepare")
-    demo.add_argument("dir", nargs="?", default="padiff-demo", help="where the runs go (default: %(default)s)")
-    demo.set_defaults(run=_demo)
-
-    add_run(commands)
-
-    show = commands.add_parser("show", help="what a run holds: layers, steps, sizes")
-    show.add_argument("path", metavar="RUN")
-    show.set_defaults(run=_show)
-
-    compare = commands.add_parser(
-        "compare", help="compare two runs", description=f"Compare two runs, step by step. Exit code: {EXIT_CODES}."
-    )
-    add_pair(compare)
-    compare.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,8,100-200")
-    compare.add_argument("--stage", metavar="S", help="only these stages, e.g. forward,grad")
-    compare.add_argument(
-        "--layer", metavar="PATTERN", action="append", help="only layers like this, e.g. 'encoder.*'; may be repeated"
-    )
-    compare.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
-    compare.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - likewise")
-    compare.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
-    compare.add_argument("--html", metavar="OUT", help="write the report as a page in one file, to look at; - likewise")
-    compare.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
-    add_tags(compare)
-    compare.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that measure, at most (default: one for each core, if that pays)",
-    )
-    shown = compare.add_mutually_exclusive_group()
-    shown.add_argument("--all", action="store_true", help="list every pair that differs, not only the first ones")
-    shown.add_argument("--top", type=int, metavar="N", help="list the N pairs furthest beyond their limits")
-    compare.set_defaults(run=_compare)
-
-    add_watch(commands)
-    add_replay(commands)
-    add_calibrate(commands)
-    add_resync(commands)
-    add_repro(commands)
-    add_doctor(commands)
-
-    layer_map = commands.add_parser("map", help="print the found layer map as YAML, to edit and give back")
-    layer_map.add_argument("reference", metavar="REFERENCE")
-    layer_map.add_argument("candidate", metavar="CANDIDATE")
-    layer_map.add_argument("--layer-map", metavar="MAP.yaml", help="pairs to start from; the rest is found around them")
-    layer_map.set_defaults(run=_map)
-
-    atlas = commands.add_parser(
-        "atlas",
-        help="what the installed torch and paddle do differently when they are called alike, and how to call them",
-        description="Run some hundred operations in the installed torch and paddle, called alike; print what differs, "
-        "by how much, and the call that agrees. Exit code: 0 all such calls agree, 1 one does not, 2 misuse, or a "
-        "framework is missing.",
-    )
-    atlas.add_argument(
-        "--json", metavar="OUT", help="write the table, with what is the same, as JSON; - for standard output"
-    )
-    atlas.add_argument("--markdown", metavar="OUT", help="write it as a page; - likewise")
-    atlas.add_argument(
-        "--only", metavar="GROUP", action="append", default=[], help="only these probes, e.g. losses; may be repeated"
-    )
-    atlas.set_defaults(run=_atlas)
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(name, help=command.help)
+        if given[:1] == [name]:
+            importlib.import_module(command.module).add_arguments(one)
     return parser
-
-
-def _demo(args: argparse.Namespace, console: Console) -> int:
-    try:
-        demo = importlib.import_module("padiff_demo")
-    except ImportError as error:
-        raise UsageError(
-            f"the demo trains in both frameworks, and {error.name} is not installed: pip install 'padiff-hooks[demo]'"
-        ) from error
-    code: int = demo.run(Path(args.dir), console)
-    return code
-
-
-def _show(args: argparse.Namespace, console: Console) -> int:
-    print_run(open_run(args.path), Path(args.path), console)
-    return MATCH
-
-
-def _compare(args: argparse.Namespace, console: Console) -> int:
-    outputs = [args.json, args.junit, args.markdown, args.html]
-    for out in outputs:
-        check_out(out)
-    if outputs.count("-") > 1:
-        raise UsageError("only one of --json, --junit, --markdown and --html can go to standard output")
-    if args.top is not None and args.top < 1:
-        raise UsageError(f"--top has to be at least 1, got {args.top}")
-    policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
-    check_workers(args.workers)
-    check_logdir(args.logdir)
-    check_pair(args)
-    streaming = Streaming(args.logdir, paths_of(args), console, args.tags)
-    with Progress(console, "comparing") as progress, contextlib.closing(streaming):
-        report = compare_runs(
-            args.reference,
-            args.candidate,
-            layer_map=layer_map,
-            policy=policy,
-            progress=progress,
-            each=streaming.write if args.logdir else None,
-            workers=args.workers,
-            layers=args.layer,
-            **steps_of(args),
-        )
-    print_report(report, console, everything=args.all, top=args.top)
-    if args.json:
-        write_out(args.json, json.dumps(to_json(report), indent=1))
-    if args.html:
-        from padiff_page import page_parts  # few comparisons write one
-
-        write_out(args.html, page_parts(head_to_json(report), page_lines(steps_to_json(report))))
-    if args.junit:
-        write_out(args.junit, to_junit(report))
-    if args.markdown:
-        write_out(args.markdown, to_markdown(report))
-    if streaming.trouble is not None:
-        raise streaming.trouble  # last: it is no reason to keep the report back
-    if args.logdir:
-        console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
-    return CODES[report.outcome]
-
-
-def _map(args: argparse.Namespace, console: Console) -> int:
-    reference, candidate = paths_of(args).map(open_run)
-    comparison = RunComparison(reference, candidate, args.layer_map)
-    for number in comparison.common()[:1]:
-        # The first common step shows which layers are called; wrappers that never are get no partner.
-        comparison.diffs(number)
-    sys.stdout.write(map_to_yaml(comparison.alignment, reference.name, candidate.name))
-    return MATCH
-
-
-def _atlas(args: argparse.Namespace, console: Console) -> int:
-    outputs = [args.json, args.markdown]
-    for out in outputs:
-        check_out(out)
-    if outputs.count("-") > 1:
-        raise UsageError("only one of --json and --markdown can go to standard output")
-    atlas = importlib.import_module("padiff_atlas")
-    code: int = atlas.run(console, args.only, args.json, args.markdown)
-    return code
 
 
 if __name__ == "__main__":

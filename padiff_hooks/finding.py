@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from padiff.frameworks import framework_of
-from padiff.frameworks.base import Handle
+from padiff.frameworks.hooking import Handle
 from padiff.model.tree import walk
 from padiff.recorder import Recorder
 from padiff_hooks.after_import import AfterImport

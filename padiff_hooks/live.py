@@ -108,6 +108,7 @@ class LiveComparison:
         try:
             for report in self._pairs.poll():
                 self._add(report)
+                self._remarks += map(printable, self._pairs.ranks)
                 if recorder is not None and report.first_diff is not None and report.failed:
                     recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
         except PadiffError as error:
@@ -127,7 +128,7 @@ class LiveComparison:
             self._news.append(report)
             self._following += first.standing is Standing.FOLLOWS
             if self.first_report is not None or len(self._news) > 1:
-                # With the first diff they are told; later ones are news by themselves.
+                # With the first diff they are reported; later ones are news by themselves.
                 self._remarks += [f"{Standing.NEW}: {printable(one.message)}" for one in report.independent]
         elif report.outcome == CANNOT_TELL and not self._doubt:
             self._doubt = verdict(report)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
 import time
@@ -94,25 +92,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def show_anything() -> None:
-    """From now on what a terminal's encoding can't show is printed as codes, and is no error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def give_up_output(error: BaseException | None = None) -> None:
-    """Standard output can't be written to: leave what is buffered for it, which would fail again at the end."""
-    if error is not None:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            return
-    with contextlib.suppress(OSError):
-        place, nothing = sys.stdout.fileno(), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, place)
-        os.close(nothing)
 
 
 def check_out(out: str | None) -> None:

@@ -18,7 +18,7 @@ WHOLE = 10
 FIGURES = ("max_abs", "max_rel", "mean_abs", "rel_l2", "l2.reference", "l2.candidate", "judged.value", "judged.limit")
 KIND = ("passed", "grade", "standing", "problem", "basis", "spread")
 REASON = ("figure", "rule", "allowed_because")
-# In which order diffs that did not pass are told.
+# In which order diffs that did not pass are reported.
 _TELLING = [one.name.lower() for one in (Standing.FIRST, Standing.NEW, Standing.AGAIN, Standing.FOLLOWS)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from padiff.records import Report
 from padiff.replaying import Replay, ReplayBatch, ReplayStep
 from padiff.system.switches import say
 
+_NO_MORE = object()
+
 
 class HostReplay:
     """Replays a run in the place of a host's training: its batches tick, and the reference's are trained on.
@@ -22,6 +24,8 @@ class HostReplay:
         reference: the run with packs.
         dir_path: where the candidate is recorded.
         on_diff: ``raise`` raises where the steps differ; else it is said.
+        floors: how often each step is done once more, moved, to measure its floors.
+        float64: whether each is done in float64, too.
     """
 
     def __init__(
@@ -32,13 +36,17 @@ class HostReplay:
         policy: Policy | None,
         existing: str,
         on_diff: str,
+        floors: int = 0,
+        float64: bool = False,
     ) -> None:
         self._reference, self._dir_path, self._on_diff = reference, dir_path, on_diff
         self._layer_map, self._policy, self._existing = layer_map, policy, existing
+        self._floors, self._float64 = floors, float64
         self._replay: Replay | None = None
-        self._waiting: list[int] = []
+        self._steps: Generator[ReplayStep | None, None, None] | None = None
         self._step: ReplayStep | None = None
         self._batches = 0
+        self._over = False
         self.report: Report | None = None
 
     def start(self, model: Any, optimizers: Sequence[Any], settings: Mapping[str, Any], world_size: int | None) -> None:
@@ -60,21 +68,23 @@ class HostReplay:
             layer_map=self._layer_map,
             policy=self._policy,
             existing=self._existing,
+            floors=self._floors,
+            float64=self._float64,
         )
         self._replay.check_batches(settings.get("accumulation"))
         self._replay.open()
-        self._waiting, self._step = list(self._replay.numbers), None
+        self._steps, self._step, self._over = self._replay.steps(), None, False
 
     def begin_batch(self) -> ReplayBatch | None:
         """A batch of the host's begins: the one to train on instead; `None` once all steps are done."""
-        if self._replay is None:
+        if self._replay is None or self._steps is None or self._over:
             return None
         if self._step is not None:
             self._replay.attach()
-        elif self._waiting:
-            self._step, self._batches = self._replay.begin(self._waiting[0]), 0
         else:
-            return None
+            # In what is left as it was at the end of the last one, the host may have changed weights and rates.
+            self._step, self._batches = next(self._steps), 0
+            assert self._step is not None
         batch = self._step.batches[self._batches]
         self._batches += 1
         return batch
@@ -101,17 +111,17 @@ class HostReplay:
         Raises:
             UsageError: it stepped before all micro-batches were there.
         """
-        if self._replay is None or self._step is None:
-            return not self._waiting
+        if self._replay is None or self._steps is None or self._step is None:
+            return self._over
         if self._batches != len(self._step.batches):
             raise UsageError(
                 f"replay: the host stepped after {self._batches} of the {len(self._step.batches)} micro-batches of "
                 f"step {self._step.number}: give it a number of batches that its accumulation divides"
             )
-        self._replay.end()
-        self._waiting.pop(0)
+        # It ends here, and the next one begins with its batch: in between, the host steps its schedule, or evaluates.
+        self._over = next(self._steps, _NO_MORE) is _NO_MORE
         self._step = None
-        return not self._waiting
+        return self._over
 
     def finish(self) -> None:
         """Training ended: say what came out.
@@ -119,15 +129,16 @@ class HostReplay:
         Raises:
             RunsDifferError: the steps differ, and ``on_diff="raise"``.
         """
-        replay, self._replay = self._replay, None
+        replay, over = self._left(), self._over
         if replay is None:
             return
         replay.close()
-        if self._waiting:
-            done = len(replay.done)
+        if not over:
+            once = self._floors + self._float64
+            each = f", each {1 + once} times to measure its floors" if once else ""
             say(
-                f"replay: the training ended after {done} of {len(replay.numbers)} packed steps: let it run for "
-                "as many steps"
+                f"replay: the training ended after {len(replay.done)} of {len(replay.numbers)} packed steps{each}: let "
+                f"it run for {len(replay.numbers) * (1 + once)} optimizer steps"
             )
         try:
             self.report = replay.report
@@ -140,9 +151,23 @@ class HostReplay:
 
     def abort(self) -> None:
         """Training ended by an exception: the model is given back."""
-        replay, self._replay = self._replay, None
+        exact = self._step is not None and self._step.exact
+        replay = self._left()
         if replay is not None:
             replay.close(finished=False)
+            if exact:
+                say(
+                    "replay: this training failed in the step that was done in float64: something of it makes tensors "
+                    "of another dtype. Leave float64 away"
+                )
+
+    def _left(self) -> Replay | None:
+        """The training is over: a step under way is forgotten."""
+        steps, self._steps, self._step = self._steps, None, None
+        if steps is not None:
+            steps.close()
+        replay, self._replay = self._replay, None
+        return replay
 
 
 def exchanged_lists(

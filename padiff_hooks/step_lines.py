@@ -168,11 +168,11 @@ class StepLines:
 
     def rows(self, line: Mapping[str, Any]) -> Rows:
         """What a picture needs of a line that was learnt, or made here."""
-        told = line.get("diffs", ())
-        sites = [self._site(diff) for diff in told]
-        times = [times_of(diff) for diff in told]
-        passed = [bool(diff["passed"]) for diff in told]
-        equal = [diff.get("max_abs") == 0 and "basis" not in diff for diff in told]
+        diffs = line.get("diffs", ())
+        sites = [self._site(diff) for diff in diffs]
+        times = [times_of(diff) for diff in diffs]
+        passed = [bool(diff["passed"]) for diff in diffs]
+        equal = [diff.get("max_abs") == 0 and "basis" not in diff for diff in diffs]
         made = Rows(np.array(sites, int), np.array(times, float), np.array(passed, bool), np.array(equal, bool))
         packed = line.get("packed")
         if packed is None:
@@ -192,7 +192,7 @@ class StepLines:
         else:
             found, alike = numbers_of(figures[0]), (figures[0] == ZERO) & measured
         # In the order of the step: a whole diff stands where it was among all.
-        rest = np.setdiff1d(np.arange(len(told) + len(numbers)), packed["at"])
+        rest = np.setdiff1d(np.arange(len(diffs) + len(numbers)), packed["at"])
         order = np.argsort(np.concatenate([np.array(packed["at"], int), rest]))
         return Rows(
             np.concatenate([made.sites, numbers]).astype(int)[order],

@@ -34,7 +34,7 @@ REPORT_FILE = "report.json"
 BEFORE_FILE = "diffs.before.jsonl"
 SCHEMA_VERSION = 1
 
-# The identities of recordings that have none, which can't be told apart.
+# The identities of recordings that have none, which can't be distinguished.
 _NAMELESS = Both("", "")
 
 
@@ -53,7 +53,7 @@ class DiffStream:
     Attributes:
         done: the steps that were written, now or before.
         differs: whether one of them had a diff.
-        doubtful: whether of one of them it can't be told.
+        doubtful: whether of one of them it is not known.
         replaced: what `begin` put aside, and why, in a sentence; empty if nothing.
 
     Raises:
@@ -80,7 +80,7 @@ class DiffStream:
 
     def _forget_steps(self) -> None:
         self._first: dict[str, Any] | None = None
-        self._told: Any = None
+        self._written_so_far: Any = None
         self._news = News()
         self._lines = StepLines()
         self._tagging = Tagging(self._tags)
@@ -98,7 +98,7 @@ class DiffStream:
         """Go on with the log of two recordings, or begin it anew if it is of others.
 
         Args:
-            recordings: their identities; empty for those that have none, which can't be told apart.
+            recordings: their identities; empty for those that have none, which can't be distinguished.
 
         Returns:
             The steps that need not be written any more.
@@ -196,9 +196,9 @@ class DiffStream:
         else:
             del so_far["verdict"]  # of this step alone
         # Coverage is a step's own: that one counts another pair is no news.
-        told = {key: value for key, value in so_far.items() if key != "coverage"}
-        if told != self._told:
-            self._told = told
+        now = {key: value for key, value in so_far.items() if key != "coverage"}
+        if now != self._written_so_far:
+            self._written_so_far = now
             write_json(self.path / REPORT_FILE, {**so_far, "step": step})
 
     def _write_line(self, content: Mapping[str, Any]) -> None:
@@ -263,9 +263,9 @@ class DiffStream:
 def _following(line: dict[str, Any]) -> dict[str, Any]:
     """A line of a step after the first one with a diff, which a process that was started again takes for the first."""
     first, follows = Standing.FIRST.name.lower(), Standing.FOLLOWS.name.lower()
-    told = line["first_diff"]
-    if told is not None and told.get("standing") == first:
-        line["first_diff"] = {**told, "standing": follows, "picture": None}
+    first_diff = line["first_diff"]
+    if first_diff is not None and first_diff.get("standing") == first:
+        line["first_diff"] = {**first_diff, "standing": follows, "picture": None}
     line["diffs"] = [{**one, "standing": follows} if one.get("standing") == first else one for one in line["diffs"]]
     return line
 

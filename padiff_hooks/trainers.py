@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from padiff.frameworks import framework_of
-from padiff.frameworks.base import Override
+from padiff.frameworks.hooking import Override
 from padiff.replaying import ReplayBatch
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults

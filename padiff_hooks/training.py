@@ -22,6 +22,7 @@ from padiff.recorder.options import RunOptions, check_names
 from padiff.recorder.schedule import Schedule
 from padiff.records import FirstDiff, Report, Step
 from padiff.replaying import ReplayBatch
+from padiff.replaying.replay_function import runs_of
 from padiff.system.switches import say
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
@@ -59,6 +60,11 @@ class TrainingOptions(RunOptions, total=False):
     replay: str | Path | None
     """A run with replay packs, whose steps are done again in the place of the training (`padiff.replay`): each batch of
     the host's is exchanged for the reference's, and the training stops when all are done. The model is given back."""
+    floors: int | bool
+    """With ``replay``: how often each packed step is done once more, moved by units in the last place, to measure what
+    rounding makes of each tensor; True: 8 times. The training takes as many more optimizer steps. Default: none."""
+    float64: bool
+    """With ``replay``: whether each packed step is done once more in float64, the third side. Default: False."""
     start_from: str | Path | None
     """A run folder, or a folder of safetensors, whose weights and buffers the model gets before the first step, and
     the optimizer what the recorded one held where a pack has it (`padiff.start_from`). A training that is resumed goes
@@ -83,6 +89,7 @@ class TrainingRecorder:
         check_names(options, TrainingOptions)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
         start_from, replay = options.pop("start_from", None), options.pop("replay", None)
+        floors, float64 = runs_of(options.pop("floors", False)), options.pop("float64", False)
         self._logdir = options.pop("logdir", None)
         self._tags = check_tags(options.pop("tags", LAYERS))
         self._to_host = options.pop("log_to_host", True)
@@ -101,6 +108,8 @@ class TrainingRecorder:
                 local_folder(path, what)
         if replay is not None and (reference is not None or start_from is not None):
             raise UsageError("replay gives each step all that it starts from: leave reference and start_from away")
+        if replay is None and (floors or float64):
+            raise UsageError("floors and float64 are measured by doing steps again: give replay='runs/...', too")
         if reference is None and replay is None and on_diff != "warn":
             raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
         if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
@@ -116,7 +125,9 @@ class TrainingRecorder:
         self._replay: HostReplay | None = None
         if replay is not None:
             existing = options.get("existing", "error")
-            self._replay = HostReplay(replay, self._dir_path, pair_map, policy, existing, on_diff)
+            self._replay = HostReplay(
+                replay, self._dir_path, pair_map, policy, existing, on_diff, floors, bool(float64)
+            )
         self.step = options.get("start_step", 0)
         self._options = _lasting(options)
         self._own_map = own_map
@@ -382,7 +393,7 @@ def _lasting(options: TrainingOptions) -> RunOptions:
     """The options as they hold for every training that the callback is given: checked, and lists listed."""
     rest: Any = {**options}
     rest["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
-    rest["detail"] = Detail.of(options.get("detail", "full"), rest.pop("full_every_n_steps", None))
+    rest["detail"] = Detail.of(options.get("detail", "auto"), rest.pop("full_every_n_steps", None))
     for name in ("white_list", "black_list"):
         if rest.get(name) is not None:
             rest[name] = list(rest[name])

@@ -21,21 +21,17 @@ from padiff_hooks.show import QUIET, STYLES
 from padiff_hooks.stream import DiffStream
 
 
-def add_watch(commands: Any) -> None:
-    """Add the command to the parser's."""
-    watch = commands.add_parser(
-        "watch",
-        help="follow two growing runs and stream their diffs to TensorBoard",
-        description=f"Compare two runs while they grow. Exit code: {EXIT_CODES}.",
-    )
-    add_pair(watch)
-    watch.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
-    add_tags(watch)
-    watch.add_argument("--interval", type=float, default=0.5, metavar="S", help="seconds between looks (%(default)s)")
-    watch.add_argument(
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = f"Compare two runs while they grow. Exit code: {EXIT_CODES}."
+    add_pair(parser)
+    parser.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
+    add_tags(parser)
+    parser.add_argument("--interval", type=float, default=0.5, metavar="S", help="seconds between looks (%(default)s)")
+    parser.add_argument(
         "--timeout", type=float, metavar="S", help="end after so many seconds without a new step (default: never)"
     )
-    watch.set_defaults(run=run_watch)
+    parser.set_defaults(run=run_watch)
 
 
 class _Watched:
@@ -148,6 +144,8 @@ def _follow(
             with explained(args.logdir):
                 stream.write(report)
             last_news = time.monotonic()
+            for line in pairs.ranks:
+                console.print(printable(line), style="red")
             if pairs.asked is not None:
                 layers = ", ".join(sorted(pairs.asked.layers)[:5])
                 console.print(f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}")

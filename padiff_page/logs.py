@@ -45,7 +45,7 @@ def report(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def told(folder: Path) -> str:
+def version(folder: Path) -> str:
     """What changes when the report does."""
     try:
         return str((folder / REPORT).stat().st_mtime_ns)

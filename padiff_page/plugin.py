@@ -12,7 +12,8 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugi
 from werkzeug import Request, Response
 
 from padiff_page.bundle import static_files
-from padiff_page.logs import outcome, pairs, part, report, told
+from padiff_page.logs import outcome, pairs, part, report
+from padiff_page.logs import version as version_of
 
 #: What TensorBoard calls for a request.
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -58,9 +59,9 @@ class PadiffPlugin(TBPlugin):  # type: ignore[misc]
     def _serve_follow(self, request: Request) -> Any:
         folder = self._folder(request)
         found = part(folder, _number(request, "start"))
-        version = told(folder)
-        if version and version != request.args.get("told"):
-            found |= {"report": report(folder), "told": version}
+        version = version_of(folder)
+        if version and version != request.args.get("version"):
+            found |= {"report": report(folder), "version": version}
         return found
 
     def _serve_lines(self, request: Request) -> Any:

@@ -70,7 +70,7 @@ class Padiff:
             The report, if the trainings match.
 
         Raises:
-            AssertionError: they differ, it can't be told, or the weights can't be carried over.
+            AssertionError: they differ, it is not known whether they do, or the weights can't be carried over.
             UsageError: an argument is wrong.
         """
         __tracebackhide__ = True

@@ -115,7 +115,7 @@ class Golden:
         check_names(options, RecordOptions)
         refused = [option for option in _OWN if option in options]
         if refused:
-            raise UsageError(f"golden: {refused[0]}= is none of its options: where and how the run is kept is settled")
+            raise UsageError(f"golden: {refused[0]}= is none of its options: where and how the run is kept is fixed")
         self._kept, self._taken = kept, folder / kept.name
         # Sketches make a golden run some hundred kilobytes, and rounding is judged by them as well.
         name = kept.name if kept.update else f"{kept.name}, now"

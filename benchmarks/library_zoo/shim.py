@@ -45,7 +45,7 @@ def install() -> None:
     """Call this before paddlenlp, paddleformers or paddleclas are imported; torch and transformers come first."""
     import huggingface_hub
 
-    _torchvision_of_another_build()
+    torchvision_of_another_build()
     import transformers  # noqa: F401
 
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -58,8 +58,10 @@ def install() -> None:
 
 def _only_models_of_paddleclas() -> None:
     """Leave out the package's own ``__init__``: it imports its predictor, which needs faiss."""
+    if "paddleclas" in sys.modules:
+        return
     spec = importlib.util.find_spec("paddleclas")
-    if spec is None or "paddleclas" in sys.modules:
+    if spec is None:
         return
     root = Path(spec.submodule_search_locations[0])
     for name in ("paddleclas", "paddleclas.ppcls", "paddleclas.ppcls.arch"):
@@ -68,10 +70,12 @@ def _only_models_of_paddleclas() -> None:
         sys.modules[name] = module
 
 
-def _torchvision_of_another_build() -> None:
+def torchvision_of_another_build() -> None:
     """A torchvision built for CUDA can't load its operators next to a torch for the CPU; its models need none."""
     import torch
 
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         import torchvision
     except RuntimeError:

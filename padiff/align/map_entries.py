@@ -9,8 +9,8 @@ from itertools import chain
 from padiff.align.matching.parameter_units import inside
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.model.selection import nearest
 from padiff.records import SIDES, Both, Layer, RunInfo, unzipped
+from padiff.system.spelling import nearest
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.model.selection import nearest
 from padiff.records import Both
+from padiff.system.spelling import nearest
 from padiff.weights.arguments import torch_is_second
 
 #: The options, with their defaults.

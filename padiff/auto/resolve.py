@@ -15,8 +15,8 @@ from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel, frameworks_name, layers_at
-from padiff.model.selection import nearest
 from padiff.records import ROOT, Both
+from padiff.system.spelling import nearest
 from padiff.weights.special_init import ruled, special_init
 
 PHASES = ("both", "forward", "backward")

@@ -12,7 +12,7 @@ import numpy as np
 
 from padiff.align import Alignment
 from padiff.auto.settings import ModelSetup
-from padiff.frameworks.base import Handle
+from padiff.frameworks.hooking import Handle
 from padiff.model.nested import flatten, replace_tensors
 from padiff.records import Step
 

@@ -9,7 +9,7 @@ from padiff.auto.settings import ModelSetup
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of_tensor
 from padiff.model.live_model import LiveModel
-from padiff.model.selection import nearest
+from padiff.system.spelling import nearest
 
 
 def check_call(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, live: LiveModel) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
 from padiff.records import STAGES, Both, Difference, Pair, RunInfo
+from padiff.system.spelling import nearest
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import OWN_SAMPLES
+from padiff.pair.united import united
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
@@ -120,6 +121,8 @@ class RunComparison:
         self._compared: list[Both[Step]] = []
         #: The diffs of the first rank of the step that was compared last.
         self._latest: Sequence[Diff] = ()
+        #: Whether processes held parts of what was compared.
+        self.spread = False
         #: Where layers are called, as one of the steps showed.
         self._stacks: Both[Stacks] = Both({}, {})
         if aligned is not align or is_mapped(self._infos.reference, self._infos.candidate, self._map):
@@ -155,6 +158,8 @@ class RunComparison:
         return [diff for diffs in self._diffs(steps.map(lambda step: [step])) for diff in diffs]
 
     def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[list[Diff]]:
+        steps = steps.map(united)
+        self.spread = self.spread or any(side and side[0].spread for side in steps)
         if self._alone:
             self._before, self._agreed_now = replace(self._before, drift=EQUAL), {}
         if self._plan is None:

@@ -15,6 +15,7 @@ class Storage:
     Args:
         pack: all of a rank's step in one file, in the safetensors format (`padiff.dump.pack`).
         compression: of packed tensors: ``zlib`` or ``zstd``; empty: none.
+        mixed: steps that have no sketches are stored in many files all the same.
         max_bytes: how large the run folder may become; see `padiff.dump.budget`. Default: no limit.
 
     Raises:
@@ -24,6 +25,7 @@ class Storage:
     pack: bool = False
     compression: str = ""
     max_bytes: float | None = None
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         if self.compression:
@@ -35,8 +37,16 @@ class Storage:
             raise UsageError(f"max_bytes has to be a number of bytes above 0, got {limit!r}")
 
     @classmethod
-    def of(cls, pack: bool | None, compression: str, max_bytes: float | None, sketches: bool) -> Storage:
-        """What a recorder's arguments mean: sketches, and compression, ask for packed steps."""
+    def of(
+        cls, pack: bool | None, compression: str, max_bytes: float | None, sketches: bool, mixed: bool = False
+    ) -> Storage:
+        """What a recorder's arguments mean: sketches, and compression, ask for packed steps.
+
+        Args:
+            sketches: whether steps may have sketches.
+            mixed: whether others may have none.
+        """
         if pack is False and sketches:
             raise UsageError("sketches are written into packed steps: leave pack=False away")
-        return cls((sketches or bool(compression)) if pack is None else pack, compression, max_bytes)
+        packed = (sketches or bool(compression)) if pack is None else pack
+        return cls(packed, compression, max_bytes, mixed=mixed and pack is None and not compression)

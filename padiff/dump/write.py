@@ -4,70 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import threading
 import time
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from padiff.dump import exit_flush
 from padiff.dump.budget import Budget, size_of
 from padiff.dump.deduplication import Deduplication
-from padiff.dump.files import write_json, write_npy
+from padiff.dump.files import write_json
 from padiff.dump.forks import own
-from padiff.dump.format import (
-    FINISHED_FILE,
-    FLOORS,
-    FOLDERS,
-    PACKS,
-    RUN_FILE,
-    SCHEMA_VERSION,
-    SKETCHES_FILE,
-    STEPS,
-    loop_layer,
-    record_to_json,
-    step_folder,
-    tree_to_json,
-)
+from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, SCHEMA_VERSION, STEPS, step_folder
 from padiff.dump.pack import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
 from padiff.dump.replay_packs import room_of, write_pack
+from padiff.dump.step_files import PLAIN, run_to_json, write_dump
 from padiff.dump.storage import Storage
-from padiff.dump.traces import NOWHERE, Place, trace_to_json
 from padiff.dump.trouble import explain
 from padiff.dump.whole import drop_whole, write_whole
 from padiff.errors import PadiffError, RunFolderError, UnwritableFolderError, UsageError, WriterError
-from padiff.records import (
-    LOOP,
-    Record,
-    RunInfo,
-    Sketched,
-    Step,
-    TensorSource,
-    make_sketches,
-    settings_at,
-    settings_delta,
-)
+from padiff.records import RunInfo, Step, make_sketches, settings_at, settings_delta
 from padiff.records.pack import Pack
 
 #: Steps that may wait for the disk; the loop waits when it is further ahead, so memory stays limited: to what is
 #: recorded, what waits and what is written.
 QUEUED_STEPS = 1
-
-#: Files of a step that are written at a time: what the kernel does for a new file takes longer than its bytes do.
-FILES_AT_ONCE = 2
-
-#: Steps of many files, without a limit.
-PLAIN = Storage()
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class RunWriter:
@@ -134,6 +98,7 @@ class RunWriter:
         except OSError as error:
             what, remedy = explain(error, self.path)
             raise UnwritableFolderError(f"cannot make the run folder {self.path}: {what}. {remedy}") from error
+        self._mixed = storage.mixed
         limited = storage.max_bytes is not None and rank == 0
         self._budget = Budget(self.path, storage.max_bytes or 0, info.world_size) if limited else None
         # The thread knows the queue, and the writer only weakly: a recorder that is dropped without being closed (a
@@ -294,8 +259,10 @@ class RunWriter:
         if self._replace and (self.path / FLOORS).exists():
             drop_whole(self.path / FLOORS / step_folder(step.number))
 
+        packed = self._pack is not None and not (self._mixed and not _has_sketches(step))
+
         def write_step(folder: Path) -> None:
-            if self._pack is not None:
+            if self._pack is not None and packed:
                 self._pack.write(folder, step)
             else:
                 own = final / f"rank_{step.rank}"
@@ -314,6 +281,10 @@ class RunWriter:
         drop_whole(self.path / FLOORS / step_folder(number))
 
 
+def _has_sketches(step: Step) -> bool:
+    return any(record.source.sketched for record in step.records)
+
+
 #: What the thread is to write: a step, what holds for all of them, and its pack.
 _Waiting = tuple[Step, RunInfo, Pack | None]
 
@@ -329,122 +300,3 @@ def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[_Waiting | None]) ->
         finally:
             del waiting, writer
             steps.task_done()
-
-
-def write_dump(
-    folder: Path,
-    info: RunInfo,
-    step: Step,
-    places: Mapping[str, tuple[str, str]] = FOLDERS,
-    deduplication: Deduplication | None = None,
-    final: Path | None = None,
-) -> None:
-    """Write one rank's records of one step: JSON trees and the tensors' files.
-
-    Args:
-        places: by stage, which JSON file and which folder of tensors; records of other stages are left out.
-        deduplication: what was written before, to link to.
-        final: what the folder will be called when the step is whole.
-    """
-    files: dict[Hashable, str] = {}
-    entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
-    for sub in {sub for _, sub in places.values()}:
-        (folder / sub).mkdir(exist_ok=True)
-
-    def write(record: Record, name: str) -> None:
-        array = record.value
-        if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
-            write_npy(folder / name, array)
-
-    def write_traced(source: TensorSource, name: str) -> None:
-        write_npy(folder / name, source.read())
-
-    trace: dict[str, Any] = {}
-    with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
-        under_way: list[Future[None]] = []
-
-        def start(job: Callable[..., None], *args: Any) -> None:
-            try:
-                under_way.append(pool.submit(job, *args))
-            except RuntimeError:  # the interpreter is ending, and starts no threads any more
-                job(*args)
-
-        for record in step.records:
-            place = places.get("loss" if record.layer == LOOP else record.stage)
-            if place is None:
-                continue
-            json_file, sub = place
-            # Records that share an array (a layer's output that is its parent's too) share a file.
-            name = files.get(record.source.identity)
-            if name is None or not name.startswith(f"{sub}/"):
-                name = f"{sub}/{_file_name(record)}"
-                start(write, record, name)
-                files[record.source.identity] = name
-            entries[json_file][record.layer].append(record_to_json(record, name))
-        if "forward" in places and step.trace.calls:
-            sub = places["forward"][1]
-            traced: list[Place] = []
-            rows: dict[Hashable, int] = {}
-            sketches: list[np.ndarray] = []
-            for number, tensor in enumerate(step.trace.tensors):
-                source = tensor.source
-                if source is None:
-                    traced.append(NOWHERE)
-                elif isinstance(source, Sketched):
-                    row = rows.setdefault(source.identity, len(rows))
-                    if row == len(sketches):
-                        sketches.append(source.row)
-                    traced.append(("turned" if source.transposed else "sketch", row))
-                else:
-                    name = files.get(source.identity)
-                    if name is None or not name.startswith(f"{sub}/"):
-                        name = files[source.identity] = f"{sub}/trace-{number:06d}.npy"
-                        start(write_traced, source, name)
-                    traced.append(("file", name))
-            trace = trace_to_json(step.trace, traced)
-            if sketches:
-                trace["sketches"] = {"file": f"{sub}/{SKETCHES_FILE}", "rows": len(sketches)}
-                write_npy(folder / sub / SKETCHES_FILE, np.stack(sketches))
-        for writing in under_way:
-            writing.result()
-    for json_file, by_layer in entries.items():
-        write_json(
-            folder / json_file,
-            {
-                "schema_version": SCHEMA_VERSION,
-                "step": step.number,
-                "rank": step.rank,
-                "loss_scale": step.loss_scale,
-                "micro_batches": step.micro_batches,
-                "notes": list(step.notes),
-                **({"settings": dict(step.settings)} if step.settings else {}),
-                "framework": {"name": info.framework, "version": info.framework_version},
-                "name": info.name,
-                "layer_map": list(info.layer_map),
-                "loop": {**loop_layer(), "records": by_layer.get(LOOP, [])},
-                **({"trace": trace} if trace and json_file == places["forward"][0] else {}),
-                "tree": tree_to_json(info.layers, by_layer),
-            },
-        )
-
-
-def run_to_json(info: RunInfo) -> dict[str, Any]:
-    """The content of ``run.json``."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **({"id": info.identity} if info.identity else {}),
-        "framework": {"name": info.framework, "version": info.framework_version},
-        "name": info.name,
-        "world_size": info.world_size,
-        "recording": dict(info.recording),
-        **({"environment": dict(info.environment)} if info.environment else {}),
-        **({"settings": dict(info.settings)} if info.settings else {}),
-        "layer_map": list(info.layer_map),
-        "tree": tree_to_json(info.layers),
-    }
-
-
-def _file_name(record: Record) -> str:
-    # The order makes it unique, the rest is for people; a name of 255 bytes is too long for file systems.
-    text = _UNSAFE.sub("_", f"{record.stage}-{record.layer}-{record.slot}-{record.call}")
-    return f"{record.order:06d}-{text[:120]}.npy"

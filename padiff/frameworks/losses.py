@@ -212,7 +212,7 @@ class LossCalls:
         except MemoryError:
             raise
         except Exception:
-            pass  # never the training's trouble: a call that can't be understood is not told
+            pass  # never the training's trouble: a call that can't be understood is not heard
 
     def _tell(self, observer: LossObserver, call: Heard, name: str, output: Any) -> None:
         others = [each.observer for each in call.listeners if isinstance(each, LossCalls) and each is not self]

@@ -91,6 +91,16 @@ def same_family(one: str, other: str) -> bool:
     return any(one in family and other in family for family in _FAMILIES)
 
 
+@lru_cache(maxsize=4096)
+def like_kinds(one: str, other: str) -> bool:
+    """Whether two kinds are one by their names: equal, or a class of the user's that says more, as ``siluactivation``
+    does of ``silu``.
+    """
+    shorter, longer = sorted((one, other), key=len)
+    names = {shorter, *(name for name, common in _KINDS.items() if common == shorter)}
+    return any(longer.startswith(name) for name in names)
+
+
 _GROUPS = ("norm", "conv", "linear", "dense", "embedding", "lstm", "gru", "rnn", "attention")
 
 

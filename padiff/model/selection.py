@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from padiff.errors import SelectionError, UsageError
 from padiff.records import ROOT
+from padiff.system.spelling import nearest
 
 MODES = ("self", "sublayers", "all")
 
@@ -82,13 +82,6 @@ def find_paths(nodes: Sequence[Node], item: Any, where: str) -> list[str]:
                 "a layer class, or a path pattern such as 'encoder.*'"
             )
     return found
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the known names nearest to a wrong one."""
-    known = list(known)
-    close = difflib.get_close_matches(name.replace("*", ""), known, n=3, cutoff=0.4) or known[:5]
-    return f"Nearest: {', '.join(close)}" if close else "There are none."
 
 
 def _matching(nodes: Sequence[Node], items: Iterable[Any], where: str) -> frozenset[str]:

@@ -86,7 +86,7 @@ def _matched(calls: Both[list[_Call]]) -> list[tuple[_Call, _Call]]:
 
 
 def _alike(a: _Call, b: _Call) -> bool:
-    """Whether what two calls are told apart by agrees, more or less."""
+    """Whether what distinguishes two calls agrees, more or less."""
     for role in _TELLING:
         one, other = a.roles.get(role), b.roles.get(role)
         if one is not None and other is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from padiff.dump.format import ALONE, FOLDERS, PARAMS_FILE, REPORT_FILE
 from padiff.dump.local import local_folder
-from padiff.dump.write import write_dump
+from padiff.dump.step_files import write_dump
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 from padiff.model.selection import MODES, find_paths, select

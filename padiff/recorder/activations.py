@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from padiff.frameworks.base import Framework, Handle
-from padiff.model.selection import Node
+from padiff.frameworks.base import Framework
+from padiff.frameworks.hooking import Handle
+from padiff.recorder.calls import Call
 from padiff.recorder.detail import FULL, NOTHING
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import GradientSite, SeenTensor, SeenTensors
-from padiff.system.frames import Frame
-
-
-@dataclass(slots=True)
-class Call:
-    """A layer's call that is under way."""
-
-    node: Node
-    number: int
-    training: bool
-    recomputed: bool
-    #: Whether it is made inside of a function transform: then nothing of it is recorded.
-    transformed: bool = False
-    #: What went in: slots, each with its tensor's number in the trace behind it; `None` where that is not looked at.
-    inputs: tuple[Any, ...] | None = None
-    #: Where it is called; empty where that is not looked at.
-    stack: tuple[Frame, ...] = ()
+from padiff.recorder.taken import Taken
 
 
 class Activations:

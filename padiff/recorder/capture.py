@@ -7,18 +7,18 @@ and there is no cycle between it and the model.
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.base import TRANSFORMED, Framework, Hearing
+from padiff.frameworks.base import Framework
+from padiff.frameworks.hooking import TRANSFORMED, Hearing
 from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
-from padiff.recorder.activations import Activations, Call
+from padiff.recorder.activations import Activations
+from padiff.recorder.calls import Call, Calls
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
@@ -114,14 +114,11 @@ class Capture:
         self._in_loop: Call | None = None
         self._hooks = Hooks(framework)
         self._begun = self._backward = False
-        self._running: list[Call] = []
-        self._calls: dict[tuple[str, bool], int] = {}
-        self._recalls: dict[tuple[str, bool], int] = {}
-        self._outermost: Counter[tuple[str, bool]] = Counter()
-        self._transformed: set[str] = set()
+        self._calls = Calls()
+        self._running = self._calls.running
         #: The autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty before.
         self.autocast: dict[str, Any] = {}
-        self._functional: Counter[tuple[str, str, bool, bool]] = Counter()
+        self._autocast_open = False
         self._logged = 0
         self._stepped = stepped
         self.packing = Packing(number, framework, optimizers, self._records, self._running) if packing else None
@@ -249,27 +246,25 @@ class Capture:
             training = self._running[0].training if self._running else bool(self._nodes[0].layer.training)
             if transforming:
                 # vmap, grad and their like call the layer with stand-ins: there are no values, no one call for each.
-                self._running.append(Call(node, 0, training, recomputed, transformed=True))
-                self._transformed.add(node.path)
+                self._calls.begin_transformed(node, training, recomputed)
                 if node.path in self._chosen:
                     self._records.left_out.add(node.path, TRANSFORMED, training, "call")
                 self.parameters.snapshot_later()
                 return
-            counter = self._recalls if recomputed else self._calls
-            key = node.path, training
-            number = counter.get(key, 0)
-            counter[key] = number + 1
             outermost = not self._running
             if self.packing is not None and not recomputed:
                 self.packing.layer_begins(node, args, kwargs, training)
-            call = Call(node, number, training, recomputed)
-            self._running.append(call)
+            call = self._calls.begin(node, training, recomputed)
             if self._keep_stacks and not recomputed:
-                self.stacks[node.path, number] = traceback.extract_stack()
+                self.stacks[node.path, call.number] = traceback.extract_stack()
             if self._switches.path_log:
-                print(f"[padiff] {node.path} ({type(layer).__name__}), call {number}")
+                print(f"[padiff] {node.path} ({type(layer).__name__}), call {call.number}")
             if outermost and (training or not self.autocast):
+                self._autocast_open = True
+            if self._autocast_open:
+                # Trainers enter it within the model's forward: what the first layer that computes is called in counts.
                 self.autocast = self._framework.environment.autocast()
+                self._autocast_open = node.path not in self._layers.computing
             if recomputed:
                 return
             if outermost:
@@ -277,7 +272,6 @@ class Capture:
                     # What is compiled must not meet another function than it was compiled with.
                     self._hooks.on_losses(not self._framework.layers.compiled(layer))
                 self.parameters.snapshot()
-                self._outermost[node.path, training] += 1
                 self._note_modes(training)
                 if node.path in self._chosen:
                     for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
@@ -293,16 +287,12 @@ class Capture:
         if hearing is not None:
             hearing.listen(False)  # what is called here is not the model's
         try:
-            node, call, ended = self._known.get(key), None, None
+            node, ended = self._known.get(key), None
             if node is None:
                 return
             if self.packing is not None and self._running and self._running[-1].node is node:
                 self.packing.layer_ended()
-            while self._running:
-                # A call that ended in an exception which the model itself caught may still lie above this one.
-                call = self._running.pop()
-                if call.node is node:
-                    break
+            call = self._calls.end(node)
             if not self._running and not failed:
                 if self._layers.fresh:
                     self._take_lazy()
@@ -310,7 +300,7 @@ class Capture:
                     self.losses.called(output)
                     self._hooks.on_losses(True)
                 ended = call
-            if call is None or call.node is not node or failed or call.transformed or node.path not in self._chosen:
+            if call is None or failed or call.transformed or node.path not in self._chosen:
                 return
             see, logged = self._activations.see, self._loss_logged and not self._running
             if isinstance(output, self._tensor_type) and not logged:
@@ -365,9 +355,7 @@ class Capture:
         inside = self._running[-1]
         if inside.transformed:
             return
-        key = (inside.node.path, name, inside.training, inside.recomputed)
-        call = replace(inside, number=self._functional[key])
-        self._functional[key] += 1
+        call = self._calls.function(inside, name)
         if self._keep_stacks and not inside.recomputed:
             self.stacks[f"{inside.node.path}/{name}()", call.number] = traceback.extract_stack()
         for slot, tensor in flatten(output, f"{name}()", self._is_tensor):
@@ -447,18 +435,18 @@ class Capture:
     @property
     def micro_batch(self) -> int | None:
         """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
-        calls = self._outermost[self._nodes[0].path, True]
+        calls = self._calls.trained(self._nodes[0].path)
         return calls - 1 if calls else None
 
     @property
     def empty(self) -> bool:
         """Whether no layer was called and nothing was noted."""
-        return not len(self._records) and not self._calls and not self._transformed
+        return not len(self._records) and not self._calls.any
 
     @property
     def called(self) -> frozenset[str]:
         """Paths of the layers that were called."""
-        return frozenset([path for path, _ in self._calls]) | self._transformed
+        return self._calls.paths
 
     def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True, detach: bool = True) -> Step:
         """Take the hooks off and hand the step over; the capture is empty afterwards.
@@ -470,7 +458,7 @@ class Capture:
         self.parameters.finish(updates)
         if self.losses is not None:
             if not self._logged:
-                self.losses.finish(self._micro_batches, loss_scale)
+                self.losses.finish(self._calls.micro_batches, loss_scale)
             self.settings.update(self.losses.settings)
             self.losses.close()
         if detach:
@@ -489,10 +477,10 @@ class Capture:
 
     def _whole(self, rank: int, loss_scale: float) -> Step | None:
         """The step as one that nothing is left out of; `None` where something is."""
-        if self._evaluations or self._recalls:
+        if self._calls.evaluations or self._calls.recomputed:
             return None
         records, trace = self._tracer.finished()
-        return Step(self.number, records, rank, loss_scale, self._micro_batches, self.left_out, trace=trace)
+        return Step(self.number, records, rank, loss_scale, self._calls.micro_batches, self.left_out, trace=trace)
 
     def parameters_now(self) -> Step:
         """A step of weights, buffers and gradients, as they are now."""
@@ -508,31 +496,19 @@ class Capture:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What could not be recorded, in words, but for calls in evaluation mode within the step."""
-        return self._records.left_out.notes(training_only=len({training for _, training in self._outermost}) > 1)
-
-    @property
-    def _evaluations(self) -> int:
-        """How many calls in evaluation mode are left out."""
-        modes = {training for _, training in self._outermost}
-        return sum(n for (_, training), n in self._outermost.items() if not training) if len(modes) > 1 else 0
-
-    @property
-    def _micro_batches(self) -> int:
-        left_out = self._evaluations
-        return max((n for (_, training), n in self._outermost.items() if training or not left_out), default=1)
+        return self._records.left_out.notes(training_only=self._calls.in_both_modes)
 
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
-        left_out = self._evaluations
-        recomputed = frozenset(path for path, _ in self._recalls)
+        left_out = self._calls.evaluations
         evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
         return Step(
             number=self.number,
-            records=self._records.records(bool(left_out), recomputed),
+            records=self._records.records(bool(left_out), self._calls.recomputed),
             rank=rank,
             loss_scale=loss_scale,
-            micro_batches=self._micro_batches,
+            micro_batches=self._calls.micro_batches,
             notes=(*((evaluated,) if left_out else ()), *self.left_out),
             trace=self._tracer.trace(bool(left_out)),
         )

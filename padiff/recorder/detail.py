@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from padiff.errors import UsageError
-from padiff.model.selection import Node, find_paths, nearest
+from padiff.model.selection import Node, find_paths
 from padiff.recorder.schedule import Schedule
 from padiff.records import STAGES
+from padiff.system.spelling import nearest
 
-#: Nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor.
-NOTHING, SKETCH, FULL = LEVELS = ("nothing", "sketch", "full")
+#: Nothing; a sketch of some hundred bytes (`padiff.sketches.sketch`); the full tensor; full tensors in the first steps,
+#: within a budget, and sketches after that (`padiff.recorder.levels`).
+NOTHING, SKETCH, FULL, AUTO = LEVELS = ("nothing", "sketch", "full", "auto")
 #: All of a small tensor, a sketch of a larger one: what sketches are in the first recorded step. Nobody asks for it.
 SMALL = "small"
+#: The full tensor as long as it fits, a sketch of it else: what the first recorded step keeps of activations. Likewise.
+WITHIN = "within"
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Detail:
     """What is kept, by stage and layer.
 
     Args:
-        level: ``full``, ``sketch`` or ``nothing``, where no rule says otherwise.
+        level: ``auto``, ``full``, ``sketch`` or ``nothing``, where no rule says otherwise.
         rules: which level where, in order; the last that fits wins. A key is a stage (``backward``), a path pattern
             (``encoder.*``, matched as a shell does, ``*`` passing dots), or both (``encoder.*/backward``).
         full_every_n_steps: in which of the due steps sketches give way to full tensors: a number or a `Schedule`.
@@ -33,7 +37,7 @@ class Detail:
         UsageError: an unknown level or stage.
     """
 
-    level: str = FULL
+    level: str = AUTO
     rules: Mapping[str, str] = field(default_factory=dict)
     full_every_n_steps: int | Schedule | None = None
 
@@ -53,7 +57,7 @@ class Detail:
     def of(cls, detail: str | Mapping[str, str] | Detail, full_every_n_steps: int | Schedule | None = None) -> Detail:
         """What a call's ``detail`` and ``full_every_n_steps`` mean.
 
-        A mapping holds rules; its key ``*`` is the level of everything else (default ``full``).
+        A mapping holds rules; its key ``*`` is the level of everything else (default ``auto``).
         """
         if isinstance(detail, Detail):
             if full_every_n_steps is not None:
@@ -61,7 +65,7 @@ class Detail:
             return detail
         if isinstance(detail, Mapping):
             rules = {str(key): level for key, level in detail.items() if key != "*"}
-            return cls(detail.get("*", FULL), rules, full_every_n_steps)
+            return cls(detail.get("*", AUTO), rules, full_every_n_steps)
         if not isinstance(detail, str):
             raise UsageError(
                 f"detail is a level ({', '.join(LEVELS)}), a mapping from stages and path patterns to levels, or a "
@@ -72,7 +76,17 @@ class Detail:
     @property
     def sketches(self) -> bool:
         """Whether anything may be sketched."""
-        return SKETCH in (self.level, *self.rules.values())
+        return bool({SKETCH, AUTO} & {self.level, *self.rules.values()})
+
+    @property
+    def automatic(self) -> bool:
+        """Whether anything is kept in full for as long as there is room."""
+        return AUTO in (self.level, *self.rules.values())
+
+    def without_auto(self) -> Detail:
+        """The same, but that what would be kept in full for as long as there is room always is."""
+        rules = {key: FULL if level == AUTO else level for key, level in self.rules.items()}
+        return replace(self, level=FULL if self.level == AUTO else self.level, rules=rules)
 
     def described(self) -> dict[str, Any]:
         """The levels as a run's ``recording`` has them; empty where everything is kept."""

@@ -23,7 +23,8 @@ import numpy as np
 from padiff.dump.files import digest
 from padiff.dump.forks import own
 from padiff.errors import WriterError
-from padiff.frameworks.base import Handle, UncopiedError
+from padiff.frameworks.hooking import Handle
+from padiff.frameworks.values import UncopiedError
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.session import Recorder

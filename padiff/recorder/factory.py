@@ -39,6 +39,8 @@ def recorder_of(
     if replay_of is None:
         for leave in list(Recorder.leaving):
             leave()
+    else:
+        options.setdefault("detail", "full")  # what a step done again is compared by, a step at a time
     kind = DoctorRecorder if VARIABLE in os.environ and replay_of is None else Recorder
     target = group(Target, options, dir_path=dir_path)
     return kind(model, group(Scope, options), target, group(Identity, options), replay_of)

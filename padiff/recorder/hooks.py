@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from padiff.frameworks.base import Framework, Handle
+from padiff.frameworks.base import Framework
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
 from padiff.model.selection import Node
 from padiff.recorder.losses import Losses

@@ -7,7 +7,7 @@ class Interrupts:
     """Where the framework makes another error of what a hook raises in backward, keeps Ctrl-C for later.
 
     Args:
-        raised_as_they_are: whether the framework does not (`padiff.frameworks.base.Hooking`).
+        raised_as_they_are: whether the framework does not (`padiff.frameworks.hooking.Hooking`).
     """
 
     def __init__(self, raised_as_they_are: bool) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import ClassVar
 
-from padiff.frameworks.base import UncopiedError
+from padiff.frameworks.values import UncopiedError
 
 # Letters of an error's text, layers that are named, reasons that are given: a step may have thousands of such tensors.
 _LETTERS, _NAMED, _REASONS = 120, 3, 5

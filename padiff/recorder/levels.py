@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from padiff.dump.zoom import Requests
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, SKETCH, SMALL, Detail
+from padiff.recorder.detail import AUTO, FULL, SKETCH, SMALL, WITHIN, Detail
 from padiff.recorder.schedule import Schedule
-from padiff.records import LOOP, STAGES
+from padiff.records import LOOP, PARAMETER_STAGES, STAGES, bytes_text
+
+#: Bytes of full tensors that ``detail="auto"`` keeps of a run, of all its processes. Chosen: two steps of a ResNet-50
+#: (420 MB each, batch 8), and more than a hundred of most small nets: enough to compare the beginning of a training in
+#: full, and nothing that a disk or a download notices.
+FULL_BYTES = 1_000_000_000
+
+
+_SKETCHED: Mapping[str, str] = dict.fromkeys(STAGES, SKETCH)
+_KEPT: Mapping[str, str] = dict.fromkeys(STAGES, FULL)
 
 
 class Levels(dict[tuple[str, str], str]):
@@ -18,11 +27,18 @@ class Levels(dict[tuple[str, str], str]):
     Args:
         full: whether full tensors are due instead of sketches; a collection of paths: for these layers.
         sketch: what else becomes of a sketch.
+        auto: what ``auto`` is, by stage.
     """
 
-    def __init__(self, detail: Detail, full: bool | frozenset[str] = False, sketch: str = SKETCH) -> None:
+    def __init__(
+        self,
+        detail: Detail,
+        full: bool | frozenset[str] = False,
+        sketch: str = SKETCH,
+        auto: Mapping[str, str] = _SKETCHED,
+    ) -> None:
         super().__init__()
-        self._detail, self._full, self._sketch = detail, full, sketch
+        self._detail, self._full, self._sketch, self._auto = detail, full, sketch, auto
         self._filled: Sequence[Node] | None = None
 
     def fill(self, nodes: Sequence[Node]) -> None:
@@ -36,9 +52,11 @@ class Levels(dict[tuple[str, str], str]):
     def __missing__(self, key: tuple[str, str]) -> str:
         path, stage = key
         level = self._detail.level_of(path, stage)
-        if level == SKETCH:
+        if level == AUTO:
+            level = self._auto[stage]
+        if level in (SKETCH, WITHIN):
             full = path in self._full if isinstance(self._full, frozenset) else self._full
-            level = FULL if full else self._sketch
+            level = FULL if full else self._sketch if level == SKETCH else level
         self[key] = level
         return level
 
@@ -50,17 +68,21 @@ class LevelsOfSteps:
         detail: what is kept.
         functions: whether more is to be looked at in some steps: functions in the first one that is recorded and those
             that are asked for, and in the first one small tensors in full.
+        budget: bytes that ``auto`` keeps in full.
 
     Attributes:
         functions: whether they are in the step that was last asked about.
+        spent: bytes that ``auto`` has kept.
     """
 
-    def __init__(self, detail: Detail, functions: bool = False) -> None:
-        self._detail = detail
+    def __init__(self, detail: Detail, functions: bool = False, budget: float = FULL_BYTES) -> None:
+        self._detail, self.budget = detail, budget
+        self.spent, self._largest, self._owned = 0.0, 0.0, 0.0
+        self._keeping, self._begun = detail.automatic, False
         every = detail.full_every_n_steps
         self._full = None if every is None else Schedule.of(every)
         self._requests: Requests | None = None
-        self._usual = Levels(detail)
+        self._usual, self._kept = Levels(detail), Levels(detail, auto=_KEPT)
         self._wanted = self._first = self.functions = functions
 
     def listen(self, run: Path | None) -> None:
@@ -68,16 +90,54 @@ class LevelsOfSteps:
         if run is not None and (self._detail.sketches or self._wanted):
             self._requests = Requests(run)
 
+    def begin(self, owned: float, spent: float) -> None:
+        """The model owns so many bytes of parameters and buffers, and the run that is gone on with has so many."""
+        self._owned, self.spent = owned, spent
+
+    @property
+    def room(self) -> float:
+        """Bytes that the first step may keep of activations: weights, gradients and updates are as large each."""
+        return self.budget - self.spent - 3 * self._owned
+
+    @property
+    def keeping(self) -> bool:
+        """Whether ``auto`` keeps the next recorded step in full."""
+        return self._keeping and self.spent + self._largest <= self.budget
+
     def of(self, step: int, full: bool = False) -> Levels:
         """The levels of a due step; ``full``: whatever is sketched in others is kept in full."""
         zoomed = self._requests.due(step) if self._requests is not None else None
         self.functions = self._first or (self._wanted and bool(zoomed))
         if full or (self._full is not None and self._full.due(step)):
             return Levels(self._detail, full=True)
+        if self._keeping and not self._largest and self.spent < self.budget:
+            return Levels(self._detail, zoomed or False, SMALL if self._first else SKETCH, self._of_first())
         if self._first:
             return Levels(self._detail, zoomed or False, SMALL)
+        if self.keeping:
+            return self._kept
         return Levels(self._detail, full=zoomed) if zoomed else self._usual
 
-    def recorded(self) -> None:
-        """A step was recorded: the first one is over."""
-        self._first = False
+    def _of_first(self) -> Mapping[str, str]:
+        """What ``auto`` is in the first recorded step, of which it is not known what it takes. Its weights are what
+        another model starts from, however large.
+        """
+        others = FULL if self.room > 0 else SKETCH
+        return {stage: others if stage in PARAMETER_STAGES else WITHIN for stage in STAGES} | {"weight": FULL}
+
+    def recorded(self, size: Callable[[], int]) -> str:
+        """A step was recorded, of so many bytes. Returns what that says of those to come, once; empty else."""
+        begun, self._begun, self._first = self._begun, True, False
+        if self.keeping:
+            took = size()
+            self.spent += took
+            self._largest = max(self._largest, took)
+            more = int(max(self.budget - self.spent, 0) // max(took, 1))
+            if begun or not took:
+                return ""
+            kept = f"the first {1 + more:,} recorded steps" if more else "the first recorded step, as far as it fits"
+            return (
+                f"a step takes {bytes_text(took)}: full tensors of {kept}, then sketches "
+                '(detail="full" keeps all tensors)'
+            )
+        return "" if begun or self._detail.sketches else f"each recorded step takes {bytes_text(size())}"

@@ -23,11 +23,12 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.losses import ClipCall, LossCall
 from padiff.model.nested import flatten
 from padiff.model.selection import Node
-from padiff.recorder.activations import Call
+from padiff.recorder.calls import Call
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, OnItsWay, RecordBuffer, Taken
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
+from padiff.recorder.taken import OnItsWay, Taken
 from padiff.records import LOOP
 
 #: What integers are, however much detail is asked for: labels are small, and of a sketch they can't be read.
@@ -71,7 +72,7 @@ class Losses:
         chosen: paths of those whose tensors are recorded.
         tensors: knows which tensors are recorded already.
         running: the calls that are under way, the outermost first.
-        heard: told of each call that counts.
+        heard: called with each call that counts.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class MemoryRun:
     def put(self, step: Step, pack: Pack | None = None) -> None:
         make_sketches(step)
         self._steps[step.number] = step
-        self._sizes[step.number] = _size(step)
+        self._sizes[step.number] = bytes_of(step)
         if pack is not None:
             self.packs[step.number] = pack
             self._sizes[step.number] += pack.nbytes
@@ -85,7 +85,7 @@ class MemoryRun:
         self._finished = finished
 
 
-def _size(step: Step) -> int:
+def bytes_of(step: Step) -> int:
     """Bytes of a step's values; what several records share is there once."""
     arrays = [a for s in sources_of(step) for a in ([s.row] if isinstance(s, Sketched) else s.arrays)]
     return sum({id(array): array.nbytes for array in arrays}.values())

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from padiff.errors import UsageError
-from padiff.model.selection import nearest
-from padiff.recorder.detail import Detail
+from padiff.recorder.detail import AUTO, Detail
 from padiff.recorder.schedule import Schedule
 from padiff.records import Step
+from padiff.system.spelling import nearest
 
 
 class RunOptions(TypedDict, total=False):
@@ -20,16 +20,18 @@ class RunOptions(TypedDict, total=False):
     every_n_steps: int | Schedule
     """Which steps are due: a number or a `Schedule`. Default 1."""
     detail: str | Mapping[str, str] | Detail
-    """How much is kept of each tensor: ``"full"`` (default), ``"sketch"`` (some hundred bytes, from which the relative
+    """How much is kept of each tensor: ``"auto"`` (default: full tensors in the first recorded steps, 1 GB of them in
+    all, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
     L2 error to another run is estimated; in the first step small tensors are whole), ``"nothing"``; or a mapping from
-    stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``."""
+    stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
+    With ``pack=False`` the default is ``"full"``, as sketches are kept in packed steps."""
     full_every_n_steps: int | Schedule | None
     """In which of the due steps full tensors are kept instead of sketches. Default: none."""
     replay_every_n_steps: int | Schedule | None
     """In which steps a replay pack is kept (`padiff.records.pack.Pack`): what it takes to do the step again elsewhere.
     Such a step is due whatever ``every_n_steps`` says, and recorded in full. Default: none."""
     white_list: Iterable[Any] | None
-    """Record these layers only; see `padiff.model.selection.select`. A white list makes a black list void."""
+    """Record these layers only; see `padiff.model.selection.select`. With a white list, a black list does nothing."""
     black_list: Iterable[Any] | None
     """Record all layers but these; see `padiff.model.selection.select`."""
     functions: bool
@@ -38,10 +40,10 @@ class RunOptions(TypedDict, total=False):
     The first one then has small tensors whole where sketches are asked for, 32 MB of them at most.
     Such a step takes up to three times as long as another one that is recorded. Default true."""
     pack: bool | None
-    """Whether all of a step goes into one file, in the safetensors format. Default: where sketches or a compression ask
-    for it; else a step is JSON and an ``.npy`` file for each tensor."""
+    """Whether all of a step goes into one file, in the safetensors format. Default: where the step has sketches, or a
+    compression asks for it; else a step is JSON and an ``.npy`` file for each tensor."""
     compression: str
-    """Of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none."""
+    """How packed tensors are compressed: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: not."""
     max_bytes: float | None
     """How large the run folder may become; of a run in memory, how much of it is held (default: 1 GB). Before a step
     is written that does not fit, others are taken away: first those in the middle; the first step, the worst ones
@@ -65,7 +67,7 @@ class RecordOptions(RunOptions, total=False):
     """The optimizer, or several (a list, a mapping); with it `grad` is what the optimizer consumed (after clipping and
     unscaling) and `update` is what it did. Without it `grad` is what backward left."""
     layer_map: Sequence[Any] | None
-    """Layers that answer, in order, to those of the other run's ``layer_map``; their sublayers are not recorded."""
+    """Layers that correspond, in order, to those of the other run's ``layer_map``; their sublayers are not recorded."""
     rank: int | None
     """Number of this process in a distributed run. Default: what the framework says."""
     world_size: int | None
@@ -79,7 +81,7 @@ class Scope:
     """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`."""
 
     every_n_steps: int | Schedule = 1
-    detail: str | Mapping[str, str] | Detail = "full"
+    detail: str | Mapping[str, str] | Detail = AUTO
     full_every_n_steps: int | Schedule | None = None
     optimizer: Any = None
     white_list: Iterable[Any] | None = None

@@ -9,15 +9,19 @@ from typing import Protocol
 
 import numpy as np
 
+from padiff.dump.budget import size_of
+from padiff.dump.format import STEPS
 from padiff.dump.local import local_folder
 from padiff.dump.storage import Storage
 from padiff.dump.write import RunWriter
 from padiff.errors import UnwritableFolderError, WriterError
 from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
+from padiff.recorder.detail import Detail
+from padiff.recorder.known import Known
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
-from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, Known, RecordBuffer
+from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
 from padiff.records.pack import Pack
 from padiff.sketches.samples import Samples
@@ -42,7 +46,7 @@ class Output:
 
     Args:
         target: where to, and what a writing error does.
-        sketches: whether anything may be sketched.
+        detail: what is kept.
 
     Attributes:
         folder: the run folder, `None` where the run is kept in memory.
@@ -52,9 +56,11 @@ class Output:
         pool: memory for a step's copies, which comes back when the step is written.
     """
 
-    def __init__(self, target: Target, sketches: bool) -> None:
+    def __init__(self, target: Target, detail: Detail) -> None:
         self._target = target
-        self._storage = Storage.of(target.pack, target.compression, target.max_bytes, sketches)
+        self._storage = Storage.of(
+            target.pack, target.compression, target.max_bytes, detail.sketches, mixed=detail.automatic
+        )
         self.folder = None if target.dir_path is None else local_folder(target.dir_path, "dir_path")
         self.run: MemoryRun | None = None
         self.sink: Sink | None = None
@@ -64,6 +70,12 @@ class Output:
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
         self._known = Known()
+
+    def size_before(self) -> int:
+        """Bytes of steps that a run has which is gone on with."""
+        if self.folder is None or self._target.existing != "resume":
+            return 0
+        return size_of(self.folder / STEPS)
 
     def open(self, info: RunInfo, rank: int) -> None:
         """Make the run.

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import PadiffError
-from padiff.frameworks.base import Framework, Handle, UncopiedError
+from padiff.frameworks.base import Framework
 from padiff.frameworks.dropouts import DropoutCall
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.losses import LossCall
+from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
-from padiff.recorder.activations import Call
 from padiff.recorder.batches import Batches
+from padiff.recorder.calls import Call
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
@@ -73,7 +75,7 @@ class Packing:
     def attach(self, nodes: Sequence[Node]) -> None:
         """Hear what dropout draws, unless something is compiled: it would be compiled anew."""
         if self._handle is None and not any(self._framework.layers.compiled(node.layer) for node in nodes):
-            self._handle = self._framework.randomness.see_masks(self)
+            self._handle = self._framework.masks.see(self)
 
     def detach(self) -> None:
         """Hear nothing any more."""
@@ -247,13 +249,18 @@ class Packing:
         return {name: InMemory(array) for name, array in found.items()}
 
 
+def bytes_owned(framework: Framework, nodes: Sequence[Node]) -> int:
+    """Bytes of a model's parameters and buffers."""
+    tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
+    return sum(math.prod(framework.tensors.shape(t)) * t.element_size() for t in tensors.values())
+
+
 def say_size(packs: Schedule, framework: Framework, nodes: Sequence[Node], optimizers: Sequence[Any]) -> None:
     """Say on standard error what a pack takes."""
-    tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
-    sizes = (math.prod(framework.tensors.shape(t)) * t.element_size() for t in tensors.values())
+    size = bytes_owned(framework, nodes)
     when = f"every {packs.every} steps" if packs.steps is None else "at chosen steps"
     state = ", the optimizer's state (as much again for each moment that it keeps)" if optimizers else ""
     say(
-        f"keeps a replay pack {when}, each of {bytes_text(sum(sizes))} for weights and buffers{state}, the batches "
+        f"keeps a replay pack {when}, each of {bytes_text(size)} for weights and buffers{state}, the batches "
         "and the masks of dropout"
     )

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from padiff.frameworks.base import Framework, Tensors
-from padiff.model.nested import slots_of
+from padiff.frameworks.base import Framework
+from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, SKETCH, SMALL
+from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
+from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left, LeftOut
+from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
 from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
+from padiff.records.parts import PARTIAL, Part
+from padiff.sketches.parts import own_of
 from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
-
-# Sites that are kept in mind.
-_MOST_SITES = 200_000
 
 #: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured, of 107
 #: faults in small nets: 97 are proven where the first step has such tensors whole, 45 where it has sketches.
@@ -48,217 +47,6 @@ class _Everything:
 EVERYTHING: LevelOf = _Everything()
 
 
-@dataclass(frozen=True, slots=True)
-class Difference(TensorSource):
-    """A tensor source: one array less another, worked out when read (on the writer's thread)."""
-
-    after: np.ndarray
-    before: np.ndarray
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.after, self.before
-
-    def read(self) -> np.ndarray:
-        return difference(self.after, self.before)
-
-
-def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """One array less another; in float32 at least."""
-    if after.dtype.itemsize < 4 and after.dtype.kind not in "iub":
-        # 16-bit weights: the difference of two neighbours would be rounded away.
-        return np.asarray(after.astype(np.float32) - before.astype(np.float32))
-    return np.asarray(after - before)
-
-
-@dataclass(slots=True)
-class Whole:
-    """A copy of a tensor.
-
-    Attributes:
-        dtype, shape: of the tensor.
-        values: its own.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    values: np.ndarray
-    _source: TensorSource | None = None
-
-    level = FULL
-
-    @property
-    def source(self) -> TensorSource:
-        """Where a record finds the values."""
-        if self._source is None:
-            self._source = InMemory(self.values)
-        return self._source
-
-    @property
-    def zero(self) -> bool:
-        """Whether all values are zero."""
-        return not bool((self.values != 0).any())
-
-    def less(self, before: Taken) -> TensorSource:
-        """Where a record finds the values less those of another tensor of this shape."""
-        assert isinstance(before, Whole)
-        return Difference(self.values, before.values)
-
-    def add(self, other: Taken) -> None:
-        """Add the values of another tensor of this shape."""
-        assert isinstance(other, Whole)
-        self.values = self.values + other.values
-
-
-@dataclass(slots=True)
-class Sampled:
-    """A sample of a tensor.
-
-    Attributes:
-        dtype, shape: of the tensor.
-        samples, number: where the sample is.
-        transposed: whether it is of the transposed matrix.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    samples: Samples
-    number: int
-    transposed: bool = False
-    _source: TensorSource | None = None
-
-    level = SKETCH
-
-    @property
-    def source(self) -> TensorSource:
-        """Where a record finds the sketch."""
-        if self._source is None:
-            self._source = self._sketched(self.number)
-        return self._source
-
-    @property
-    def zero(self) -> bool:
-        """Whether all of the sample is zero."""
-        return self.samples.zero(self.number)
-
-    def less(self, before: Taken) -> TensorSource:
-        """Where a record finds the sketch of the values less those of another tensor of this shape."""
-        assert isinstance(before, Sampled)
-        return self._sketched(self.samples.difference(self.number, before.number))
-
-    def add(self, other: Taken) -> None:
-        """Add the sample of another tensor of this shape."""
-        assert isinstance(other, Sampled)
-        self.samples.add_to(self.number, other.number)
-
-    def _sketched(self, number: int) -> Sketched:
-        return sketched(self.samples, number, self.dtype, self.shape, self.transposed)
-
-
-class Awaited(TensorSource):
-    """A tensor source whose values are still on their way from a device; reading waits for them."""
-
-    __slots__ = ("_array", "_batch", "shape", "tensor")
-
-    def __init__(self, tensor: Any, shape: tuple[int, ...]) -> None:
-        self.tensor, self.shape = tensor, shape
-        self._array: np.ndarray | None = None
-        self._batch: _Batch | None = None
-
-    def arrive_with(self, batch: _Batch) -> None:
-        """Come over together with others."""
-        self._batch, self.tensor = batch, None
-
-    def arrived(self, flat: np.ndarray) -> None:
-        """These are the values."""
-        self._array = flat.reshape(self.shape)
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        return () if self._array is None else (self._array,)
-
-    def read(self) -> np.ndarray:
-        if self._array is None:
-            assert self._batch is not None, "read before the step was finished"
-            self._batch.settle()
-        assert self._array is not None
-        return self._array
-
-
-class _Batch:
-    """Tensors that come over from their device together."""
-
-    def __init__(self, members: Sequence[Awaited], tensors: Tensors) -> None:
-        self._wait: Callable[[], list[np.ndarray]] | None = tensors.fetch([each.tensor for each in members])
-        self._members: Sequence[Awaited] = members
-        self._lock = threading.Lock()
-        for each in members:
-            each.arrive_with(self)
-
-    def settle(self) -> None:
-        """Wait until they are there."""
-        with self._lock:
-            wait, self._wait = self._wait, None
-            for each, flat in zip(self._members, wait() if wait is not None else ()):
-                each.arrived(flat)
-            self._members = ()
-
-
-@dataclass(slots=True)
-class OnItsWay:
-    """A copy of a tensor that is still on its device.
-
-    Attributes:
-        dtype, shape: of the tensor.
-        source: where a record will find the values.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    source: Awaited
-
-
-#: What was copied of a tensor.
-Taken = Whole | Sampled
-
-
-@dataclass(slots=True)
-class Known:
-    """What is known from the steps before of what a step will be.
-
-    Attributes:
-        pattern: the last step's, with what its trace was made of.
-        sites: every site that was recorded: one that is met again is the same object.
-    """
-
-    pattern: tuple[Pattern, Sequence[object]] | None = None
-    sites: dict[Site, Site] = field(default_factory=dict)
-    #: Likewise of gradients.
-    gradients: dict[Any, Any] = field(default_factory=dict)
-    #: By the function: what a layer's first argument is called.
-    _slots: dict[Any, str] = field(default_factory=dict)
-
-    def first_slot(self, forward: Any) -> str:
-        """The slot of the first argument that a layer is called with, by position."""
-        function = getattr(forward, "__func__", None)
-        slot = self._slots.get(function)
-        if slot is None:
-            slot = next(iter(slots_of(forward, 1)))
-            if function is not None:  # else it is set on the object itself
-                self._slots[function] = slot
-        return slot
-
-    def site(self, site: Site) -> Site:
-        """The one object for a site."""
-        found = self.sites.get(site)
-        if found is None:
-            if len(self.sites) >= _MOST_SITES:  # sequences of ever other lengths
-                self.sites.clear()
-                self.gradients.clear()
-            found = self.sites[site] = site
-        return found
-
-
 class RecordBuffer:
     """The records of a step so far, each with whether the model was in training mode.
 
@@ -269,6 +57,7 @@ class RecordBuffer:
         room: bytes of small tensors that are kept where sketches are kept of others.
 
     Attributes:
+        within: bytes that are still kept in full of tensors of the level `WITHIN`.
         copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
         left_out: what could not be copied.
     """
@@ -283,8 +72,8 @@ class RecordBuffer:
         known: Known | None = None,
         room: float = SMALL_BYTES,
     ) -> None:
-        self._tensors = framework.tensors
-        self._empty, self._room = empty, room
+        self._tensors, self._spread = framework.tensors, framework.spread
+        self._empty, self._room, self.within = empty, room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self.known = Known() if known is None else known
         #: Of each record so far: what it is; the number of its sample, and where that is `NO_SAMPLE`, its source.
@@ -326,10 +115,20 @@ class RecordBuffer:
         tensors, samples = self._tensors, self.samples
         RecordBuffer.copying = True
         try:
+            if self._spread.is_spread(tensor):
+                tensor, part = self._spread.local(tensor)
+                if part is not None:
+                    return self._take_part(tensor, part, level, transposed)
             if level == SMALL and self.resolved(tensor, level) == FULL:
                 array = tensors.copy(tensor, self._empty)
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
+            if level == WITHIN:
+                if math.prod(tensors.shape(tensor)) * int(tensor.element_size()) <= self.within:
+                    array = tensors.copy(tensor, self._empty)
+                    self.within -= array.nbytes
+                    return Whole(tensors.dtype(tensor), array.shape, array)
+                self.within = 0.0  # what comes later does not get what this one has not
             if level == FULL:
                 array = tensors.copy(tensor, self._empty)
                 return Whole(tensors.dtype(tensor), array.shape, array)
@@ -345,9 +144,39 @@ class RecordBuffer:
         finally:
             RecordBuffer.copying = False
 
+    def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> Taken | Left:
+        """`take`, of a part of a tensor that is spread over processes; ``transposed`` is said of the whole."""
+        RecordBuffer.copying = True
+        try:
+            return self._take_part(tensor, part, level, transposed)
+        except Exception as error:
+            return Left.because(error)
+        finally:
+            RecordBuffer.copying = False
+
+    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken:
+        tensors = self._tensors
+        name, shape = tensors.dtype(tensor), tensors.shape(tensor)
+        if not part.fits(shape):
+            raise UncopiedError(f"a part {shape} at {part.offset} does not lie in a tensor {part.shape}")
+        if level == SMALL:
+            # By the whole's size: all processes have to keep the same of a tensor.
+            level = FULL if part.size <= SMALL_ELEMENTS else SKETCH
+        if level == WITHIN:
+            fits = math.prod(shape) * int(tensor.element_size()) <= self.within
+            level = FULL if fits else SKETCH
+            self.within = self.within - math.prod(shape) * int(tensor.element_size()) if fits else 0.0
+        # What is kept of terms beside their projections does not tell what that of their sum is.
+        if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
+            array = tensors.copy(tensor, self._empty)
+            return Whole(name, array.shape, array, part=part)
+        own = own_of(part.shape, part.offset, shape, transposed)
+        values = tensors.elements(tensor, own.elements)
+        return Sampled(name, shape, self.samples, self.samples.add_part(values, own), transposed, part=part)
+
     def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
         """The tensor's values as they are now, all of them; from another device they come when the step is over."""
-        if self._tensors.device(tensor) == "cpu":
+        if self._tensors.device(tensor) == "cpu" or self._spread.is_spread(tensor):
             return self.take(tensor, FULL)
         RecordBuffer.copying = True
         try:
@@ -386,13 +215,13 @@ class RecordBuffer:
     ) -> None:
         """`write`, given a layer's path and class."""
         if isinstance(taken, Sampled):
-            about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed
+            about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed, taken.part
             self._sites.append(self.known.sites.get(about) or self.known.site(Site(*about)))  # type: ignore[call-overload]
             self._numbers.append(taken.number)
         elif isinstance(taken, Left):
             self.left_out.add(path, taken.reason, training)
         else:
-            site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False)
+            site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False, taken.part)
             self._put(site, taken.source)
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
@@ -410,10 +239,11 @@ class RecordBuffer:
         shape: tuple[int, ...],
         call: int,
         training: bool = True,
+        part: Part | None = None,
     ) -> None:
         """Write down values that are copied already."""
         kind = type(node.layer).__name__
-        self._put(Site(node.path, kind, stage, slot, dtype, tuple(shape), call, training, False), source)
+        self._put(Site(node.path, kind, stage, slot, dtype, tuple(shape), call, training, False, part), source)
 
     def scalar(self, stage: str, slot: str, value: float, call: int, dtype: str = "float64") -> None:
         """Write down a number that belongs to the whole step."""
@@ -436,7 +266,8 @@ class RecordBuffer:
         if isinstance(taken, Left):
             self.left_out.add(LOOP, taken.reason, training)
             return
-        site = Site(LOOP, "", stage, slot, taken.dtype, tuple(taken.shape), call, training, False)
+        part = None if isinstance(taken, OnItsWay) else taken.part
+        site = Site(LOOP, "", stage, slot, taken.dtype, tuple(taken.shape), call, training, False, part)
         self._put(site, taken.source, place)
 
     def _put(self, site: Site, source: TensorSource, place: int | None = None) -> None:
@@ -457,7 +288,7 @@ class RecordBuffer:
         """Begin to bring over what is still on another device: all of it at once."""
         self.samples.fetch()
         if self._later:
-            _Batch(list(self._later), self._tensors)
+            Transfer(list(self._later), self._tensors)
             self._later.clear()
 
     def records(self, training_only: bool, recomputed: frozenset[str]) -> tuple[Record, ...]:
@@ -478,13 +309,16 @@ class RecordBuffer:
                     site.layer,
                     site.stage,
                     site.slot,
-                    sketched(self.samples, number, site.dtype, site.shape, site.transposed) if other is None else other,
+                    sketched(self.samples, number, site.dtype, site.shape, site.transposed, site.part)
+                    if other is None
+                    else other,
                     site.dtype,
                     site.shape,
                     site.call,
                     order,
                     site.layer_type,
                     site.stage == "forward" and site.layer in recomputed,
+                    site.part,
                 )
                 for order, (site, number, other) in enumerate(kept)
             ]
@@ -514,22 +348,22 @@ class RecordBuffer:
         others: dict[int, TensorSource] = {}
         for place, taken in enumerate(traced):
             if isinstance(taken, Sampled) and taken.samples is self.samples:
-                dtype, shape, turned = taken.dtype, taken.shape, taken.transposed
+                dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
                 numbers.append(taken.number)
             elif taken is None:
-                dtype, shape, turned = unknown[place]
+                dtype, shape, transposed = unknown[place]
                 numbers.append(NO_SAMPLE)
             else:
-                dtype, shape, turned = taken.dtype, tuple(taken.shape), False
+                dtype, shape, transposed = taken.dtype, tuple(taken.shape), False
                 numbers.append(NO_SAMPLE)
                 others[place] = taken.source
             if same:
                 # Kept where it is the same: a large model's would keep the collector busy.
-                its_dtype, its_shape, its_turned = site = known[place]
-                same = its_dtype == dtype and its_shape == shape and its_turned == turned
-                sites.append(site if same else TracedSite(dtype, shape, turned))
+                its_dtype, its_shape, its_transposed = site = known[place]
+                same = its_dtype == dtype and its_shape == shape and its_transposed == transposed
+                sites.append(site if same else TracedSite(dtype, shape, transposed))
             else:
-                sites.append(TracedSite(dtype, shape, turned))
+                sites.append(TracedSite(dtype, shape, transposed))
         same = same and before is not None and before[1] == calls
         if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
             pattern = Pattern(self._sites, self._numbers, sites, numbers, made())

@@ -10,7 +10,7 @@ from typing import Any
 from padiff.frameworks.base import Framework
 from padiff.recorder.detail import FULL
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import Taken
+from padiff.recorder.taken import Taken
 
 #: Where a gradient is recorded: the layer's path and class, the slot, the call and whether in training mode.
 GradientSite = tuple[str, str, str, int, bool]

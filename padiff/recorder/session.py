@@ -18,13 +18,13 @@ from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
 from padiff.recorder.detail import Detail
 from padiff.recorder.layers import Layers
-from padiff.recorder.levels import LevelsOfSteps
-from padiff.recorder.memory import MemoryRun
+from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
+from padiff.recorder.memory import MemoryRun, bytes_of
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
 from padiff.recorder.owned import LastOwned
-from padiff.recorder.packing import say_size
+from padiff.recorder.packing import bytes_owned, say_size
 from padiff.recorder.processes import OtherRanks
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
@@ -67,7 +67,9 @@ class Recorder:
         self._model = self._framework.layers.unwrap(model)
         self._schedule = Schedule.of(scope.every_n_steps)
         detail = Detail.of(scope.detail, scope.full_every_n_steps)
-        self._output = Output(target, detail.sketches)
+        if target.pack is False:
+            detail = detail.without_auto()
+        self._output = Output(target, detail)
         self._optimizers = optimizers_of(scope.optimizer, self._framework)
         self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
         detail.check(self._layers.nodes)
@@ -75,7 +77,7 @@ class Recorder:
             raise UsageError("the white and black lists leave no layer to record")
         self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
         self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
-        self._levels = LevelsOfSteps(detail, scope.functions)
+        self._levels = LevelsOfSteps(detail, scope.functions, FULL_BYTES / self.info.world_size)
         packs = scope.replay_every_n_steps
         # Traced in all steps as steps with a pack are: functions too, and what goes into layers in full.
         self._replays, self._functions = replay_of is not None, scope.functions
@@ -144,15 +146,16 @@ class Recorder:
             self._capture.log_loss(loss)
 
     def log_batch(self, inputs: Any, labels: Any = None) -> None:
-        """Say what the micro-batch is that begins, for a replay pack, where it is not seen. Costs nothing in steps
+        """Log the batch that begins, for a replay pack, if the recorder can't see it. Costs nothing in steps
         without one.
 
-        Seen is what the model is called with, and what loss functions of the framework are called with outside of it.
+        The recorder sees what the model is called with, and what the framework's loss functions outside of it are
+        called with.
 
         Args:
             inputs: what the model is called with: a tuple, by position; a mapping, by name; or one tensor.
-            labels: what the loss takes besides: a tuple, or one tensor; of a mapping it is the one label. Default: what
-                is seen to go into loss functions.
+            labels: what else the loss takes: a tuple, one tensor, or a mapping as the one label. Default: what loss
+                functions are called with.
         """
         if self._capture is not None and self._capture.packing is not None:
             self._capture.packing.give(inputs, labels)
@@ -227,8 +230,8 @@ class Recorder:
         return self._output.run
 
     def declare(self, settings: Mapping[str, Any]) -> None:
-        """Say what the training is set to, where a host knows it: names and plain values as `padiff.records.settings`
-        has them. What is seen of the training itself wins.
+        """Declare settings of the training that a trainer knows: names and plain values as `padiff.records.settings`
+        has them. What the recorder sees itself takes precedence.
         """
         self._settings.declare(settings)
 
@@ -257,6 +260,7 @@ class Recorder:
         if self._output.sink is None:
             return
         self._levels.listen(self._output.folder)
+        self._levels.begin(bytes_owned(self._framework, self._layers.nodes), self._output.size_before())
         if self._packs is not None and not self.watched and not self._description.rank:
             say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
         self._claim = Claim.set(self._model, self)
@@ -270,6 +274,7 @@ class Recorder:
             whole = self._packed or self._replays
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             levels.fill(self._layers.nodes)
+            records.within = self._levels.room
             self._capture = Capture(
                 self.step,
                 self._layers,
@@ -364,11 +369,13 @@ class Recorder:
             self.detach()
             self._layers.look()
             return None, None
-        self._levels.recorded()
         scale = self.loss_scale if math.isfinite(self.loss_scale) and self.loss_scale > 0 else 1.0
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
+        expected = self._levels.recorded(lambda: bytes_of(step))
+        if expected and self._output.folder is not None and not self.watched and not self._description.rank:
+            say(expected)
         pack = None if capture.packing is None else capture.packing.finish(self._description.rank, scale)
         self._warnings.left_out(capture)
         news = self._description.with_autocast(capture.autocast)

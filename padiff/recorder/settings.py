@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from padiff.frameworks.base import Framework, OptimizerSettings
+from padiff.frameworks.base import Framework
+from padiff.frameworks.optimizing import OptimizerSettings
 from padiff.recorder.layers import Layers
 from padiff.records.settings import plain_setting, settings_delta
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from padiff.frameworks.base import Framework
 from padiff.model.nested import flatten, flatten_inputs, flatten_named
 from padiff.model.selection import Node
-from padiff.recorder.activations import Call
-from padiff.recorder.detail import FULL, NOTHING, SKETCH
+from padiff.recorder.calls import Call
+from padiff.recorder.detail import FULL, NOTHING, SKETCH, WITHIN
 from padiff.recorder.left_out import Left
 from padiff.recorder.plain_arguments import plain_arguments
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer, Taken
+from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
+from padiff.recorder.taken import Taken
 from padiff.records import LOOP, Alike, Operand, Record, Trace, TracedCall, TracedTensor
 from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
@@ -256,7 +257,11 @@ class Tracer:
         """Give a tensor a number, and make a copy of it if there is none."""
         known = seen.sketched or seen.full or seen.traced
         if known is None:
-            if level == FULL and not self._whole and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS:
+            if (
+                level in (FULL, WITHIN)
+                and not self._whole
+                and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS
+            ):
                 level = SKETCH
             seen.traced = self._records.take(tensor, level)
             if isinstance(seen.traced, Left):  # it can't be copied, but it is known where it went

@@ -8,9 +8,12 @@ from padiff.records.alike import Alike, arrays_of, make_sketches, sources_of
 from padiff.records.both import SIDES, Both, unzipped
 from padiff.records.cards import report_card, run_card
 from padiff.records.cause import Cause
-from padiff.records.compared import UNSCALED, Coverage, Diff, Figures, FirstDiff, Pair, Third, figures_text
+from padiff.records.compared import UNSCALED, Diff, Figures, Pair, Third, figures_text
+from padiff.records.coverage import Coverage
+from padiff.records.coverage_text import coverage_lines, zeros_text
 from padiff.records.declared import Difference
 from padiff.records.extent import Extent, Within
+from padiff.records.first_diff import FirstDiff
 from padiff.records.folded import FoldedDiffs
 from padiff.records.judgement import Figure, Grade, Judgement, Kind, Problem, Rule
 from padiff.records.layout import BROADCAST, RESHAPED, SAME, TRANSPOSED, Layout
@@ -36,11 +39,11 @@ from padiff.records.recorded import (
     is_of_loss,
     loss_role,
 )
-from padiff.records.report import CANNOT_TELL, DIFFER, MATCH, Report
+from padiff.records.report import Report
+from padiff.records.report_data import CANNOT_TELL, DIFFER, MATCH
 from padiff.records.report_text import (
     AMPLIFIED,
     count_text,
-    coverage_lines,
     failed_lines,
     failed_rows,
     floor_lines,
@@ -50,7 +53,6 @@ from padiff.records.report_text import (
     third_lines,
     verdict,
     where_lines,
-    zeros_text,
 )
 from padiff.records.run_text import (
     bytes_text,

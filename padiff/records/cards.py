@@ -6,12 +6,12 @@ import html
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from padiff.records.report_data import ReportData
 from padiff.records.report_text import count_text, stage_table, verdict
 from padiff.records.run_text import declared_lines, model_text, steps_text
 
 if TYPE_CHECKING:
     from padiff.records.recorded import Run
-    from padiff.records.report import Report
 
 # Colours that are read on white and on black, as a notebook may be either.
 _COLOURS = {"match": "#2e8b63", "differ": "#d2542f", "cannot tell": "#b8860b"}
@@ -21,7 +21,7 @@ _CELL = "text-align:{};padding:2px 18px 2px 0;border:0;background:none"
 _LAYERS = 6
 
 
-def report_card(report: Report) -> str:
+def report_card(report: ReportData) -> str:
     """The verdict, and a row for each stage."""
     rows = []
     for row in stage_table(report):

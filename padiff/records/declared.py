@@ -25,7 +25,7 @@ class Difference:
         stage: where in a step it acts.
         kind: of the cause that it is: ``optimizer_setting``, ``learning_rate``, ``clipping``, ``loss_setting``,
             ``layer_setting``, ``mode``, ``trainable``, ``tied``, ``accumulation``, ``micro_batches``,
-            ``left_over``, ``trainer``.
+            ``left_over``, ``trainer``, ``precision``.
         about: whose it is, in words: ``AdamW``, ``the loss``, ``layer norm1 (LayerNorm) against ln (LayerNorm)``.
         changes: whether the two runs can't compute the same because of it.
         fix: the line that mends it, in the candidate's framework. May be empty.
@@ -103,6 +103,7 @@ _SAID = {
     "clipping": "gradients are clipped differently",
     "loss_setting": "the losses are set differently",
     "layer_setting": "the layers are set differently",
+    "precision": "one run computes in another precision",
     "mode": "one run trains where the other evaluates",
     "trainer": "the trainers are set differently",
     "left_over": "a step of one run begins with gradients that are no part of it",

@@ -70,7 +70,7 @@ class OptimizerState:
     """What an optimizer holds between two steps.
 
     Attributes:
-        rule: the update rule, as `padiff.frameworks.base.OptimizerSettings` names it.
+        rule: the update rule, as `padiff.frameworks.optimizing.OptimizerSettings` names it.
         parameters: by site, ``layer/slot``; a parameter that it has not stepped yet is not there.
         rates: the learning rates of the next step.
     """

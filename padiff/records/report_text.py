@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from padiff.records.aftermath import Standing
 from padiff.records.both import Both
 from padiff.records.compared import Diff
+from padiff.records.coverage_text import coverage_lines, left_out_text, zeros_text
 from padiff.records.folding import Marked, Row, folded_rows, ratio_of
 from padiff.records.judgement import Figure, Grade, Rule
 from padiff.records.recorded import LOOP, STAGES
+from padiff.records.report_data import ReportData
 from padiff.records.tree_text import place_lines
-from padiff.sketches.sketch import ELEMENTS, SPREAD
-from padiff.system.printable import printable
-
-if TYPE_CHECKING:
-    from padiff.records.report import Report
+from padiff.sketches.sketch import SPREAD
+from padiff.system.printable import printable, printable_lines
 
 #: Relative L2 error above which what passed shows that rounding was amplified.
 AMPLIFIED = 0.1
 
-# Diffs that a printed report lists, names that a line lists, and parameters that the verdict names.
-_LISTED, _NAMED, _FEW = 10, 8, 3
+# Diffs that a printed report lists, and parameters that the verdict names.
+_LISTED, _FEW = 10, 3
 # Rules that every stage starts from, which need no reason beside the figures.
 _PLAIN = frozenset({Rule.ROUNDING, Rule.SCALAR, Rule.EQUAL, Rule.TOLERANCE})
 # So many diffs of one step and stage with one ratio are one line.
 _ALIKE = 3
 
 
-def report_text(report: Report) -> str:
+def report_text(report: ReportData) -> str:
     """A report as it is printed: the verdict, the table of stages, what differs and where, the coverage, and at the end
     the verdict in short.
     """
@@ -41,7 +40,7 @@ def report_text(report: Report) -> str:
     return "\n".join([*lines, *coverage_lines(report), "", headline(report)])
 
 
-def headline(report: Report) -> str:
+def headline(report: ReportData) -> str:
     """The verdict in short, for those in a hurry: the outcome, and where."""
     coverage, first = report.coverage, report.first_diff
     steps = f"{len(coverage.steps)} step{'s' if len(coverage.steps) != 1 else ''}"
@@ -61,7 +60,7 @@ def headline(report: Report) -> str:
     return printable(text + (f"; and {more} other fault{'s' if more > 1 else ''}" if more else ""))
 
 
-def where_lines(report: Report, width: int = 120) -> list[str]:
+def where_lines(report: ReportData, width: int = 120) -> list[str]:
     """Both models around the first diff, as trees, and the lines of code that call it; nothing where it is in no layer.
 
     Args:
@@ -74,17 +73,17 @@ def where_lines(report: Report, width: int = 120) -> list[str]:
     return place_lines(models, names, paths, first.stacks, width)
 
 
-def count_text(report: Report) -> str:
+def count_text(report: ReportData) -> str:
     """How many pairs differ, of how many that count."""
     return f"{len(report.failed)} of {report.coverage.compared} pairs differ"
 
 
-def verdict(report: Report) -> str:
+def verdict(report: ReportData) -> str:
     """The report in one sentence."""
     return printable(_verdict(report))
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: ReportData) -> str:
     if report.first_diff is not None:
         return " ".join(first.message for first in (report.first_diff, *report.independent))
     coverage = report.coverage
@@ -101,7 +100,7 @@ def _verdict(report: Report) -> str:
             f"at {worst.pair.anchor.site}, step {worst.pair.step}"
         )
     text += "."
-    left = _left_out(report)
+    left = left_out_text(report)
     if left:
         text += f" Not compared: {left}."
     if coverage.sketched:
@@ -128,10 +127,13 @@ def _verdict(report: Report) -> str:
     if coverage.notes:
         more = f" (and {len(coverage.notes) - 2} more)" if len(coverage.notes) > 2 else ""
         text += f" But layers are set differently: {'; '.join(coverage.notes[:2])}{more}."
+    precision = next((one for one in report.settings_differ if one.kind == "precision"), None)
+    if precision is not None:
+        text += f" But {precision.said}: {precision.text}."
     return text
 
 
-def _cannot_tell(report: Report) -> str:
+def _cannot_tell(report: ReportData) -> str:
     coverage = report.coverage
     found = []
     for side, names in (("reference", coverage.reference_unrecorded), ("candidate", coverage.candidate_unrecorded)):
@@ -146,7 +148,7 @@ def _cannot_tell(report: Report) -> str:
     )
 
 
-def floor_lines(report: Report) -> list[str]:
+def floor_lines(report: ReportData) -> list[str]:
     """What diffs are beside the floors that were measured, a line each; none where none were."""
     worst: dict[str, Diff] = {}
     grades: Counter[Grade] = Counter()
@@ -170,7 +172,7 @@ def floor_lines(report: Report) -> list[str]:
     return [*lines, f"largest in multiples of their floors: {', '.join(largest)}"]
 
 
-def third_lines(report: Report) -> list[str]:
+def third_lines(report: ReportData) -> list[str]:
     """Which side is farther from the step in float64, a line; none where it was not run in float64."""
     count: Counter[str] = Counter()
     worst: dict[str, Diff] = {}
@@ -200,92 +202,7 @@ def third_lines(report: Report) -> list[str]:
     return [f"float64 ({code}'s code): of {total} tensors, {'; '.join(parts) or 'both sides are as far from it'}"]
 
 
-def coverage_lines(report: Report, at_most: int = _NAMED) -> list[str]:
-    """What was left out, and what is worth knowing besides, a line each."""
-    coverage = report.coverage
-    lines = [f"{coverage.compared} pairs, {coverage.share:.1%} of what was recorded in the compared steps"]
-    if coverage.ranks:
-        lines.append(coverage.ranks)
-    if coverage.sketched:
-        sampled = f"of tensors above {ELEMENTS:,} elements a sample was looked at"
-        lines.append(f"{coverage.sketched} pairs judged from sketches: relative L2 to +- {SPREAD:.0%}, {sampled}")
-    if coverage.bounded:
-        lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
-    if coverage.amplified is not None:
-        lines.append(
-            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: other "
-            "differences there say little"
-        )
-    if coverage.zeros:
-        lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros, at_most)}")
-    named: list[tuple[str, Iterable[str]]] = [
-        (f"layers of the {report.reference} run without a partner", coverage.reference_layers),
-        (f"layers of the {report.candidate} run without a partner", coverage.candidate_layers),
-        (
-            f"containers of the {report.reference} run without a partner (another nesting)",
-            coverage.reference_containers,
-        ),
-        (
-            f"containers of the {report.candidate} run without a partner (another nesting)",
-            coverage.candidate_containers,
-        ),
-        (f"compared as parts of another layer, but for their outputs ({report.reference})", coverage.reference_parts),
-        (f"compared as parts of another layer, but for their outputs ({report.candidate})", coverage.candidate_parts),
-        (f"parameters of the {report.reference} run that train and have no record", coverage.reference_unrecorded),
-        (f"parameters of the {report.candidate} run that train and have no record", coverage.candidate_unrecorded),
-        ("not recorded", coverage.left_out),
-        (f"parameters of the {report.reference} run without a partner", coverage.reference_parameters),
-        (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
-        (f"recorded on the {report.reference} run only", coverage.reference_sites),
-        (f"recorded on the {report.candidate} run only", coverage.candidate_sites),
-        ("steps of the reference only", map(str, coverage.reference_steps)),
-        ("steps of the candidate only", map(str, coverage.candidate_steps)),
-        ("never called", coverage.uncalled),
-        ("layers that are set differently", coverage.notes),
-        ("close choices of a partner (`padiff map` shows them)", coverage.ambiguous),
-        ("assumed, since neither names nor shapes tell", coverage.assumed),
-        ("compared in the reference's layout", coverage.views),
-        ("layers that end at another place of the computation, compared inside only", coverage.cut_elsewhere),
-        ("kept as sketches, which do not show parts of a tensor: not compared", coverage.unmeasured),
-    ]
-    others = [one.text for one in report.settings_differ if one.kind not in ("layer_setting",)]
-    named.append(("set differently", others))
-    named.append(("environments differ", report.environment))
-    for title, names in named:
-        found = list(names)
-        if found:
-            lines.append(f"{title}: {_first(found, at_most)}")
-    return _lines(lines)
-
-
-def zeros_text(zeros: Collection[str]) -> str:
-    """How many gradients a fixed tolerance let pass as noise, and what such noise moved."""
-    counts = [sum(f"/{stage}/" in site for site in zeros) for stage in ("grad", "weight")]
-    counts.append(len(zeros) - sum(counts))
-    text = f"{counts[0]} gradient{' is' if counts[0] == 1 else 's are'} rounding noise around zero"
-    moved = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in zip(counts[1:], ("weight", "output")) if n]
-    return text + (f", and moved {' and '.join(moved)}" if moved else "")
-
-
-def _first(names: Sequence[str], at_most: int) -> str:
-    rest = f", and {len(names) - at_most} more" if len(names) > at_most else ""
-    return f"{', '.join(names[:at_most])}{rest}"
-
-
-def _left_out(report: Report) -> str:
-    coverage = report.coverage
-    counts = [
-        (len(coverage.reference_layers), "layer", "reference"),
-        (len(coverage.candidate_layers), "layer", "candidate"),
-        (len(coverage.reference_parameters), "parameter", "reference"),
-        (len(coverage.candidate_parameters), "parameter", "candidate"),
-        (len(coverage.reference_steps), "step", "reference"),
-        (len(coverage.candidate_steps), "step", "candidate"),
-    ]
-    return ", ".join(f"{n} {what}{'s' if n > 1 else ''} of the {side}" for n, what, side in counts if n)
-
-
-def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
+def failed_lines(report: ReportData, at_most: int | None = _LISTED) -> list[str]:
     """What differs, a line each, in causal order; many that differ alike are one line.
 
     Args:
@@ -296,10 +213,10 @@ def failed_lines(report: Report, at_most: int | None = _LISTED) -> list[str]:
     rows, hidden = failed_rows(report, at_most)
     follow = f", which {'follows' if hidden == 1 else 'follow'}" if report.aftermath.marks else ""
     rest = [f"  ... and {hidden} more{follow}"] if hidden else []
-    return _lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *rest])
+    return printable_lines([f"{count_text(report)}, in causal order:", *(row.line for row in rows), *rest])
 
 
-def failed_rows(report: Report, at_most: int | None = _LISTED) -> tuple[list[Row], int]:
+def failed_rows(report: ReportData, at_most: int | None = _LISTED) -> tuple[list[Row], int]:
     """What `failed_lines` lists, and how many diffs it does not."""
     if at_most is None:
         return [Marked(k, diff, _mark(report, diff)).row for k, diff in enumerate(report.failed)], 0
@@ -307,26 +224,22 @@ def failed_rows(report: Report, at_most: int | None = _LISTED) -> tuple[list[Row
     for number, diff in enumerate(report.failed):
         alike.setdefault(_likeness(diff) or (number,), []).append(Marked(number, diff, _mark(report, diff)))
     counts = _counts(report) if any(len(some) >= _ALIKE for some in alike.values()) else Counter()
-    told: list[tuple[list[Marked], Row]] = []
+    shown: list[tuple[list[Marked], Row]] = []
     for key, some in alike.items():
         if len(some) >= _ALIKE:
-            told.append((some, _folded(key, some, counts[key[0], key[1]])))
+            shown.append((some, _folded(key, some, counts[key[0], key[1]])))
         else:
-            told += [([one], one.row) for one in some]
-    if len(told) <= at_most:
-        return [row for _, row in told], 0
+            shown += [([one], one.row) for one in some]
+    if len(shown) <= at_most:
+        return [row for _, row in shown], 0
     # The first one stays as it is, with those that are wrong by the same.
-    (first, row), *others = told
+    (first, row), *others = shown
     rest = [one for some, _ in others for one in some]
     rows, hidden = folded_rows(rest, max(at_most - 1, 1), {first[0].diff.pair.stage})
     return [row, *rows], hidden
 
 
-def _lines(lines: Iterable[str]) -> list[str]:
-    return [printable(line) for line in lines]
-
-
-def _mark(report: Report, diff: Diff) -> str:
+def _mark(report: ReportData, diff: Diff) -> str:
     """How a diff stands to the first one, where it does not follow from it."""
     standing = report.standing(diff)
     return "" if standing is None or standing is Standing.FOLLOWS else str(standing)
@@ -343,7 +256,7 @@ def _likeness(diff: Diff) -> tuple[Any, ...] | None:
     return None if ratio is None else (pair.step, pair.stage, f"are {ratio:.3g} times the reference's")
 
 
-def _counts(report: Report) -> Counter[tuple[int, str]]:
+def _counts(report: ReportData) -> Counter[tuple[int, str]]:
     return Counter((d.pair.step, d.pair.stage) for d in report.diffs if d.counts and d.pair.anchor.layer != LOOP)
 
 
@@ -355,7 +268,7 @@ def _folded(key: tuple[Any, ...], some: Sequence[Marked], count: int) -> Row:
     return Row(f"step {step}", stage, f"{len(some)} of {count} {what} ({names}, ...)", mark)
 
 
-def _table(report: Report) -> list[str]:
+def _table(report: ReportData) -> list[str]:
     """The table of stages as plain text."""
     rows = [["stage", "pairs", "differ", "rel L2", "allowed", "closest to its limit"]]
     table = stage_table(report)
@@ -380,7 +293,7 @@ def limit_lines(table: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"allowed at {', '.join(some)}: {rule}" for rule, some in stages.items()]
 
 
-def stage_table(report: Report) -> list[dict[str, Any]]:
+def stage_table(report: ReportData) -> list[dict[str, Any]]:
     """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
     rows: dict[str, dict[str, Any]] = {}
     worst: dict[str, float] = {}

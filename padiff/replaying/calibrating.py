@@ -106,6 +106,8 @@ def _measured(
     same = _as_recorded(base, reference.run.steps(number)[0], reference.path)
     measuring = Measuring(same, reference.run.info.environment)
     for step in measuring.steps(doing, pack, runs, float64):
+        if step is None:
+            continue
         try:
             train(step)
         except Exception as error:

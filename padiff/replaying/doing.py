@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from padiff.errors import UsageError
-from padiff.frameworks.base import Handle
+from padiff.frameworks.hooking import Handle
 from padiff.model.live_model import LiveModel
 from padiff.recorder import Recorder
 from padiff.records import Step, TensorSource
@@ -94,7 +94,7 @@ class Doing:
             draws=bool(drawing.unseen) and drawing.framework == framework.name,
         )
         if not any(framework.layers.compiled(node.layer) for node in self._model.nodes):
-            self._feeding = framework.randomness.feed_masks(self.feeder)
+            self._feeding = framework.masks.feed(self.feeder)
         return self.batches(pack, move)
 
     def batches(self, pack: Pack, move: Move = AS_IT_IS) -> ReplayStep:

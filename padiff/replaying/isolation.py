@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from padiff.compare.judge.limits import ROUNDING, allowed, coarse
-from padiff.frameworks.base import Handle
+from padiff.frameworks.hooking import Handle
 from padiff.model.live_model import LiveModel
 from padiff.model.nested import flatten, flatten_inputs, replace_tensors
 from padiff.pair.layouts import layout_between

@@ -47,13 +47,17 @@ class Measuring:
         self._notes: list[str] = []
         self._given_up = False
 
-    def steps(self, doing: Doing, pack: Pack, runs: int, exact: bool) -> Iterator[ReplayStep]:
-        """The step, to be done so many times more; `give_up` says that the one given last could not be."""
+    def steps(self, doing: Doing, pack: Pack, runs: int, exact: bool) -> Iterator[ReplayStep | None]:
+        """The step, to be done so many times more; `give_up` says that the one given last could not be.
+
+        Before each comes `None`: the one before has ended, and nothing has begun yet.
+        """
         if exact and not self._has_room():
             self.note("not run in float64: there is too little memory")
             exact = False
         for move in moves(runs, self._dtype, exact):
             self._given_up = whole = False
+            yield None
             try:
                 yield doing.begin(pack, move)
                 whole = True

@@ -9,7 +9,7 @@ from typing import Any
 
 from padiff.compare.apart import Apart, Distance
 from padiff.errors import UsageError
-from padiff.frameworks.base import Handle
+from padiff.frameworks.hooking import Handle
 from padiff.model.live_model import LiveModel
 from padiff.recorder import Recorder
 from padiff.recorder.factory import recorder_of

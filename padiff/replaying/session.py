@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,11 +29,14 @@ from padiff.system.switches import say
 # Without an optimizer nothing is clipped, and nothing is updated.
 _WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "update"))
 
+# Seconds to wait for other processes to write a step, and between two looks. Chosen: they were done together.
+_PATIENCE, _LOOK = 120.0, 0.1
+
 
 class Replay:
     """Does packed steps again; made by `replay`, used in a ``with``.
 
-    A loop with a host of its own (a callback) uses `begin`, `end` and `discard` instead of iterating.
+    A loop with a host of its own (a callback) uses `steps`, `attach` and `detach` instead of iterating.
 
     Attributes:
         numbers: the steps, as the reference counts them.
@@ -95,11 +99,22 @@ class Replay:
         A step ends where the next one is asked for; one that the loop is left in is not recorded. Where floors are
         measured, each step comes so many times more (``step.moved``), and these are not recorded.
         """
+        steps = self.steps()
+        try:
+            for step in steps:
+                if step is not None:
+                    yield step
+        finally:
+            steps.close()
+
+    def steps(self) -> Generator[ReplayStep | None, None, None]:
+        """As going through it, with `None` between two steps: the one before has ended, and nothing has begun yet."""
         if self._doing.kept is None:
             raise UsageError("a replay does its steps inside of `with padiff.replay(...) as replay:`")
-        for number in self.numbers:
-            if number in self.done:
-                continue
+        waiting = [number for number in self.numbers if number not in self.done]
+        for number in waiting:
+            if number != waiting[0]:
+                yield None
             step = self.begin(number)
             whole = False
             try:
@@ -109,10 +124,10 @@ class Replay:
                 if not whole:
                     self.discard()
             self.end()
-            if self._floors or self._float64:
+            if number in self.done and (self._floors or self._float64):
                 yield from self._measured(number)
 
-    def _measured(self, number: int) -> Iterator[ReplayStep]:
+    def _measured(self, number: int) -> Iterator[ReplayStep | None]:
         """The step once more, moved, and its floors into the candidate's folder."""
         self._recorder.flush()
         run = open_run(self._dir_path)
@@ -141,6 +156,7 @@ class Replay:
             raise NothingToCompareError("no packed step was done again, so there is nothing to compare")
         if self._report is None:
             self._recorder.flush()
+            self._wait_for_others()
             self._report = compare_runs(
                 self._reference.path,
                 self._dir_path,
@@ -151,6 +167,24 @@ class Replay:
                 alone=True,
             )
         return self._report
+
+    def _wait_for_others(self) -> None:
+        """A step is whole, and can be read, once all processes have written it.
+
+        Raises:
+            UsageError: others did not.
+        """
+        until = time.monotonic() + _PATIENCE
+        while self._recorder.info.world_size > 1:
+            missing = sorted(set(self.done) - set(open_run(self._dir_path).numbers()))
+            if not missing:
+                return
+            if time.monotonic() > until:
+                raise UsageError(
+                    f"step {missing[0]} was not written by all {self._recorder.info.world_size} processes within "
+                    f"{_PATIENCE:g} seconds: let each of them do the same steps"
+                )
+            time.sleep(_LOOK)
 
     def isolate(self, step: ReplayStep) -> Isolation:
         """Look at each layer by itself while the step under way is done: run on what the reference's layer was given,
@@ -166,6 +200,8 @@ class Replay:
         """
         if step.moved and self._isolation is not None:
             return self._isolation  # of the step itself
+        if self._recorder.info.world_size > 1:
+            raise UsageError("replay.isolate(step) is for a replay in one process: this is one of several")
         feeder = self._doing.feeder
         if feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
             raise UsageError("replay.isolate(step) is called in the loop, before the step is done")

@@ -14,7 +14,7 @@ from padiff.records import TensorSource
 
 #: How to record what is missing.
 RECORD_IN_FULL = (
-    'Record that step in full on both sides: `detail="full"` (the default of padiff.record) keeps it, '
+    'Record that step in full on both sides: `detail="full"` keeps it, '
     "`replay_every_n_steps=1` also whatever goes into a layer; `padiff watch`, or a callback with `reference=`, asks "
     "for full tensors around a diff by itself (zoom)"
 )

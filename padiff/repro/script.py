@@ -11,7 +11,7 @@ from padiff.repro.languages import LANGUAGES
 
 _TEMPLATE = '''"""{title}
 
-{told}
+{verdict}
 
 Needs {packages}. Exit code: 1 it differs as the runs did, 0 it does not.
 """
@@ -77,11 +77,11 @@ sys.exit(1 if differs else 0)
 '''
 
 
-def script_text(case: Case, told: str, tensors: str, versions: str) -> str:
+def script_text(case: Case, verdict: str, tensors: str, versions: str) -> str:
     """The script of a case.
 
     Args:
-        told: what the runs' report says, a text of its own lines.
+        verdict: what the runs' report says, a text of its own lines.
         tensors: the name of its file of tensors.
         versions: what it was recorded with.
     """
@@ -96,7 +96,7 @@ def script_text(case: Case, told: str, tensors: str, versions: str) -> str:
     remarks = "\n".join(_plain(remark) for remark in case.remarks)
     return _TEMPLATE.format(
         title=textwrap.fill(_doc(f"{case.what}: as {versions} computes it, against another run."), 115),
-        told=_doc(told) + (f"\n\n{_doc(remarks)}" if remarks else ""),
+        verdict=_doc(verdict) + (f"\n\n{_doc(remarks)}" if remarks else ""),
         packages=", ".join((*language.packages, "numpy", "safetensors")),
         imports="\n".join(f"import {name}" for name in language.packages),
         tensors=tensors,

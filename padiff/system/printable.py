@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Control characters (colours, titles and the cursor of a terminal are set with them), line separators, marks that turn
 # the direction of what is read, and halves of characters, which no encoding has.
@@ -16,6 +17,11 @@ def printable(text: str, lines: bool = False) -> str:
         lines: the text has lines of its own: ends of lines stay.
     """
     return _HARMFUL.sub(lambda found: found[0] if lines and found[0] == "\n" else _code(found[0]), text)
+
+
+def printable_lines(lines: Iterable[str]) -> list[str]:
+    """Each of some lines, `printable`."""
+    return [printable(line) for line in lines]
 
 
 def _code(character: str) -> str:

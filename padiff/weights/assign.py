@@ -52,6 +52,13 @@ class Carried:
     def proved(self) -> bool:
         return self.proof is not None and self.proof.holds
 
+    @property
+    def surely(self) -> bool:
+        """Whether all outputs agree, inside too: what models begin with (norms of ones and zeros) may hold the proof
+        though two layers have each other's partners.
+        """
+        return self.proof is not None and self.proof.holds and self.proof.agreeing == len(self.proof.outputs)
+
     def described(self) -> list[str]:
         """What was copied where, and what was not, a line each."""
         transfer = self.transfer
@@ -242,10 +249,10 @@ class _Search:
             best = self._better(best, alignment, without, {})
             for ambiguity in best.alignment.ambiguities if best is not None else ():
                 for option in ambiguity.options[1:]:
-                    if best is not None and not best.proved:
+                    if best is not None and not best.surely:
                         choices = {**best.choices, ambiguity.about: option}
                         best = self._better(best, alignment.answered(choices), without, choices)
-            if best is not None and (best.proved or (self._recorded is not None and not self._recorded.telling)):
+            if best is not None and (best.surely or (self._recorded is not None and not self._recorded.telling)):
                 break
         if best is None:
             # No way fits: the error is about the best guess.
@@ -280,7 +287,7 @@ class _Search:
         assert self._reference_step is not None
         step = self._again()
         proof = prove(self._reference_step, step, alignment)
-        if best is not None and best.proof is not None and best.proof.agreeing >= proof.agreeing:
+        if best is not None and best.proof is not None and best.proof.rank >= proof.rank:
             return best
         return Carried(alignment, transfer, self._names, self._seen, proof, choices, without)
 

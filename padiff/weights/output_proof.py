@@ -134,6 +134,11 @@ class Proof:
         """How many outputs agree."""
         return sum(output.error <= AGREES for output in self.outputs)
 
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Of two proofs the larger is the better one: what the models give out counts before what is inside."""
+        return self.holds, self.agreeing
+
     def table(self, at_most: int = 20) -> str:
         """The largest output diff of each layer, in the order in which the base ran; the largest ones if many."""
         worst: dict[str, Output] = {}

@@ -38,6 +38,7 @@ class Started:
         left_as_is: what stayed as it was, and what of the source has no place (with ``partial=True``).
         optimizers: what each optimizer was given, under the live model's names; without the tensors.
         assumed: what neither names nor shapes tell, and what was taken for it.
+        computed: buffers that the model computes when it is made, and that are not as they were recorded: they stay.
         outputs: how the model's outputs compare with those that were recorded, where that could be seen.
     """
 
@@ -50,6 +51,7 @@ class Started:
     left_as_is: tuple[str, ...] = ()
     optimizers: tuple[OptimizerState, ...] = ()
     assumed: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
     outputs: str = ""
 
     def __str__(self) -> str:
@@ -61,6 +63,8 @@ class Started:
         text += "".join(f"; {_state_text(state)}" for state in self.optimizers)
         if self.left_as_is:
             text += f"; left as it is: {_some(self.left_as_is)}"
+        if self.computed:
+            text += f"; the model computes otherwise, and keeps: {_some(self.computed)}"
         if self.assumed:
             text += f"; assumed: {_some(self.assumed)}"
         return text + (f"; {self.outputs}" if self.outputs else "")
@@ -258,6 +262,7 @@ def _started(stored: Stored, carried: Carried, given: Sequence[OptimizerState]) 
         by_rule=len(transfer.calls),
         left_as_is=(*transfer.not_carried, *transfer.left_as_is, *wholes),
         optimizers=tuple(map(_without_tensors, given)),
+        computed=transfer.computed,
         assumed=() if carried.proved else tuple(_assumed(carried)),
         outputs=_outputs_text(stored, carried),
     )

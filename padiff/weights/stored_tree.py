@@ -27,7 +27,7 @@ def tree_of(
     """The layers that dotted names tell of, and each tensor's name by path and slot.
 
     Order is that of the names, with numbers as numbers: files sort them as text. What kind a layer is, and how its
-    matrix lies, is told by shapes, by names, and by the other model.
+    matrix lies, is known by shapes, by names, and by the other model.
 
     Args:
         framework: of which the weights are.
@@ -146,13 +146,13 @@ class _Kinds:
         self._tables = {shape for looked_up, shape in matrices if looked_up}
         self._matrices = {shape for looked_up, shape in matrices if not looked_up}
         # What a bias tells of one layer holds for the square matrices of others with the same last name.
-        self._told: dict[str, Counter[str]] = {}
+        self._by_name: dict[str, Counter[str]] = {}
         for path, own in shapes.items():
-            told = _by_bias(own)
-            if told:
-                self._told.setdefault(_last(path), Counter())[told] += 1
-        all_told = {told for counts in self._told.values() for told in counts}
-        self._else = all_told.pop() if len(all_told) == 1 else self._usual
+            layout = _by_bias(own)
+            if layout:
+                self._by_name.setdefault(_last(path), Counter())[layout] += 1
+        layouts = {layout for counts in self._by_name.values() for layout in counts}
+        self._else = layouts.pop() if len(layouts) == 1 else self._usual
 
     def of(self, path: str) -> str:
         """The common kind, or empty."""
@@ -186,8 +186,8 @@ class _Kinds:
         """How the matrix ``weight`` lies; empty where there is none, or one of a table."""
         if self.of(path) != "linear":
             return ""
-        told = self._told.get(_last(path))
-        return _by_bias(self._shapes[path]) or (told.most_common(1)[0][0] if told else self._else)
+        layout = self._by_name.get(_last(path))
+        return _by_bias(self._shapes[path]) or (layout.most_common(1)[0][0] if layout else self._else)
 
 
 def _by_bias(own: Mapping[str, Shape]) -> str:

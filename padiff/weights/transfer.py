@@ -21,6 +21,11 @@ from padiff.weights.stored_model import StoredModel
 Model = LiveModel | StoredModel
 
 
+# What two frameworks compute alike is equal to so much, relative to each element. Chosen: some units in float32's last
+# place, as powers and divisions round.
+_SAME = 1e-5
+
+
 class TransferError(Exception):
     """The weights can't be carried over; the text says what, ``paths`` where."""
 
@@ -40,6 +45,8 @@ class Transfer:
         not_carried: parameters of the base that have no place in the raw model, as ``layer/slot [shape]``.
         left_as_is: parameters of the raw model that nothing of the base is for, likewise.
         left_wholes: pairs of layers that are left as they are, with all that they hold.
+        computed: buffers of the raw model that it computes, and that are not as recorded: these are never written, as
+            what they are computed from is where the models differ.
     """
 
     writes: list[tuple[Any, np.ndarray]] = field(default_factory=list)
@@ -49,6 +56,7 @@ class Transfer:
     not_carried: tuple[str, ...] = ()
     left_as_is: tuple[str, ...] = ()
     left_wholes: tuple[tuple[str, str], ...] = ()
+    computed: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -167,9 +175,13 @@ class _Planner:
 
     def _carry(self, pair: ParameterPair) -> None:
         base = self._models.reference
+        computed = isinstance(base, StoredModel) and all(self._is_computed(part) for part in pair.candidate)
         values = [part.take(base.value(part.layer, part.slot)) for part in pair.reference]
         # What is added up on the one side is, on the other, one that has it all and others that are zeros.
         value = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
+        if computed:
+            self._compare(pair, value)
+            return
         try:
             for number, part in enumerate(pair.candidate):
                 self._put(pair.reference[0], part, value if number == 0 else np.zeros_like(value))
@@ -177,6 +189,17 @@ class _Planner:
             self._misfits.append(error)
             return
         self._used.update(self._homes.get((part.layer, part.slot), (part.layer, part.slot)) for part in pair.reference)
+
+    def _is_computed(self, part: Slice) -> bool:
+        return part.slot in self._raw.framework.layers.computed(self._raw.layer(part.layer))
+
+    def _compare(self, pair: ParameterPair, value: np.ndarray) -> None:
+        """See whether what the raw model computes by itself is what was recorded."""
+        for part in pair.candidate:
+            own = part.take(self._raw.value(part.layer, part.slot)).astype(np.float64)
+            same = own.size == value.size and np.allclose(own.ravel(), value.ravel(), rtol=_SAME, atol=0)
+            if not same:
+                self._transfer.computed += (f"{part.layer}/{part.slot}",)
 
     def _put(self, source: Slice, part: Slice, value: np.ndarray) -> None:
         if not equivalents.same_rows(value.shape, part.size):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +23,17 @@ WELL, ILL, MISUSE = 0, 1, 2
 _LISTED = 20
 
 
-def add_doctor(commands: Any) -> None:
-    """Add the command to the parser's."""
-    doctor = commands.add_parser(
-        "doctor",
-        help="does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "
-        "wrong, 2 misuse",
-        description="SCRIPT: run a training script with and without recording; are losses, gradients and parameters "
-        "the same to the bit, and what does recording cost? RUN: read everything that a run folder holds.",
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = (
+        "SCRIPT: run a training script with and without recording; are losses, gradients and parameters the "
+        "same to the bit, and what does recording cost? RUN: read everything that a run folder holds."
     )
-    doctor.add_argument("path", metavar="SCRIPT|RUN", help="a Python script that records, or a run folder")
-    doctor.add_argument("--steps", type=int, default=20, metavar="N", help="end the script after N steps (%(default)s)")
-    doctor.add_argument("--json", metavar="OUT", help="write what was found as JSON; - for standard output")
-    doctor.add_argument("args", nargs="*", metavar="ARGS", help="the script's own arguments, behind --")
-    doctor.set_defaults(run=run_doctor)
-
-
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own arguments, and those of the script behind ``--``; `None` where there are none.
-
-    By hand: argparse takes what is behind ``--`` only if no option of ours stands between it and the script.
-    """
-    own = list(arguments)
-    if own[:1] != ["doctor"] or "--" not in own:
-        return own, None
-    place = own.index("--")
-    return own[:place], own[place + 1 :]
+    parser.add_argument("path", metavar="SCRIPT|RUN", help="a Python script that records, or a run folder")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="end the script after N steps (%(default)s)")
+    parser.add_argument("--json", metavar="OUT", help="write what was found as JSON; - for standard output")
+    parser.add_argument("args", nargs="*", metavar="ARGS", help="the script's own arguments, behind --")
+    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace, console: Console) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from padiff.errors import PadiffError, UsageError
 from padiff.records import printable
-from padiff_hooks.arguments import Parser
+from padiff_hooks.parser import Parser
 from padiff_hooks.run.hosts import HostWatch
 from padiff_hooks.run.loop import LoopFinder
 from padiff_hooks.run.recording import Recording, check_free
@@ -19,7 +19,6 @@ from padiff_hooks.training import ON_DIFF
 
 FAILED, MISUSE = 1, 2
 
-_HELP = "record a training script of which no line changes"
 _DESCRIPTION = (
     "Run a training script as python does, and record what trains in it: transformers', PaddleFormers' or Lightning's "
     "Trainer, paddle.Model, or a plain loop. Options stand before the script; each can be given by an environment "
@@ -28,8 +27,8 @@ _DESCRIPTION = (
 # Options of a recording, by what they are called in `TrainingOptions`: option, type, what it is.
 _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
     "every_n_steps": ("every", int, "record every N-th step (default: 1)"),
-    "detail": ("detail", str, "how much is kept of each tensor: full (default), sketch or nothing"),
-    "full_every_n_steps": ("full-every", int, "with --detail sketch, full tensors every N-th step"),
+    "detail": ("detail", str, "how much of each tensor: auto (default: in full, up to 1 GB, then sketches), full, ..."),
+    "full_every_n_steps": ("full-every", int, "where sketches are kept, full tensors every N-th step"),
     "replay_every_n_steps": ("replay-every", int, "keep a pack every N-th step, to do it again elsewhere"),
     "reference": ("reference", str, "a run to compare with while this one trains"),
     "on_diff": ("on-diff", str, f"what a diff does: {', '.join(ON_DIFF)} (default: warn)"),
@@ -39,11 +38,6 @@ _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
     "start_step": ("start-step", int, "number of the first step (default: 0)"),
     "max_bytes": ("max-bytes", float, "how large the run folder may become"),
 }
-
-
-def add_run(commands: Any) -> None:
-    """Add the command to the parser's, for its list of commands; `main` runs it."""
-    _fill(commands.add_parser("run", help=_HELP, description=_DESCRIPTION))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ function within([low, high], share) {
   return low + Math.round(Math.min(Math.max(share, 0), 1) * (high - low));
 }
 
-// Blue below the limit, orange to dark red above it: told apart by those who confuse red and green, and by lightness
+// Blue below the limit, orange to dark red above it: distinguished by those who confuse red and green, and by lightness
 // in grey. What is bit-equal has a green of its own. tests/page holds the scales against three kinds of colour vision.
 const LIGHT = {
   equal: [156, 207, 176],

@@ -48,7 +48,7 @@ class Live {
   async open(name) {
     this.pair = name;
     this.choice.value = name;
-    this.log = this.told = null;
+    this.log = this.version = null;
     this.next = 0;
     this.page?.end();
     const store = new Store(async ([start, end]) => JSON.parse((await got("lines", { pair: name, start, end })).lines[0]));
@@ -63,12 +63,12 @@ class Live {
     const { store, page, pair } = this;
     try {
       for (;;) {
-        const part = await got("follow", { pair, start: this.next, told: this.told ?? "" });
+        const part = await got("follow", { pair, start: this.next, version: this.version ?? "" });
         if (pair !== this.pair) return;
         if (this.log !== null && (part.log !== this.log || part.size < this.next)) return void (await this.open(pair)); // recorded anew
         this.log = part.log;
         if (part.report) {
-          this.told = part.told;
+          this.version = part.version;
           store.setHead(part.report);
           page.showHead();
         }

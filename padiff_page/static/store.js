@@ -164,7 +164,7 @@ export class Store {
     return site;
   }
 
-  /** The row of a layer. One that only the candidate has is told from a reference's of the same name. */
+  /** The row of a layer. One that only the candidate has is distinguished from a reference's of the same name. */
   layerNode(path, side) {
     const key = side === "candidate" && path !== LOOP ? `\n${path}` : path;
     const node = this.tree.node(path, key);

@@ -4,7 +4,7 @@ import { copyButton, el, layerName, sentence } from "./dom.js";
 import { count, figure, percent, standing, times } from "./format.js";
 import { isDeclared, timesAllowed } from "./store.js";
 
-// Of further faults so many are told in full; the heat map marks the others.
+// Of further faults so many are described in full; the heat map marks the others.
 const OTHERS = 5;
 
 /** A figure with what it is called. */
@@ -80,19 +80,19 @@ function side(which, path, type, run) {
 }
 
 function heading(outcome, steps) {
-  if (outcome === "cannot tell") return "It can’t be told whether the runs match";
+  if (outcome === "cannot tell") return "It is not known whether the runs match";
   return steps ? `The runs match in ${count(steps, "step")}` : "No step is compared yet";
 }
 
 /** What is known of how far it reaches and where in the code it is. */
 function prose(first) {
-  const told = [];
-  if (first.inside === true) told.push("It is inside of this layer: what goes in agrees.");
-  if (first.last_agreeing && first.inside !== true) told.push(`The last layer that agrees is \`${first.last_agreeing}\`.`);
-  if (first.call) told.push(`Call: ${first.call}.`);
-  if (first.extent) told.push(first.extent);
-  if (first.recomputed?.text) told.push(first.recomputed.text);
-  return told.length ? el("p", { class: "prose" }, sentence(told.join(" "))) : null;
+  const sentences = [];
+  if (first.inside === true) sentences.push("It is inside of this layer: what goes in agrees.");
+  if (first.last_agreeing && first.inside !== true) sentences.push(`The last layer that agrees is \`${first.last_agreeing}\`.`);
+  if (first.call) sentences.push(`Call: ${first.call}.`);
+  if (first.extent) sentences.push(first.extent);
+  if (first.recomputed?.text) sentences.push(first.recomputed.text);
+  return sentences.length ? el("p", { class: "prose" }, sentence(sentences.join(" "))) : null;
 }
 
 function cause(first) {

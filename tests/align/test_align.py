@@ -283,3 +283,21 @@ def test_what_is_ambiguous_is_answered_by_its_own_weights_only(same, assumed):
     shown = Both(seen({"qkv": fused, "out": parts["out"]}), seen(parts))
     alignment = resolved(align(*trees, None, shown), shown)
     assert [x.about for x in alignment.ambiguities if not x.answer] == assumed
+
+
+def _gated(kind: str, order: str, shape: tuple[int, ...] = (2, 8)) -> tuple[RunInfo, Seen]:
+    """A block of ``gate`` and ``up``, whose activation is called in between or behind both."""
+    tree = info(root(3), linear("gate", 8, 8), linear("up", 8, 8), plain("act", kind), linear("down", 8, 8))
+    called = order.split()
+    return tree, Seen({path: k for k, path in enumerate(called)}, dict.fromkeys(called, shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "paired"),
+    [("siluactivation", (2, 8), True), ("silu", (2, 8), True), ("silu", (2, 4), False), ("dropout", (2, 8), False)],
+)
+def test_leaves_at_one_path_and_of_like_kind_are_paired_whatever_was_called_before_them(kind, shape, paired):
+    sides = _gated(kind, "gate act up down", shape), _gated("silu", "gate up act down")
+    infos, seen = zip(*sides)
+    pairs = {p.reference.path: p.candidate.path for p in align(*infos, None, Both(*seen)).pairs}
+    assert pairs.get("act") == ("act" if paired else None)

@@ -19,7 +19,10 @@ from padiff_atlas.table import difference_text, markdown
 from padiff_hooks.cli import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "atlas.md"
-ANEW = "write it anew: padiff atlas --json padiff/compare/diagnose/known.json --markdown docs/atlas.md"
+ANEW = (
+    "write it anew: padiff atlas --json padiff/compare/diagnose/known.json --markdown docs/atlas.md; "
+    "python docs/zh/write_atlas.py"
+)
 
 
 @pytest.mark.slow
@@ -49,7 +52,7 @@ def table(*rows: AtlasRow) -> Atlas:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"rel_l2": 0.6, "at": ("2.01", "1.01"), "max_abs": 1.1, "ratio": 0.501}, None),
         ({"ratio": 0.6}, "paddle's is 0.6 times torch's, it was paddle's is 0.5 times torch's"),
@@ -63,9 +66,13 @@ def table(*rows: AtlasRow) -> Atlas:
         ({"torch": "torch.loss(1)"}, "another call"),
     ],
 )
-def test_what_changes_between_two_tables_is_told_but_for_rounding(change, told):
+def test_what_changes_between_two_tables_is_told_but_for_rounding(change, reported):
     found = list(changes(table(ROW), table(dataclasses.replace(ROW, **change))))
-    assert (found == []) if told is None else (len(found) == 1 and found[0].startswith("loss: ") and told in found[0])
+    assert (
+        (found == [])
+        if reported is None
+        else (len(found) == 1 and found[0].startswith("loss: ") and reported in found[0])
+    )
 
 
 def test_a_difference_that_grows_is_told_where_no_ratio_is():
@@ -170,16 +177,16 @@ def test_a_table_on_standard_output_is_all_there(monkeypatch, capsys, other):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("--only", "loses"), "no group of probes is called 'loses'"),
         (("--json", "-", "--markdown", "-"), "only one of --json and --markdown can go to standard output"),
         (("--json", "no/such/folder/a.json"), "there is no folder"),
     ],
 )
-def test_misuse_has_exit_code_2_and_is_told_before_anything_runs(capsys, arguments, told):
+def test_misuse_has_exit_code_2_and_is_told_before_anything_runs(capsys, arguments, reported):
     assert main(["atlas", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 BLOCKED = """

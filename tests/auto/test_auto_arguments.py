@@ -1,4 +1,4 @@
-"""What a call of ``auto_diff`` may say, and what it is told when it says something else."""
+"""What a call of ``auto_diff`` may say, and what it answers to anything else."""
 
 from __future__ import annotations
 
@@ -188,9 +188,9 @@ def test_five_steps_of_training_match(pair, kind):
     report = padiff.auto_diff(base, raw, both(pair, data(5, 4)), losses, optimizers, steps=5, **CLOSE)
     assert report
     assert report.coverage.steps == (0, 1, 2, 3, 4, 5)
-    told = [float(d.pair.reference.value) for d in report if d.pair.stage == "loss"]
-    assert len(told) == 5
-    assert told == sorted(told, reverse=True)
+    reported = [float(d.pair.reference.value) for d in report if d.pair.stage == "loss"]
+    assert len(reported) == 5
+    assert reported == sorted(reported, reverse=True)
     assert np.abs(pair[0].weight(base.fc0) - before).max() > 1e-3
     np.testing.assert_allclose(pair[1].weight(raw.fc0), pair[0].weight(base.fc0), atol=1e-5)
 

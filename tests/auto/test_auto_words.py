@@ -1,4 +1,4 @@
-"""``auto_diff`` in the words of both generations at once: what is clear is taken, what contradicts itself is told."""
+"""``auto_diff`` in the words of both generations at once: what is clear is taken, a contradiction is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled models: recorded from outside and told so; what is compiled is the same as without recording."""
+"""Compiled models: recorded from outside and with a warning; what is compiled is the same as without recording."""
 
 from __future__ import annotations
 
@@ -171,16 +171,16 @@ def plain(kit, way):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """What a recorded training leaves, how many graphs were compiled for it, and what was told. Each is done once."""
+    """What a recorded training leaves, how many graphs were compiled for it, what was warned of. Each is done once."""
 
     @cache
     def done(kit, way, options, every=1, fault=False):
         folder = tmp_path_factory.mktemp("compiled")
         forget()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             result = train(way(kit, fault), folder / "run", dict(options), every_n_steps=every)
-        return result, graphs(), [str(each.message) for each in told if issubclass(each.category, RuntimeWarning)]
+        return result, graphs(), [str(each.message) for each in reported if issubclass(each.category, RuntimeWarning)]
 
     return lambda kit, way, options, *more: done(kit, way, tuple(options.items()), *more)
 
@@ -189,9 +189,9 @@ def recorded(tmp_path_factory):
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, every, options, recorded):
     before, compiled_before = plain(kit, way)
-    after, compiled_after, told = recorded(kit, way, options, every)
+    after, compiled_after, reported = recorded(kit, way, options, every)
     assert_neutral(before, after)
-    assert any(WARNS in text for text in told)
+    assert any(WARNS in text for text in reported)
     if kit is TORCH:
         # Once more at most: with the hooks that keep still inside, and without.
         assert 0 < compiled_before <= compiled_after <= compiled_before + (every > 1)
@@ -199,8 +199,8 @@ def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, 
 
 @named((*WHOLE, *PART))
 def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, options, recorded):
-    result, _, told = recorded(kit, way, options)
-    assert ("(the model itself)" if way.whole else "(body)") in next(text for text in told if WARNS in text)
+    result, _, reported = recorded(kit, way, options)
+    assert ("(the model itself)" if way.whole else "(body)") in next(text for text in reported if WARNS in text)
     layers, run = 1 if way.whole else 4, result.run
     for number in run.numbers():
         found = counts(run, number)
@@ -213,12 +213,12 @@ def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, optio
 @named((*WHOLE, *PART))
 def test_a_compiled_run_matches_a_plain_one_but_for_a_mistake(kit, way, options, recorded):
     uncompiled = recorded(TORCH, Compiled, options)[0].run
-    (right, _, _), (wrong, _, told) = recorded(kit, way, options), recorded(kit, way, options, 1, True)
-    assert any(WARNS in text for text in told)
+    (right, _, _), (wrong, _, reported) = recorded(kit, way, options), recorded(kit, way, options, 1, True)
+    assert any(WARNS in text for text in reported)
     report = padiff.compare_runs(uncompiled, right.run)
     assert report.passed, report.first_diff.message
     assert not report.coverage.candidate_parameters
-    # What could not be seen is told by name.
+    # What could not be seen is reported by name.
     unseen = {"body.inner", "body.act", *(("first", "last", "body") if way.whole else ())}
     assert {name.removeprefix("candidate: ") for name in report.coverage.uncalled} == unseen
     first = padiff.compare_runs(uncompiled, wrong.run).first_diff

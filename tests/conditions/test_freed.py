@@ -12,9 +12,9 @@ from kit.forking import python_with_frameworks
 from kit.frameworks import PADDLE, TORCH
 
 import padiff
-from padiff.frameworks.base import UncopiedError
 from padiff.frameworks.torch import FRAMEWORK
 from padiff.frameworks.torch.memory import memory_of
+from padiff.frameworks.values import UncopiedError
 from padiff.sketches.sketch import sketch_of
 
 from .freed import KINDS, MADE, Elsewhere, Flat, part, without_memory
@@ -35,9 +35,9 @@ def survived(tmp_path_factory):
 @of_made
 def test_the_training_is_the_same_and_all_else_is_recorded(name, options, tmp_path):
     plain = train(KINDS[name](TORCH))
-    with pytest.warns(RuntimeWarning, match="1 tensor") as told:
+    with pytest.warns(RuntimeWarning, match="1 tensor") as reported:
         recorded = train(KINDS[name](TORCH), tmp_path / "run", options)
-    assert len(told) == 1
+    assert len(reported) == 1
     assert_neutral(plain, recorded)
     for number in recorded.run.numbers():
         (step,) = recorded.run.steps(number)
@@ -203,9 +203,9 @@ def test_paddles_distributed_tensors(options, tmp_path):
                 PADDLE.zero(sgd)
                 rec.try_dump()
 
-    with pytest.warns(RuntimeWarning, match="2 tensor") as told:
+    with pytest.warns(RuntimeWarning, match="2 tensor") as reported:
         twice()
-    assert len(told) == 1
+    assert len(reported) == 1
     for number in (0, 1):
         (step,) = padiff.open_run(tmp_path / "run").steps(number)
         assert {r.site for r in step.records if r.stage in ("weight", "grad")} == {

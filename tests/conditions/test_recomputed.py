@@ -82,5 +82,5 @@ def test_it_matches_a_run_without_recomputation_but_for_another_dropout_mask(kit
 def test_the_records_of_what_was_recomputed_say_so(kit, way, options, tmp_path):
     run = train(way(kit), tmp_path / "run", options).run
     (step,) = run.steps(0)
-    told = {record.layer for record in step.records if record.recomputed}
-    assert told == {"block", "block.0", "block.1"}
+    reported = {record.layer for record in step.records if record.recomputed}
+    assert reported == {"block", "block.0", "block.1"}

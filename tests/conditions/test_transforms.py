@@ -148,9 +148,9 @@ def quiet(*args, **more):
 @of_kinds
 def test_the_training_is_the_same_and_what_else_it_has_is_recorded(kind, options, tmp_path):
     plain = train(kind(TORCH))
-    with pytest.warns(RuntimeWarning, match=STAND_INS) as told:
+    with pytest.warns(RuntimeWarning, match=STAND_INS) as reported:
         recorded = train(kind(TORCH), tmp_path / "run", options)
-    assert len(told) == 1
+    assert len(reported) == 1
     assert_neutral(plain, recorded)
     for number in recorded.run.numbers():
         (step,) = recorded.run.steps(number)

@@ -111,11 +111,11 @@ def made(request):
 def test_the_training_is_the_same_and_all_else_is_recorded(made, options, tmp_path):
     kind, reason = made
     plain = train(kind(TORCH))
-    with pytest.warns(RuntimeWarning, match="2 tensor") as told:
+    with pytest.warns(RuntimeWarning, match="2 tensor") as reported:
         recorded = train(kind(TORCH), tmp_path / "run", options)
-    assert len(told) == 1
-    assert f"2 tensor(s) of 1 layer(s) are not recorded (made): {reason}" in str(told[0].message)
-    assert len(str(told[0].message)) < 600
+    assert len(reported) == 1
+    assert f"2 tensor(s) of 1 layer(s) are not recorded (made): {reason}" in str(reported[0].message)
+    assert len(str(reported[0].message)) < 600
     assert_neutral(plain, recorded)
     for number in recorded.run.numbers():
         (step,) = recorded.run.steps(number)
@@ -162,9 +162,9 @@ def test_a_tensor_of_paddle_whose_memory_is_gone(options, tmp_path):
                 model(PADDLE.tensor([[1.0, 2, 3, 4]]))[0].sum().backward()
                 rec.try_dump()
 
-    with pytest.warns(RuntimeWarning, match="2 tensor") as told:
+    with pytest.warns(RuntimeWarning, match="2 tensor") as reported:
         twice()
-    assert len(told) == 1
+    assert len(reported) == 1
     for number in (0, 1):
         found = counts(padiff.open_run(tmp_path / "run"), number)
         assert (found["forward"], found["backward"], found["grad"]) == (3, 3, 2)

@@ -1,4 +1,4 @@
-"""An older distribution of the same package name is told."""
+"""An older distribution of the same package name is reported."""
 
 from __future__ import annotations
 

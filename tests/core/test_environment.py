@@ -1,4 +1,4 @@
-"""The environment fingerprint: what is in it, what reading it leaves alone, what is told of two that differ."""
+"""The environment fingerprint: what is in it, what reading it leaves alone, what is reported of two that differ."""
 
 from __future__ import annotations
 
@@ -185,13 +185,13 @@ def test_a_run_in_memory_has_it_too():
 def test_two_runs_are_told_apart(tmp_path, capsys):
     ours, theirs = recorded(tmp_path / "a"), recorded(tmp_path / "b", torch.bfloat16)
     report = padiff.compare_runs(ours, theirs, policy=padiff.Tolerance(1e-9, 1e-9, "strict"))
-    told = "autocast.dtype off against bfloat16"
-    assert report.environment == (told,)
+    reported = "autocast.dtype off against bfloat16"
+    assert report.environment == (reported,)
     assert report.first_diff is not None and report.first_diff.stage == "forward"
     assert report.first_diff.cause.sentence.startswith("autocast: off in the reference run, bfloat16 in the candidate")
     assert report.first_diff.message.count("Likely cause") == 1
-    assert told in " ".join(coverage_lines(report)) and told in to_markdown(report)
-    assert to_json(report)["environment"] == [told]
+    assert reported in " ".join(coverage_lines(report)) and reported in to_markdown(report)
+    assert to_json(report)["environment"] == [reported]
     assert padiff.compare_runs(ours, ours).environment == ()
     assert main(["show", str(theirs)]) == 0
     assert "autocast.dtype bfloat16" in capsys.readouterr().out
@@ -251,9 +251,12 @@ def test_what_is_no_difference():
 
 def test_cautions():
     assert cautions({"device.kind": "cpu", "tf32.matmul": True, "threads.intra_op": 1, "autocast.dtype": "off"}) == []
-    told = " ".join(
+    reported = " ".join(
         cautions({"device.kind": "gpu", "tf32.matmul": True, "threads.intra_op": 4, "cudnn.benchmark": True})
     )
     assert (
-        "TF32 is on (tf32.matmul)" in told and "4 threads" in told and "deterministic" in told and "benchmark" in told
+        "TF32 is on (tf32.matmul)" in reported
+        and "4 threads" in reported
+        and "deterministic" in reported
+        and "benchmark" in reported
     )

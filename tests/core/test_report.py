@@ -318,8 +318,8 @@ def test_what_a_side_lacks_throughout_is_one_line():
     [one] = toy_steps([0])
     less = step(0, [r for r in one.records if r.stage != "grad" or r.site == "fc1/grad/weight"])
     lines = failed_lines(compare_runs(toy_run([0]), memory_run(toy_info(), less)))
-    told = "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first here)"
-    assert told in lines
+    reported = "  step 0  grad: 3 of 4 are missing on the candidate (fc1/bias, fc2/weight, fc2/bias, ...)  (first here)"
+    assert reported in lines
 
 
 def unlike() -> Report:
@@ -336,16 +336,18 @@ def test_long_lists_of_diffs_are_folded_and_none_is_left_out():
     report = unlike()
     assert len(report.failed) == 24 and len(failed_lines(report, None)) == 25
     for most in (3, 5, 8, 10):
-        told = failed_lines(report, most)
-        assert told[0] == "24 of 66 pairs differ, in causal order:" and len(told) <= most + 1
-        assert told[1].startswith("  step 0  fc1/forward/output.0: max |diff| ") and told[1].endswith("  (first here)")
-        counts = [re.search(r": (\d+) (?:more )?(?:outputs|gradients)[ ,]", line) for line in told[1:]]
+        reported = failed_lines(report, most)
+        assert reported[0] == "24 of 66 pairs differ, in causal order:" and len(reported) <= most + 1
+        assert reported[1].startswith("  step 0  fc1/forward/output.0: max |diff| ") and reported[1].endswith(
+            "  (first here)"
+        )
+        counts = [re.search(r": (\d+) (?:more )?(?:outputs|gradients)[ ,]", line) for line in reported[1:]]
         assert sum(int(found[1]) if found else 1 for found in counts) == 24
-    told = failed_lines(report, 3)
+    reported = failed_lines(report, 3)
     norms = [diff.figures.rel_l2 for diff in report.failed if diff.pair.stage == "grad"]
     worst = max(diff.excess for diff in report.failed if diff.pair.stage == "grad")
-    assert told[2].startswith("  steps 0 to 2  forward: 11 more outputs (4 layers, act to (root)), relative L2 ")
-    assert told[3] == (
+    assert reported[2].startswith("  steps 0 to 2  forward: 11 more outputs (4 layers, act to (root)), relative L2 ")
+    assert reported[3] == (
         f"  steps 0 to 2  grad: 12 gradients (2 layers, fc1 to fc2), relative L2 {min(norms):.2g} to {max(norms):.2g}, "
         f"up to {worst:.3g} times what is allowed"
     )

@@ -100,9 +100,9 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_refuses_it_and_says_what_to_do(door, path):
     enter, what = DOORS[door]
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         enter(path)
-    text = str(told.value)
+    text = str(reported.value)
     assert text.startswith(f"{what}: padiff records to a local folder, and reads from local folders, got 's3:/")
     assert repr(str(path)) in text
     assert "copy it" in text

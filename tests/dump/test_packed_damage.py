@@ -1,4 +1,4 @@
-"""Packed steps that are damaged, forged, or changed while they are read: told by the file's name."""
+"""Packed steps that are damaged, forged, or changed while they are read: reported by the file's name."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def training(kit: Any) -> tuple[Any, Any, Callable[[int], Any]]:
 
 
 def holds() -> dict[str, int]:
-    """What this process holds now. No collection by hand: what only a collection would free counts as held."""
+    """What this process holds now."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
     return {
         "resident_kb": resident,
@@ -55,7 +55,7 @@ def holds() -> dict[str, int]:
 
 def soak(framework: str, folder: Path, steps: int, every: int, options: dict[str, Any]) -> list[dict[str, int]]:
     """Record a training of so many steps; what the process holds before, after each ``every`` steps, and after."""
-    gc.unfreeze()  # as in a fresh interpreter, if this one is none
+    gc.disable()  # what only a collection would free counts as held
     model, optimizer, step = training(KITS[framework])
     for number in range(20):
         step(number)
@@ -85,7 +85,7 @@ def soak(framework: str, folder: Path, steps: int, every: int, options: dict[str
 def verdict(lines: list[dict[str, int]]) -> list[str]:
     """What grew, from the first look while recording to the last; empty if nothing did."""
     before, first, *_, last, after = lines
-    told = []
+    reported = []
     steps = last["step"] - first["step"]
     # The least of each half: how many steps wait for the disk at a look is chance.
     while_recording = [line["resident_kb"] for line in lines[1:-1]]
@@ -93,16 +93,16 @@ def verdict(lines: list[dict[str, int]]) -> list[str]:
     grown = min(while_recording[half:]) - min(while_recording[:half])
     # A leak of 4 kB a step is one small tensor.
     if grown > 8000 + 2 * steps:
-        told.append(f"resident memory grew by {grown:,} kB in {steps} steps")
+        reported.append(f"resident memory grew by {grown:,} kB in {steps} steps")
     for what in ("threads", "system_threads", "handles"):
         if last[what] > first[what]:
-            told.append(f"{what} grew from {first[what]} to {last[what]}")
+            reported.append(f"{what} grew from {first[what]} to {last[what]}")
     if last["objects"] - first["objects"] > 2000:
-        told.append(f"Python objects grew from {first['objects']:,} to {last['objects']:,}")
+        reported.append(f"Python objects grew from {first['objects']:,} to {last['objects']:,}")
     for what in ("threads", "handles"):
         if after[what] > before[what]:
-            told.append(f"{what} after the recording: {after[what]}, before it: {before[what]}")
-    return told
+            reported.append(f"{what} after the recording: {after[what]}, before it: {before[what]}")
+    return reported
 
 
 def main() -> int:
@@ -113,9 +113,9 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--options", type=json.loads, default={})
     args = parser.parse_args()
-    told = verdict(soak(args.framework, args.folder, args.steps, args.every, args.options))
-    print("\n".join(told) or "nothing grew")
-    return 1 if told else 0
+    reported = verdict(soak(args.framework, args.folder, args.steps, args.every, args.options))
+    print("\n".join(reported) or "nothing grew")
+    return 1 if reported else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The disk is full, read-only or gone, handles run out: the training goes on or stops as asked, and is told which."""
+"""The disk is full, read-only or gone, handles run out: the training goes on or stops as asked, and says which."""
 
 from __future__ import annotations
 
@@ -143,17 +143,17 @@ def write(*numbers, size=1000):
         writer.put(step(number, size))
     writer.flush()
 
-def told(call, *args, **rest):
+def reported(call, *args, **rest):
     try:
         call(*args, **rest)
     except PadiffError as error:
         print(type(error).__name__, error)
     else:
-        print("nothing was told")
+        print("nothing was reported")
 """
 
 
-def told(folder: Path, storage: str, script: str) -> str:
+def reported(folder: Path, storage: str, script: str) -> str:
     done = run_child(
         [sys.executable, "-c", WRITER + textwrap.dedent(script), str(folder), storage], timeout=60, cwd=ROOT
     )
@@ -166,15 +166,15 @@ STORAGE = pytest.mark.parametrize("storage", ["plain", "packed"])
 
 @STORAGE
 def test_files_that_may_not_grow(tmp_path, storage):
-    out = told(
+    out = reported(
         tmp_path / "run",
         storage,
         """
         open_writer()
         write(0, 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        told(write, 2, size=10_000)
-        told(write, 3)
+        reported(write, 2, size=10_000)
+        reported(write, 3)
         writer.close(finished=False)
         """,
     )
@@ -187,7 +187,7 @@ def test_files_that_may_not_grow(tmp_path, storage):
 @STORAGE
 def test_a_full_disk(tmp_path, storage):
     """Real errors of the kernel: /dev/full takes the place of the step's large file."""
-    out = told(
+    out = reported(
         tmp_path / "run",
         storage,
         """
@@ -200,7 +200,7 @@ def test_a_full_disk(tmp_path, storage):
                 path = "/dev/full"
             return opened(path, mode, *rest, **more)
         builtins.open = full
-        told(write, 2)
+        reported(write, 2)
         writer.close(finished=False)
         """,
     )
@@ -218,13 +218,13 @@ def test_a_disk_that_is_really_full(tmp_path, storage):
     script = WRITER + textwrap.dedent(
         """
         open_writer()
-        told(lambda: [write(number) for number in range(100)])
-        told(writer.close)
+        reported(lambda: [write(number) for number in range(100)])
+        reported(writer.close)
         print(len(list(Path(sys.argv[1]).glob("steps/0*"))))
         from padiff import open_run
         run = open_run(sys.argv[1])
         assert [run.steps(n)[0].records[0].value[0] for n in run.numbers()] == run.numbers()
-        told(open_writer, existing="overwrite")
+        reported(open_writer, existing="overwrite")
         """
     )
     command = f'mount -t tmpfs -o size=200k none {mount} && exec {sys.executable} -c "$0" {mount}/run {storage}'
@@ -240,7 +240,7 @@ def test_a_disk_that_is_really_full(tmp_path, storage):
 
 @STORAGE
 def test_too_many_open_files(tmp_path, storage):
-    out = told(
+    out = reported(
         tmp_path / "run",
         storage,
         """
@@ -253,15 +253,15 @@ def test_too_many_open_files(tmp_path, storage):
                 files.append(open(os.devnull))
         except OSError:
             pass
-        told(write, 2)
+        reported(write, 2)
         for file in files:
             file.close()
-        told(write, 3)
+        reported(write, 3)
         writer.close()
         """,
     )
     assert "WriterError step 2 could not be written" in out
-    assert "too many open files" in out and "`ulimit -n`" in out and out.rstrip().endswith("nothing was told")
+    assert "too many open files" in out and "`ulimit -n`" in out and out.rstrip().endswith("nothing was reported")
     assert whole_steps(tmp_path / "run") == [0, 1, 3]
 
 
@@ -277,9 +277,9 @@ def test_a_read_only_folder(tmp_path):
         if os.geteuid() == 0:
             os.setgid(65534)
             os.setuid(65534)
-        told(open_writer)
+        reported(open_writer)
         """
-    out = told(folder, "plain", script)
+    out = reported(folder, "plain", script)
     assert out.startswith("UnwritableFolderError cannot make the run folder")
     assert "read-only" in out and "Make it writable, or give another folder" in out
 
@@ -289,7 +289,7 @@ def test_a_folder_that_becomes_read_only(tmp_path):
         if path.name.startswith(("pytest-", "popen-")):
             path.chmod(0o755)
     tmp_path.chmod(0o777)
-    out = told(
+    out = reported(
         tmp_path / "run",
         "plain",
         """
@@ -299,9 +299,9 @@ def test_a_folder_that_becomes_read_only(tmp_path):
         open_writer()
         write(0)
         os.chmod(Path(sys.argv[1]) / "steps", 0o555)
-        told(write, 1)
+        reported(write, 1)
         os.chmod(sys.argv[1], 0o555)
-        told(writer.close)
+        reported(writer.close)
         """,
     )
     first, second = out.splitlines()
@@ -318,8 +318,8 @@ def test_an_error_in_what_follows_a_step_is_not_called_a_writing_error(tmp_path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(loop, tmp_path / "run", on_written=fail, on_error="warn")
-    [told] = [str(w.message) for w in caught if "padiff" in str(w.message)]
-    assert "are whole, but what follows on a written step" in told and "No space left" in told
+    [reported] = [str(w.message) for w in caught if "padiff" in str(w.message)]
+    assert "are whole, but what follows on a written step" in reported and "No space left" in reported
     assert whole_steps(tmp_path / "run")[0] == 0
     assert not padiff.open_run(tmp_path / "run").finished()  # it was given up
 

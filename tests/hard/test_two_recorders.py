@@ -1,4 +1,4 @@
-"""Two recorders on one run folder, by mistake: told, whichever comes first and whatever `existing` says."""
+"""Two recorders on one run folder, by mistake: reported, whichever comes first and whatever `existing` says."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def other(tmp_path_factory):
 def test_the_second_process_is_told_and_changes_nothing(other, existing):
     folder, pid = other
     before = sorted(str(path) for path in folder.rglob("*"))
-    told = rf"is being recorded into: process {pid} writes rank 0 of it since \d\d:.*whatever `existing` says"
-    with pytest.raises(RunFolderError, match=told):
+    reported = rf"is being recorded into: process {pid} writes rank 0 of it since \d\d:.*whatever `existing` says"
+    with pytest.raises(RunFolderError, match=reported):
         RunWriter(folder, toy_info(), existing=existing)
     assert sorted(str(path) for path in folder.rglob("*")) == before
 

@@ -11,7 +11,7 @@ from compare.test_unrecorded import RECORDED
 from kit.records import norm, record, step, toy_folder, toy_info, toy_steps, write_run
 
 import padiff
-import padiff_hooks.cli
+import padiff_hooks.commands.compare
 from padiff import NoisePolicy, Tolerance, compare_runs
 from padiff.compare import RunComparison
 from padiff.errors import NothingToCompareError, UsageError
@@ -159,12 +159,12 @@ def test_watch_ends_with_a_verdict(bad, tmp_path, capsys):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("both runs have ended; 6 steps compared. The runs match, largest relative L2 ")
     assert main(["watch", *bad, "--logdir", str(tmp_path / "tb2"), "--interval", "0.01"]) == 1
-    told = capsys.readouterr().out.splitlines()
-    steps = [line for line in told if line.startswith(("first here: ", "step "))]
+    reported = capsys.readouterr().out.splitlines()
+    steps = [line for line in reported if line.startswith(("first here: ", "step "))]
     assert steps[0].startswith("first here: The runs part at step 0, stage grad") and len(steps) == 6
     assert steps[1].endswith("pairs differ, which follows from it")
     assert all(line.endswith("pairs differ") for line in steps[2:])  # said once
-    last = told[-1]
+    last = reported[-1]
     assert last.startswith(
         "both runs have ended; 6 steps compared. 6 of them differ. The runs part at step 0, stage grad"
     )
@@ -194,7 +194,7 @@ def test_ctrl_c_is_answered(bad, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", interrupted)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", interrupted)
     assert main(["compare", *bad]) == 130
     assert capsys.readouterr().err == "padiff: interrupted\n"
 

@@ -141,8 +141,8 @@ def test_a_candidate_that_was_mended_and_recorded_anew_gets_the_verdict_it_deser
     assert "recorded anew" not in capsys.readouterr().out
     toy_folder(candidate, [0, 1], paddle=True, existing="overwrite")
     assert main(call) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "recorded anew" in line]
-    assert told == [
+    reported = [line for line in capsys.readouterr().out.splitlines() if "recorded anew" in line]
+    assert reported == [
         f"{candidate} was recorded anew: the log folder {logdir} begins anew; its lines of before are in "
         "diffs.before.jsonl"
     ]

@@ -12,7 +12,7 @@ import pytest
 from hard.children import started
 from kit.records import planted, toy_folder, toy_info, write_run
 
-import padiff_hooks.cli
+import padiff_hooks.commands.compare
 from padiff import compare_runs
 from padiff_hooks.cli import main
 from padiff_hooks.stream import DiffStream
@@ -50,11 +50,11 @@ def test_a_diff_exits_with_1_and_names_the_place(bad, capsys):
 
 @pytest.mark.slow
 def test_several_processes_tell_the_same(bad, capsys):
-    told = []
+    reported = []
     for workers in ("1", "2"):
         assert main(["compare", *bad, "--workers", workers]) == 1
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1]
+        reported.append(capsys.readouterr().out)
+    assert reported[0] == reported[1]
 
 
 def test_json_to_standard_output_is_nothing_but_json(bad, capsys):
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_to_is_told_before_comparing_and_leaves_nothing(b
 
     folder = tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", compared)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", compared)
     for flag in ("--json", "--junit", "--markdown"):
         assert main(["compare", *bad, flag, str(folder)]) == 2
         assert capsys.readouterr().err == f"padiff: cannot write {folder}: it is a folder\n"
@@ -182,7 +182,7 @@ def test_logdir_is_written_step_by_step(good, tmp_path, monkeypatch, capsys):
 
         return compare_runs(*paths, each=interrupted)
 
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", compared)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", compared)
     assert main(["compare", *good, "--logdir", str(tmp_path / "tb")]) == 130
     assert written == [(0,), (1,)]
 

@@ -72,9 +72,9 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
 
 
 def test_a_terminal_gets_colours_and_no_color_none(bad):
-    told = on_a_terminal(["compare", *bad])
-    assert re.search(r"\x1b\[1;31mDIFFER: first at step 1, stage forward, fc1 against body\.0", told), told
-    assert "\x1b[1;31m<---  *** HERE ***\x1b[0m" in told
+    reported = on_a_terminal(["compare", *bad])
+    assert re.search(r"\x1b\[1;31mDIFFER: first at step 1, stage forward, fc1 against body\.0", reported), reported
+    assert "\x1b[1;31m<---  *** HERE ***\x1b[0m" in reported
     # No escape codes at all, other than those of what shows how far it is.
     plain_ = on_a_terminal(["compare", *bad], NO_COLOR="1").rpartition("DIFFER: ")
     assert plain_[1] and "\x1b" not in plain_[2]
@@ -136,8 +136,8 @@ def test_the_lines_of_what_differs_are_short_and_all_has_the_rest(bad, capsys):
     short = capsys.readouterr().out
     report = compare_runs(*bad)
     [diff] = report.failed
-    told = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times what is allowed  (first here)"
-    assert f"\n  step 1  fc1/forward/output.0: {told}\n" in short
+    reported = f"relative L2 {diff.figures.rel_l2:.3g}, {diff.excess:.3g} times what is allowed  (first here)"
+    assert f"\n  step 1  fc1/forward/output.0: {reported}\n" in short
     assert main(["compare", *bad, "--all"]) == 1
     assert f"\n  {diff}  (first here)\n" in capsys.readouterr().out
 

@@ -202,9 +202,9 @@ UNSTEADY = Divergence(7, "loss", values=(1.0, 2.0))
 )
 def test_the_steps_before_are_spoken_of_only_if_some_were_recorded(steps, due, first, changed_nothing):
     notes = ScriptRun({"notes_0_rank_0": [{"step": number, "due": number in due} for number in steps]})
-    told = _unstable_text(UNSTEADY, first, notes)
-    assert ("In the steps before, recording changed nothing" in told) == changed_nothing
-    assert ("nothing can be said about recording" in told) != changed_nothing
+    reported = _unstable_text(UNSTEADY, first, notes)
+    assert ("In the steps before, recording changed nothing" in reported) == changed_nothing
+    assert ("nothing can be said about recording" in reported) != changed_nothing
 
 
 def test_paddle_loops_and_hapi_are_the_same(imported):
@@ -284,15 +284,15 @@ def test_a_script_that_does_not_record_is_recorded(text, tmp_path):
     assert first_divergence(plain, recording) is None
 
 
-def test_a_model_that_cannot_be_found_is_told(capsys):
+def test_a_model_that_cannot_be_found_is_told(imported, capsys):
     script(TORCH_PLAIN)
     assert main(["doctor", "train.py", "--", "split"]) == 2
-    told = capsys.readouterr().err
-    assert "no layer that it calls owns all parameters" in told and "padiff.record(model" in told
+    reported = capsys.readouterr().err
+    assert "no layer that it calls owns all parameters" in reported and "padiff.record(model" in reported
 
 
 @pytest.mark.parametrize(
-    ("text", "args", "told"),
+    ("text", "args", "reported"),
     [
         ("print(1)", (), "opens no padiff recorder, and its model was not found: it made no second step"),
         ("x = 1 / 0", (), "division by zero"),
@@ -300,11 +300,11 @@ def test_a_model_that_cannot_be_found_is_told(capsys):
         (None, (), "neither a script nor a run folder"),
     ],
 )
-def test_scripts_that_cannot_be_examined(text, args, told, capsys):
+def test_scripts_that_cannot_be_examined(text, args, reported, capsys):
     if text is not None:
         script(text)
     assert main(["doctor", *args, "train.py"]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_a_script_that_records_none_of_the_steps(imported, capsys):
@@ -380,8 +380,8 @@ def test_leftovers_and_nan_are_told_and_are_no_damage(run_folder):
     np.save(weight, values)
     code, found = doctor(str(run_folder))
     assert code == 0
-    told = " | ".join(found["remarks"])
-    assert "step 3 was being written" in told and "has not ended" in told and "first in step 1" in told
+    reported = " | ".join(found["remarks"])
+    assert "step 3 was being written" in reported and "has not ended" in reported and "first in step 1" in reported
 
 
 def test_no_run_folder(tmp_path, capsys):

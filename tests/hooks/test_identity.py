@@ -1,4 +1,4 @@
-"""Which recording a run folder holds: told apart from the one before it, and the same after a resume."""
+"""Which recording a run folder holds: reported apart from the one before it, and the same after a resume."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 from kit.records import planted, toy_folder
 from rich.console import Console
 
-import padiff_hooks.cli
+import padiff_hooks.commands.compare
 from padiff import compare_runs
 from padiff_hooks.cli import main
 from padiff_hooks.show import print_report
@@ -113,7 +113,7 @@ def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, 
     def broken(*_, **__):
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr(padiff_hooks.cli, "compare_runs", broken)
+    monkeypatch.setattr(padiff_hooks.commands.compare, "compare_runs", broken)
     assert main(["compare", *odd]) == 2
     err = capsys.readouterr().err
     assert err.startswith("padiff: ") and "ZeroDivisionError: a mistake of ours" in err.splitlines()[0]
@@ -121,7 +121,7 @@ def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "told"),
+    ("flag", "value", "reported"),
     [
         ("--interval", "nan", "--interval has to be a number of seconds above 0, got nan"),
         ("--interval", "inf", "--interval has to be a number of seconds above 0, got inf"),
@@ -130,6 +130,6 @@ def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, 
         ("--timeout", "-1", "--timeout has to be a number of seconds of at least 0, got -1.0"),
     ],
 )
-def test_times_that_are_none_are_refused(flag, value, told, odd, capsys):
+def test_times_that_are_none_are_refused(flag, value, reported, odd, capsys):
     assert main(["watch", *odd, "--logdir", "tb", flag, value]) == 2
-    assert capsys.readouterr().err == f"padiff: {told}\n" and not Path("tb").exists()
+    assert capsys.readouterr().err == f"padiff: {reported}\n" and not Path("tb").exists()

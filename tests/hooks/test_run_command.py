@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit.forking import python_with_frameworks
+from kit.forking import interpreter, python_with_frameworks
 
 import padiff
 from padiff_hooks.cli import main
@@ -139,7 +139,9 @@ def script(text: str, name: str = "train.py", package: str = "", integration: st
     return Path(name)
 
 
-def call(*command: object, python: tuple[str, ...] = (sys.executable,), **environment: str):
+def call(*command: object, imported: bool = True, **environment: str):
+    """Run a script, in a process that has the frameworks already, or one where what is found is what it imports."""
+    python = python_with_frameworks() if imported else [sys.executable]
     return subprocess.run(
         [*python, "-W", "ignore", *map(str, command)],
         env={**os.environ, **environment},
@@ -149,12 +151,8 @@ def call(*command: object, python: tuple[str, ...] = (sys.executable,), **enviro
     )
 
 
-def run(*arguments: object, **environment: str):
-    return call("-m", "padiff", "run", *arguments, **environment)
-
-
-def plain(*arguments: object):
-    return call(*arguments, python=tuple(python_with_frameworks()))
+def run(*arguments: object, imported: bool = True, **environment: str):
+    return call("-m", "padiff", "run", *arguments, imported=imported, **environment)
 
 
 def printed(done) -> list[str]:
@@ -188,18 +186,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("needed", "text", "package", "integration", "attached"),
-    CASES,
-    ids=["torch", "paddle", "pytorch_lightning", "lightning", "hapi", "transformers", "paddleformers"],
-)
-def test_an_unchanged_script_is_recorded_as_one_that_records_by_itself(needed, text, package, integration, attached):
+NAMES = ["torch", "paddle", "pytorch_lightning", "lightning", "hapi", "transformers", "paddleformers"]
+# Where the framework is found as the script, or the host for it, imports it; hosts are found so in all.
+FRESH = ("torch", "paddle", "pytorch_lightning")
+
+
+@pytest.mark.parametrize(("needed", "text", "package", "integration", "attached"), CASES, ids=NAMES)
+def test_an_unchanged_script_is_recorded_as_one_that_records_by_itself(
+    needed, text, package, integration, attached, request
+):
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
-    unchanged = plain(script(text, package=package))
+    unchanged = call(script(text, package=package))
     by_hand = {"integration": integration} if integration else BY_HAND
-    hand = plain(script(text, "hand.py", package, **by_hand))
-    recorded = run("--dir", "auto", "train.py")
+    hand = call(script(text, "hand.py", package, **by_hand))
+    recorded = run("--dir", "auto", "train.py", imported=request.node.callspec.id not in FRESH)
     assert (unchanged.returncode, hand.returncode, recorded.returncode) == (0, 0, 0), hand.stderr + recorded.stderr
     assert f"padiff: recording {attached}, every step, into auto\n" in recorded.stderr
     assert printed(unchanged) == printed(recorded) and len(printed(unchanged)) >= 4
@@ -217,7 +218,7 @@ def test_a_script_sees_its_own_arguments_and_ends_as_without(tmp_path):
     script(TORCH)
     path = tmp_path / "train.py"
     arguments = [path, "five", "--every", "2", "--", "-x"]
-    unchanged, recorded = plain(*arguments), run("--every", "3", *arguments)
+    unchanged, recorded = call(*arguments), run("--every", "3", *arguments)
     assert unchanged.returncode == recorded.returncode == 5
     assert unchanged.stdout == recorded.stdout and "'--every', '2', '--', '-x'] True" in recorded.stdout
     assert padiff.open_run("runs/train").numbers() == [0, 3]
@@ -225,7 +226,8 @@ def test_a_script_sees_its_own_arguments_and_ends_as_without(tmp_path):
 
 def test_an_exception_leaves_as_without():
     script(TORCH)
-    unchanged, recorded = call("train.py", "fails"), run("train.py", "fails")
+    # In interpreters of their own, whose tracebacks are nobody else's.
+    unchanged, recorded = (start("train.py", "fails", imported=False) for start in (call, run))
     assert unchanged.returncode == recorded.returncode == 1
     assert unchanged.stdout == recorded.stdout
     assert [line for line in recorded.stderr.splitlines(True) if "padiff: " not in line] == [
@@ -304,7 +306,7 @@ for step in range(3):
 )
 def test_what_cannot_be_told_apart_is_refused_and_trains_on(text, args, why):
     Path("train.py").write_text(text)
-    unchanged, recorded = plain("train.py", *args), run("train.py", *args)
+    unchanged, recorded = call("train.py", *args), run("train.py", *args, imported="torch" in text)
     assert why in recorded.stderr and "Traceback" not in recorded.stderr
     assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout)
     assert not Path("runs/train").exists() or not padiff.open_run("runs/train").finished()
@@ -317,11 +319,11 @@ def test_a_script_that_records_by_itself_is_left_alone():
     assert padiff.open_run("hand").numbers() == [0, 1, 2, 3] and not Path("runs").exists()
 
 
-def test_two_processes_of_torchrun_record_one_run():
+def test_two_processes_of_torchrun_record_one_run(tmp_path):
     text = TORCH.replace("import sys, torch", "import sys, torch\ntorch.distributed.init_process_group('gloo')")
     script(text.replace("optimizer =", "net = torch.nn.parallel.DistributedDataParallel(net)\noptimizer ="))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "padiff", "run"]
-    done = call(*launch, "--dir", "auto", "train.py")
+    done = call(*launch, "--dir", "auto", "train.py", PYTHON_EXEC=str(interpreter(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("padiff: recording a plain loop: Sequential") == 1
     opened = padiff.open_run("auto")
@@ -329,16 +331,16 @@ def test_two_processes_of_torchrun_record_one_run():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["missing.py"], "there is no script missing.py"),
         (["--on-diff", "stop", "train.py"], "on_diff='stop' needs a reference run"),
         (["--dir", "held", "train.py"], "held holds a run already"),
     ],
 )
-def test_misuse_is_told_before_the_script_begins(arguments, told, capsys):
+def test_misuse_is_told_before_the_script_begins(arguments, reported, capsys):
     Path("train.py").write_text("raise SystemExit('it began')")
     Path("held").mkdir()
     Path("held/run.json").write_text("{}")
     assert main(["run", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

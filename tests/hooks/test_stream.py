@@ -239,7 +239,7 @@ def test_the_first_diff_is_a_text_and_so_is_that_others_follow(tmp_path):
     found = texts(tmp_path)
     assert set(found) == {1, 3}
     assert found[1].startswith("first here: ") and made[1].first_diff.message in found[1]
-    # The last text tells what those before it told, too: TensorBoard keeps few of a tag.
+    # The last text tells what those before it said, too: TensorBoard keeps few of a tag.
     assert found[3] == f"{found[1]}\n\nfollows: 1 of 22 pairs differ in step 3, as in those after it."
 
 
@@ -273,8 +273,8 @@ def test_a_second_fault_is_an_event_of_its_own(tmp_path):
     [fault] = made[3].independent
     assert not made[0].independent and fault.step == 3
     assert f"new here: **{fault.message}**" in texts(tmp_path)[3]
-    [told] = lines(tmp_path)[4]["independent"]
-    assert told["message"] == fault.message and "independent" not in lines(tmp_path)[1]
+    [reported] = lines(tmp_path)[4]["independent"]
+    assert reported["message"] == fault.message and "independent" not in lines(tmp_path)[1]
 
 
 def test_a_diff_that_stays_where_it_is_is_told_once_also_over_a_restart(tmp_path):

@@ -117,9 +117,9 @@ def test_padiff_watch_says_so_and_judges_the_new_recording_only(paths, tmp_path,
         mended.close()
         code, out, _ = ended(process)
     assert code == 0 and "both runs have ended; 4 steps compared" in out
-    told = out.splitlines()
-    [place] = [k for k, line in enumerate(told) if f"{paths[1]} was recorded anew: the log folder" in line]
-    assert "The runs part at step 1" in "".join(told[:place])
-    assert [line.split(",")[0] for line in told[place + 1 : -1]] == [f"step {k}: match" for k in range(4)]
+    reported = out.splitlines()
+    [place] = [k for k, line in enumerate(reported) if f"{paths[1]} was recorded anew: the log folder" in line]
+    assert "The runs part at step 1" in "".join(reported[:place])
+    assert [line.split(",")[0] for line in reported[place + 1 : -1]] == [f"step {k}: match" for k in range(4)]
     assert judged(logdir) == [(number, True) for number in range(4)] and shown(logdir) == [0, 1, 2, 3]
     assert not [tag for tag in events(logdir, "diff").Tags()["tensors"] if tag == "0_verdict/first_diff"]

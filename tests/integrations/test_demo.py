@@ -11,9 +11,9 @@ import padiff_demo
 
 
 def test_the_demo_passes_the_right_port_and_names_the_faulty_layer_on_both_sides(tmp_path):
-    told = io.StringIO()
-    assert padiff_demo.run(tmp_path / "demo", Console(file=told, width=400)) == 0
-    text = told.getvalue()
+    reported = io.StringIO()
+    assert padiff_demo.run(tmp_path / "demo", Console(file=reported, width=400)) == 0
+    text = reported.getvalue()
     assert "layer net.stem.1 (BatchNorm2d) against bn1 (BatchNorm2D)" in text
     assert "step 8, stage weight" in text
     folder = tmp_path / "demo"

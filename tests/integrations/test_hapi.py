@@ -307,7 +307,7 @@ def test_without_a_reference_the_runs_own_curves_go_to_the_logdir(tmp_path):
 
 def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path):
     fit(tmp_path / "reference")
-    with pytest.warns(RuntimeWarning, match="padiff: The runs part") as told:
+    with pytest.warns(RuntimeWarning, match="padiff: The runs part") as reported:
         _, model = fit(tmp_path / "run", optimizer=faster, options={"reference": tmp_path / "reference"})
-    assert len([w for w in told if str(w.message).startswith("padiff")]) == 1
+    assert len([w for w in reported if str(w.message).startswith("padiff")]) == 1
     assert model.network.calls == 6

@@ -41,9 +41,9 @@ def test_an_equal_run_says_nothing_and_writes_a_passing_line_for_each_step(tmp_p
 
 
 def test_warn_tells_the_first_diff_once_and_trains_on(tmp_path, reference):
-    with pytest.warns(RuntimeWarning, match="padiff: The runs part at step") as told:
+    with pytest.warns(RuntimeWarning, match="padiff: The runs part at step") as reported:
         callback, trainer, _ = fit(tmp_path / "run", Lit(rate=0.2), options={"reference": reference})
-    assert len([w for w in told if str(w.message).startswith("padiff")]) == 1
+    assert len([w for w in reported if str(w.message).startswith("padiff")]) == 1
     assert trainer.global_step == 6
     assert padiff.open_run(tmp_path / "run").numbers() == list(range(6))
     assert not callback.first_report.passed

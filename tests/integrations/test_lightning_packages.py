@@ -228,17 +228,17 @@ def test_without_lightning_the_callback_says_what_to_install():
 
 
 @pytest.mark.parametrize(
-    ("installed", "also", "told"),
+    ("installed", "also", "reported"),
     [
         ("none", [], "Lightning is not installed: pip install 'pytorch-lightning>=2.2'"),
         ("both", ["sklearn"], "No module named 'sklearn'"),
     ],
     ids=["Lightning", "sklearn"],
 )
-def test_without_what_it_needs_the_demo_says_so_in_one_line(installed, also, told, tmp_path):
+def test_without_what_it_needs_the_demo_says_so_in_one_line(installed, also, reported, tmp_path):
     # What is preloaded may have brought it along.
     forgotten = "[sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] in missing]"
     code = f"missing += {also!r}\n{forgotten}\nfrom padiff_hooks.cli import main\nsys.exit(main(['demo', folder]))"
     done = in_process(code, installed, folder=tmp_path / "demo")
     end = "; all that it needs comes with: pip install 'padiff-hooks[demo]'\n"
-    assert (done.returncode, done.stderr) == (2, f"padiff: the demo can't run: {told}{end}")
+    assert (done.returncode, done.stderr) == (2, f"padiff: the demo can't run: {reported}{end}")

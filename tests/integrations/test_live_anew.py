@@ -23,9 +23,9 @@ def test_lightning_shows_the_run_that_was_recorded_anew_only(tmp_path):
     options = {"reference": tmp_path / "reference", "logdir": tmp_path / "tb"}
     with pytest.warns(RuntimeWarning, match="padiff: The runs part"):
         fit(tmp_path / "run", Lit(rate=0.2), options=options)
-    with pytest.warns(RuntimeWarning, match=r"run was recorded anew: the log folder .*tb begins anew") as told:
+    with pytest.warns(RuntimeWarning, match=r"run was recorded anew: the log folder .*tb begins anew") as reported:
         callback, *_ = fit(tmp_path / "run", options={**options, "existing": "overwrite"})
-    assert len([w for w in told if str(w.message).startswith("padiff")]) == 1
+    assert len([w for w in reported if str(w.message).startswith("padiff")]) == 1
     assert callback.first_report is None and judged(tmp_path / "tb") == [(number, True) for number in range(6)]
     assert [value for _, value in events(tmp_path / "tb" / "candidate")["0_verdict/learning_rate"]] == pytest.approx(
         [0.1] * 6
@@ -53,10 +53,10 @@ def test_a_reference_that_is_recorded_anew_meanwhile_is_compared_from_its_start(
                 fit(tmp_path / "reference", options={"existing": "overwrite"})
 
     options = {"reference": tmp_path / "reference", "logdir": tmp_path / "tb"}
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         callback, *_ = fit(tmp_path / "run", Slow(), options=options)
-    messages = [str(w.message) for w in told if str(w.message).startswith("padiff: ")]
+    messages = [str(w.message) for w in reported if str(w.message).startswith("padiff: ")]
     assert ["recorded anew" in message for message in messages] == [False, True]
     assert messages[1].endswith("reference was recorded anew meanwhile: comparing with it starts over")
     assert callback.first_report is None and judged(tmp_path / "tb") == [(number, True) for number in range(6)]

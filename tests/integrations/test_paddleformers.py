@@ -41,6 +41,10 @@ def test_what_the_callback_does(tmp_path):
     assert replayed["passed"] and replayed["back"] and replayed["hooks"] == 0, replayed["text"]
     assert replayed["steps"] == [0, 2, 4]
 
+    measured = facts["measured"]
+    assert measured["passed"] and measured["units"] == [[1, 16]] * 3 and measured["hooks"] == 0, measured["text"]
+    assert min(measured["exact"]) > 50 and measured["notes"] == []
+
     # Five batches in an epoch: the last one's gradients are still there when the next epoch begins.
     assert facts["carried"]["micro_batches"] == [2, 2, 3, 2]
     assert facts["carried"]["left_over"] == [None, None, "of 1 micro-batch before the step", None]

@@ -11,6 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 import padiff
+from padiff.dump.floors import read_floors
 from padiff.errors import RunsDifferError
 from padiff_transformers import PaDiffCallback
 
@@ -207,11 +208,12 @@ def test_start_from_puts_the_model_where_another_run_began(tmp_path):
     assert report.passed and report.coverage.complete, str(report)
 
 
-@pytest.mark.parametrize("how", ["means", "tokens"])
-def test_packed_steps_are_done_again_in_a_trainer(tmp_path, how):
+@pytest.mark.parametrize(("how", "floors"), [("means", {}), ("tokens", {}), ("tokens", {"floors": 2, "float64": True})])
+def test_packed_steps_are_done_again_in_a_trainer(tmp_path, how, floors):
     train(tmp_path, [PaDiffCallback(tmp_path / "reference", replay_every_n_steps=2)], how)
-    callback = PaDiffCallback(tmp_path / "run", replay=tmp_path / "reference")
-    made = hf.trainer(tmp_path / "out", [callback], how=how, data={"order": 5})
+    callback = PaDiffCallback(tmp_path / "run", replay=tmp_path / "reference", **floors)
+    # Six steps an epoch; three steps, each four times.
+    made = hf.trainer(tmp_path / "out", [callback], how=how, data={"order": 5}, num_train_epochs=2)
     before = hf.weights(made)
     made.train()
     assert callback.report.passed, callback.report.first_diff.message
@@ -219,6 +221,9 @@ def test_packed_steps_are_done_again_in_a_trainer(tmp_path, how):
     for one, other in zip(before, hf.weights(made)):
         np.testing.assert_array_equal(one, other)
     assert hf.hooks(made) == 0
+    for number in (0, 2, 4) if floors else ():
+        found = read_floors(tmp_path / "run", number)
+        assert found.units == (1, 16) and len(found.exact) > 50 and not found.notes, found.notes
 
 
 def test_lists_and_details_are_those_of_every_callback(tmp_path):

@@ -73,8 +73,8 @@ class Tab:
         where = {} if context is None else {"contextId": context}
         answer = self.do("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True, **where)
         if "exceptionDetails" in answer:
-            told = answer["exceptionDetails"]
-            raise AssertionError(told.get("exception", {}).get("description") or told["text"])
+            reported = answer["exceptionDetails"]
+            raise AssertionError(reported.get("exception", {}).get("description") or reported["text"])
         return answer["result"].get("value")
 
     def wait(self, code: str, seconds: float = 20) -> None:
@@ -153,15 +153,15 @@ class Browser:
             asked["sessionId"] = session
         os.write(self._write, json.dumps(asked).encode() + b"\0")
         while True:
-            told = self._next()
-            if told.get("id") == self._number:
-                if "error" in told:
-                    raise AssertionError(f"{method}: {told['error']['message']}")
-                result: dict[str, Any] = told["result"]
+            reported = self._next()
+            if reported.get("id") == self._number:
+                if "error" in reported:
+                    raise AssertionError(f"{method}: {reported['error']['message']}")
+                result: dict[str, Any] = reported["result"]
                 return result
-            tab = self._tabs.get(told.get("sessionId", ""))
-            if tab is not None and "method" in told:
-                tab.heard(told["method"], told["params"])
+            tab = self._tabs.get(reported.get("sessionId", ""))
+            if tab is not None and "method" in reported:
+                tab.heard(reported["method"], reported["params"])
 
     def _next(self, seconds: float = 120) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -171,8 +171,8 @@ class Browser:
             assert more, "the browser has ended"
             self._buffer += more
         text, _, self._buffer = self._buffer.partition(b"\0")
-        told: dict[str, Any] = json.loads(text)
-        return told
+        reported: dict[str, Any] = json.loads(text)
+        return reported
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def paddle_net(norm=False, attr=None):
     return net
 
 
-def trained(framework, make, *, net=None, each=None, steps=STEPS, first=0, **options):
+def trained(framework, make, *, net=None, each=None, steps=STEPS, first=0, folder=None, **options):
     """A run of a training.
 
     Args:
@@ -44,7 +44,7 @@ def trained(framework, make, *, net=None, each=None, steps=STEPS, first=0, **opt
     net = (torch_net() if framework == "torch" else paddle_net()) if net is None else net
     optimizer = make(net)
     several = optimizer if isinstance(optimizer, list) else [optimizer]
-    with padiff.record(net, optimizer=optimizer, start_step=first, **options) as rec:
+    with padiff.record(net, folder, optimizer=optimizer, start_step=first, **options) as rec:
         for step in range(first, first + steps):
             if each is not None:
                 each(step, net, optimizer)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from padiff.errors import SelectionError, UsageError
-from padiff.model.selection import Node, nearest, select
+from padiff.model.selection import Node, select
 from padiff.records import ROOT
+from padiff.system.spelling import nearest
 
 
 class Block: ...

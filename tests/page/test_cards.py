@@ -37,13 +37,13 @@ def test_a_cold_tensorboard_opens_with_the_verdict(tab, logs, tmp_path):
     with tensorboard(logs, tmp_path / "installed") as address:
         scalars = listed(address, "scalars")
         drawn = listed(address, "images")
-        told = listed(address, "text")
+        reported = listed(address, "text")
         tab.open(address, 1500, 1100)
         tab.wait("['forward_rel_l2', '/heat_map', '/loss'].every(one => document.body.innerText.includes(one))", 60)
         shown = tab.run("document.body.innerText")
     cards = {tag for tags in scalars.values() for tag in tags if tag.startswith("0_verdict/")}
     assert {"0_verdict/loss", "0_verdict/learning_rate", "0_verdict/times_allowed/forward"} <= cards
-    assert drawn["diff"].keys() == {"0_verdict/heat_map"} and told["diff"] == ["0_verdict/first_diff"]
+    assert drawn["diff"].keys() == {"0_verdict/heat_map"} and reported["diff"] == ["0_verdict/first_diff"]
     assert len(cards) + 2 <= 10
     layers = {tag for tag in scalars["diff"] if tag not in cards}
     assert "forward_rel_l2/000 fc1" in layers and all("_rel_l2/" in tag for tag in layers)

@@ -1,4 +1,4 @@
-"""The heat map's colours: what is told apart by colour is told apart by those who see colours otherwise, too."""
+"""The heat map's colours: what colour distinguishes is distinguished by those who see colours otherwise, too."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def test_the_verdict_is_there_and_nothing_is_wrong(tab, file, content):
     opened(tab, file)
     first = content["first_diff"]
     verdict = text(tab, "#verdict")
-    for told in (f"step {STEP}", "forward", "fc2", "head", first["slot"], first["why"]["sentence"][1:]):
-        assert told in verdict
+    for reported in (f"step {STEP}", "forward", "fc2", "head", first["slot"], first["why"]["sentence"][1:]):
+        assert reported in verdict
     shown = next(d for d in content["steps"][STEP]["diffs"] if d["reference"] == REFERENCE)
     assert f"{shown['judged']['value']:.3g}" in verdict and f"{shown['max_abs']:.3g}" in verdict
     assert tab.troubles == []

@@ -31,7 +31,7 @@ def test_what_is_new_is_read_and_a_line_that_is_being_written_waits(tmp_path):
     second = logs.part(folder, first["next"])
     assert second["lines"] == [[15, 27, '{"step": 1}']] and second["next"] == second["size"] == 27
     assert second["log"] == first["log"]
-    # One line again, by the place that was told of it.
+    # One line again, by the place that was named.
     assert logs.part(folder, 15, 27)["lines"] == [[15, 27, '{"step": 1}']]
 
 
@@ -69,12 +69,12 @@ def test_a_report_lies_beside_the_lines_and_says_what_it_came_to(tmp_path):
     for report in reports[:STEP]:
         stream.write(report)
     assert logs.outcome(tmp_path) == "match" and logs.report(tmp_path)["first_diff"] is None
-    clean = logs.told(tmp_path)
+    clean = logs.version(tmp_path)
     for report in reports[STEP:]:
         stream.write(report)
     stream.close()
     found = logs.report(tmp_path)
-    assert logs.outcome(tmp_path) == found["outcome"] == "differ" and logs.told(tmp_path) != clean
+    assert logs.outcome(tmp_path) == found["outcome"] == "differ" and logs.version(tmp_path) != clean
     assert found["first_diff"]["site"]["reference"] == REFERENCE and found["first_diff"]["step"] == STEP
     assert found["step"] == STEP and found["coverage"]["compared"] == reports[STEP].coverage.compared
     assert "steps" not in found and [one["candidate"] for one in found["models"]["partners"]][-1] == "head"

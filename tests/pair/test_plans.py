@@ -20,7 +20,7 @@ PACKED = Storage(pack=True)
 TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))
 
 
-def told(pairs: list[Pair]):
+def reported(pairs: list[Pair]):
     return [
         (p.step, p.reference and p.reference.site, p.candidate and p.candidate.site, p.layout, p.scales, p.optional)
         for p in pairs
@@ -67,7 +67,7 @@ def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, tmp_path, count
     for number in range(4):
         sides = both(found, number)
         pairs = known.pairs(*sides, alignment)
-        assert told(pairs) == told(pair_steps(*sides, alignment))
+        assert reported(pairs) == reported(pair_steps(*sides, alignment))
         assert all(a is None or any(a is r for r in sides.reference.records) for a in (p.reference for p in pairs))
         assert all(b is None or any(b is r for r in sides.candidate.records) for b in (p.candidate for p in pairs))
     assert len(counted) == 1
@@ -78,7 +78,7 @@ def test_steps_of_two_kinds_that_take_turns_are_each_paired_once(tmp_path, count
     found, alignment, known = runs(tmp_path, ours, ours), align(TREE, TREE), PairPlans()
     for number in range(6):
         sides = both(found, number)
-        assert told(known.pairs(*sides, alignment)) == told(pair_steps(*sides, alignment))
+        assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
     assert len(counted) == 2
 
 
@@ -89,7 +89,7 @@ def test_another_alignment_pairs_anew(tmp_path):
     for layer_map in (None, [("a", "b"), ("b", "a")]):
         for number in range(2):
             sides, alignment = both(found, number), align(tree, tree, layer_map)
-            assert told(known.pairs(*sides, alignment)) == told(pair_steps(*sides, alignment))
+            assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
 
 
 def test_calls_of_a_loss_that_values_tell_are_looked_at_in_each_step(tmp_path):

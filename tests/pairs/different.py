@@ -261,7 +261,7 @@ BOTH = (
 )
 
 PAIRS = (
-    # The candidate has one block more; which one is the spare can't be told: here the last.
+    # The candidate has one block more; which one is the spare can't be reported: here the last.
     text("one_block_more", "blocks", hidden=(24, 24, 24), extra=((), THIRD_THEIRS)),
     # The candidate has one block fewer, torch against torch.
     text(

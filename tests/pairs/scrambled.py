@@ -88,7 +88,7 @@ SCRAMBLED_BLOCKS = links(
 
 
 def attention_by_letters(kit, order):
-    """Attention whose projections have meaningless names; told by role: query, key, value, output."""
+    """Attention whose projections have meaningless names; reported by role: query, key, value, output."""
     q, k, v, o = order.split()
 
     class Attention(kit.Net):

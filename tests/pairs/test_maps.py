@@ -172,16 +172,16 @@ def test_a_list_wins_over_what_the_names_say(pair):
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "reported"),
     [
         (["a", "b"], r"the parts do not make up the whole: thing with 12 rows against a \+ b with 8 rows"),
         (["a", "a", "b"], r"the candidate's layer 'a' is given twice"),
         (["a", "b", "d"], r"the candidate has no layer 'd'"),
     ],
 )
-def test_a_list_that_does_not_make_up_the_whole_is_refused(parts, told):
+def test_a_list_that_does_not_make_up_the_whole_is_refused(parts, reported):
     fused, apart = Fused(), Apart()
     before = [p.numpy().copy() for p in apart.parameters()]
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reported):
         carry_over(fused, apart, [("thing", parts)])
     assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, apart.parameters()))

@@ -57,11 +57,11 @@ def test_outputs_are_equal_after_the_transfer_and_not_before(pair):
 @by_name(EVERY)
 def test_every_layer_with_parameters_occurs(pair):
     for side, model in enumerate(pair.build()):
-        told = {entry[side] for entry in pair.layers} | set(pair.extra[side])
+        reported = {entry[side] for entry in pair.layers} | set(pair.extra[side])
         all_owners = owners(model)
-        known = set().union(*(all_owners.get(path, set()) for path in told))
-        assert not [path for path, owned in all_owners.items() if path not in told and owned - known]
-        assert all(layer(model, path)._parameters or layer(model, path)._buffers for path in told)
+        known = set().union(*(all_owners.get(path, set()) for path in reported))
+        assert not [path for path, owned in all_owners.items() if path not in reported and owned - known]
+        assert all(layer(model, path)._parameters or layer(model, path)._buffers for path in reported)
         assert not {entry[side] for entry in pair.layers} & set(pair.extra[side])
 
 

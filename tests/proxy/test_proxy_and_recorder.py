@@ -73,9 +73,9 @@ def test_runs_without_a_common_step_say_how_to_record_them(pair):
     base, raw = equal(pair)
     folder = by_proxy(pair[0], base, per_step=3)
     by_recorder(pair[1], raw, "run", every_n_steps=3)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         padiff.compare_runs(folder, "run")
-    text = str(told.value)
+    text = str(reported.value)
     assert "has steps 2, 5" in text and "has steps 0, 3, 6" in text
     assert "padiff.Schedule(every=3, first=2) gives the reference's steps" in text
     assert "dump_freq=3 is every_n_steps=3" in text

@@ -288,11 +288,11 @@ def test_a_with_in_which_nothing_happens_records_no_step(kit):
 def test_try_dump_says_whether_the_step_was_written(kit):
     model = mlp(kit)
     with padiff.record(model, every_n_steps=2) as rec:
-        told = []
+        reported = []
         for _ in range(4):
             model(batch(kit)[0])
-            told.append(rec.try_dump())
-    assert told == [True, False, True, False]
+            reported.append(rec.try_dump())
+    assert reported == [True, False, True, False]
 
 
 def test_hooks_that_are_put_on_twice_record_once(kit):

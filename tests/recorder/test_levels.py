@@ -21,21 +21,22 @@ NODES = [Node(path, None) for path in ("(root)", "encoder", "encoder.0", "encode
 # -- words and rules ---------------------------------------------------------------------------------------------------
 
 RULES = [
+    ("auto", "head", "forward", "auto"),
     ("full", "head", "forward", "full"),
     ("sketch", "head", "forward", "sketch"),
     ("nothing", "head", "forward", "nothing"),
-    ({}, "head", "grad", "full"),
+    ({}, "head", "grad", "auto"),
     ({"*": "sketch"}, "head", "grad", "sketch"),
     ({"backward": "nothing"}, "head", "backward", "nothing"),
-    ({"backward": "nothing"}, "head", "forward", "full"),
+    ({"backward": "nothing"}, "head", "forward", "auto"),
     ({"head": "sketch"}, "head", "update", "sketch"),
-    ({"head": "sketch"}, "encoder.0", "update", "full"),
+    ({"head": "sketch"}, "encoder.0", "update", "auto"),
     ({"encoder.*": "sketch"}, "encoder.1", "input", "sketch"),
-    ({"encoder.*": "sketch"}, "encoder", "input", "full"),
+    ({"encoder.*": "sketch"}, "encoder", "input", "auto"),
     ({"encoder*": "sketch"}, "encoder", "input", "sketch"),
     ({"encoder.*/grad": "nothing"}, "encoder.1", "grad", "nothing"),
-    ({"encoder.*/grad": "nothing"}, "encoder.1", "update", "full"),
-    ({"encoder.*/grad": "nothing"}, "head", "grad", "full"),
+    ({"encoder.*/grad": "nothing"}, "encoder.1", "update", "auto"),
+    ({"encoder.*/grad": "nothing"}, "head", "grad", "auto"),
     ({"*/grad": "nothing", "*": "sketch"}, "head", "grad", "nothing"),
     ({"*/grad": "nothing", "*": "sketch"}, "head", "weight", "sketch"),
     ({"(root)": "sketch"}, "(root)", "forward", "sketch"),
@@ -55,16 +56,19 @@ def test_rules(given, path, stage, expected):
     detail = Detail.of(given)
     assert detail.level_of(path, stage) == expected
     levels = Levels(detail)
+    automatic = "auto" in (detail.level, *detail.rules.values())
+    expected = "sketch" if expected == "auto" else expected  # where there is no room
     assert [levels[path, stage] for _ in range(2)] == [expected] * 2
     full = "full" if expected == "sketch" else expected
     assert Levels(detail, full=True)[path, stage] == full
     assert Levels(detail, full=frozenset({path}))[path, stage] == full
     assert Levels(detail, full=frozenset({"another"}))[path, stage] == expected
-    assert detail.sketches == (expected == "sketch" or "sketch" in str(given))
+    assert detail.automatic == automatic
+    assert detail.sketches == (automatic or expected == "sketch" or "sketch" in str(given))
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ("sketc", "detail.*'sketc'.*sketch"),
         ("", "full, sketch, nothing|nothing, sketch, full"),
@@ -77,8 +81,8 @@ def test_rules(given, path, stage, expected):
         (None, "got NoneType"),
     ],
 )
-def test_words_that_are_none(given, told):
-    with pytest.raises(UsageError, match=told):
+def test_words_that_are_none(given, reported):
+    with pytest.raises(UsageError, match=reported):
         Detail.of(given)
 
 
@@ -98,8 +102,9 @@ def test_full_every_n_steps_is_given_once():
 
 def test_what_a_run_says_of_it():
     assert Detail.of("full").described() == {}
+    assert Detail.of("auto").described() == {"detail": {"*": "auto"}}
     assert Detail.of({"head": "sketch"}, 5).described() == {
-        "detail": {"*": "full", "head": "sketch"},
+        "detail": {"*": "auto", "head": "sketch"},
         "full_every_n_steps": 5,
     }
 

@@ -58,7 +58,7 @@ def test_a_schedule_does_not_change_with_the_list_it_was_made_of():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "told"),
+    ("schedule", "reported"),
     [
         (Schedule(), 1),
         (Schedule(every=7), 7),
@@ -69,6 +69,6 @@ def test_a_schedule_does_not_change_with_the_list_it_was_made_of():
         (Schedule(steps=range(5, 1000)), {"steps": 995, "first": 5}),
     ],
 )
-def test_what_a_run_says_of_it(schedule, told):
-    assert schedule.described() == told
-    assert json.loads(json.dumps(schedule.described())) == told
+def test_what_a_run_says_of_it(schedule, reported):
+    assert schedule.described() == reported
+    assert json.loads(json.dumps(schedule.described())) == reported

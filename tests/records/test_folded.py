@@ -47,7 +47,7 @@ def folding(monkeypatch):
     monkeypatch.setattr(padiff.compare.findings, "_UNFOLDED", 0)
 
 
-def told(diff: Diff):
+def reported(diff: Diff):
     """All of a diff but where its tensors are."""
     sides = [r and replace(r, source=InMemory(np.zeros(()))) for r in (diff.pair.reference, diff.pair.candidate)]
     sides = [side and {f.name: getattr(side, f.name) for f in fields(side) if f.name != "source"} for side in sides]
@@ -61,11 +61,11 @@ def test_a_folded_report_says_the_same(runs, policy, monkeypatch):
     monkeypatch.setattr(padiff.compare.findings, "_UNFOLDED", len(plain_report.diffs) // 2)
     folded = compare_runs(*runs, policy=policy)
     assert isinstance(folded.diffs, FoldedDiffs) and isinstance(plain_report.diffs, tuple)
-    assert [told(d) for d in folded.diffs] == [told(d) for d in plain_report.diffs]
+    assert [reported(d) for d in folded.diffs] == [reported(d) for d in plain_report.diffs]
     assert folded.first_diff == plain_report.first_diff and not folded.passed
     assert folded.coverage == plain_report.coverage
-    assert told(folded.worst) == told(plain_report.worst)
-    assert [told(d) for d in folded.failed] == [told(d) for d in plain_report.failed] != []
+    assert reported(folded.worst) == reported(plain_report.worst)
+    assert [reported(d) for d in folded.failed] == [reported(d) for d in plain_report.failed] != []
     for made in (verdict, to_json, to_junit, to_markdown, stage_table):
         assert made(folded) == made(plain_report)
 
@@ -76,14 +76,14 @@ def test_a_folded_report_is_a_sequence_as_any(runs, folding, monkeypatch):
     count = len(folded.diffs)
     assert count == len(all_of_it) > 40
     for k in (0, 1, count // 2, count - 1, -1, -count):
-        assert told(folded.diffs[k]) == told(all_of_it[k])
+        assert reported(folded.diffs[k]) == reported(all_of_it[k])
     for k in (count, -count - 1):
         with pytest.raises(IndexError):
             folded.diffs[k]
-    assert [told(d) for d in folded.diffs[-3:]] == [told(d) for d in all_of_it[-3:]]
+    assert [reported(d) for d in folded.diffs[-3:]] == [reported(d) for d in all_of_it[-3:]]
     failed = [d for d in all_of_it if not d.passed]
-    assert len(folded.failed) == len(failed) and told(folded.failed[0]) == told(failed[0])
-    assert [told(d) for d in folded.failed[:2]] == [told(d) for d in failed[:2]]
+    assert len(folded.failed) == len(failed) and reported(folded.failed[0]) == reported(failed[0])
+    assert [reported(d) for d in folded.failed[:2]] == [reported(d) for d in failed[:2]]
     with pytest.raises(IndexError):
         folded.failed[len(failed)]
 
@@ -167,8 +167,8 @@ def test_every_kind_of_diff_comes_out_as_it_went_in(tmp_path):
     folded = FoldedDiffs(runs)
     folded.add(list(DIFFS.values()), Both(5, 5), 0)
     for diff, name in zip(folded, DIFFS):
-        assert told(diff) == told(DIFFS[name]), name
-    assert [told(folded[k]) for k in range(len(DIFFS))] == [told(d) for d in DIFFS.values()]
+        assert reported(diff) == reported(DIFFS[name]), name
+    assert [reported(folded[k]) for k in range(len(DIFFS))] == [reported(d) for d in DIFFS.values()]
     # What was worked out is in no file, and so is kept.
     assert folded[list(DIFFS).index("worked out")].pair.reference.source is SIDE.source
 

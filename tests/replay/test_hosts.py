@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import padiff
+from padiff.dump.floors import read_floors
 from padiff_hapi import PaDiffCallback as HapiCallback
 from padiff_lightning import PaDiffCallback as LightningCallback
 from replay.trainings import ACCUMULATED, CLIP, Paddle, Torch, images
@@ -205,3 +206,82 @@ def test_a_fit_that_ends_early_says_so(references, tmp_path, capfd):
     hapi_fit(callback, num_iters=ACCUMULATED)
     assert "the training ended after 1 of 2 packed steps" in capfd.readouterr().err
     assert callback.report.coverage.steps == (0,) and callback.report.passed
+
+
+@pytest.mark.parametrize("host", ["hapi", "lightning"])
+def test_floors_are_measured_in_a_fit(references, tmp_path, host, capfd):
+    options = {"floors": 2, "float64": True}
+    if host == "hapi":
+        net = PaddleViT()
+        before = Paddle.values(net)
+        callback = HapiCallback(tmp_path / "c", replay=references / "lightning", **options)
+        hapi_fit(callback, shift=100, net=net, epochs=3)
+        after = Paddle.values(net)
+    else:
+        module = Lit(0.5)
+        before = Torch.values(module)
+        callback = LightningCallback(tmp_path / "c", replay=references / "hapi", **options)
+        lightning_fit(callback, shift=100, module=module, max_epochs=3)
+        after = Torch.values(module)
+    report = callback.report
+    assert report.passed, str(report)
+    assert "ended after" not in capfd.readouterr().err
+    # In both steps, each once by one unit and once by sixteen, and in float64; only the step itself was recorded.
+    run = padiff.open_run(tmp_path / "c")
+    assert run.numbers() == [0, 3]
+    for number in (0, 3):
+        floors = read_floors(tmp_path / "c", number)
+        assert floors.units == (1, 16) and not floors.notes, floors.notes
+        sites = {record.site for record in run.steps(number)[0].records if record.stage == "grad"}
+        assert sites and sites <= set(floors.sites) and sites <= set(floors.exact)
+    measured = [diff for diff in report.diffs if diff.floors is not None]
+    assert len(measured) > 100
+    assert all((one == other).all() and one.dtype == other.dtype for one, other in zip(before, after))
+
+
+@pytest.mark.parametrize("host", ["hapi", "lightning"])
+def test_the_fit_is_the_same_with_floors(references, tmp_path, host):
+    for name, more in (("plain", {}), ("floors", {"floors": 1})):
+        if host == "hapi":
+            hapi_fit(HapiCallback(tmp_path / name, replay=references / "lightning", **more), epochs=2)
+        else:
+            lightning_fit(LightningCallback(tmp_path / name, replay=references / "hapi", **more), max_epochs=2)
+    plain, floors = (padiff.open_run(tmp_path / name) for name in ("plain", "floors"))
+    for number in (0, 3):
+        values = [{r.site: r.value for r in run.steps(number)[0].records} for run in (plain, floors)]
+        assert values[0].keys() == values[1].keys()
+        assert all((value == values[1][site]).all() for site, value in values[0].items())
+
+
+def test_a_fit_that_is_too_short_for_floors_says_how_long(references, tmp_path, capfd):
+    callback = HapiCallback(tmp_path / "a", replay=references / "lightning", floors=4)
+    hapi_fit(callback)
+    said = capfd.readouterr().err
+    assert "1 of 2 packed steps, each 5 times to measure its floors: let it run for 10 optimizer steps" in said
+    assert callback.report.coverage.steps == (0,) and callback.report.passed
+
+
+def test_floors_belong_to_a_replay(tmp_path):
+    for options in ({"floors": True}, {"float64": True}):
+        with pytest.raises(padiff.PadiffError, match="measured by doing steps again: give replay"):
+            HapiCallback(tmp_path / "a", **options)
+    with pytest.raises(padiff.PadiffError, match="floors is True, False or a number of runs"):
+        LightningCallback(tmp_path / "a", replay=tmp_path / "b", floors=-1)
+
+
+def test_what_can_not_be_done_in_float64_is_said(references, tmp_path, capfd):
+    class Narrow(Lit):
+        """A loss with a tensor of a dtype that it chose itself."""
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            features = self.vit(x)
+            return torch.nn.functional.cross_entropy(features @ torch.eye(3, dtype=torch.float32), y)
+
+    module = Narrow()
+    before = Torch.values(module)
+    callback = LightningCallback(tmp_path / "a", replay=references / "hapi", float64=True)
+    with pytest.raises(RuntimeError):
+        lightning_fit(callback, module=module)
+    assert "Leave float64 away" in capfd.readouterr().err
+    assert all((one == other).all() for one, other in zip(before, Torch.values(module)))

@@ -176,7 +176,7 @@ def test_runs_that_match_need_none(tmp_path, reference, capsys):
 
 
 @pytest.mark.parametrize(
-    ("site", "change", "told"),
+    ("site", "change", "reported"),
     [
         ("(root)/input/input.x", lambda v: v + 1, "the batches differ already.*padiff.batches"),
         ("body.0/weight/weight", lambda v: v * 2, "start from other weights.*padiff.start_from"),
@@ -184,9 +184,11 @@ def test_runs_that_match_need_none(tmp_path, reference, capsys):
         ("body.0/forward/output.0", lambda v: v * 2, "was not recorded in this step .it has no trace"),
     ],
 )
-def test_it_says_why_there_is_no_script(site, change, told, tmp_path):
+def test_it_says_why_there_is_no_script(site, change, reported, tmp_path):
     runs = toy_folder(tmp_path / "a"), toy_folder(tmp_path / "b", paddle=True, plant=planted(site, change))
-    with pytest.raises(padiff.PadiffError, match=f"(?s)The runs part at step 0.*there is no script for it: .*{told}"):
+    with pytest.raises(
+        padiff.PadiffError, match=f"(?s)The runs part at step 0.*there is no script for it: .*{reported}"
+    ):
         write_repro(*runs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -199,13 +201,13 @@ def test_sketches_say_what_to_record(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "told"), [("momentum", "step 1 was not recorded"), ("decay", None)])
-def test_steps_that_were_left_out_say_what_to_record(fault, told, tmp_path):
+@pytest.mark.parametrize(("fault", "reported"), [("momentum", "step 1 was not recorded"), ("decay", None)])
+def test_steps_that_were_left_out_say_what_to_record(fault, reported, tmp_path):
     runs = [train("torch", tmp_path / name, name, every_n_steps=2) for name in ("clean", fault)]
-    if told is None:  # the first step has all that it takes
+    if reported is None:  # the first step has all that it takes
         assert len(write_repro(*runs, tmp_path / "out").scripts) == 2
     else:
-        with pytest.raises(padiff.PadiffError, match=f"{told}.*every_n_steps=1"):
+        with pytest.raises(padiff.PadiffError, match=f"{reported}.*every_n_steps=1"):
             write_repro(*runs, tmp_path / "out")
 
 
@@ -213,8 +215,8 @@ def test_steps_that_were_left_out_say_what_to_record(fault, told, tmp_path):
 def test_the_command_writes_tells_and_refuses(tmp_path, reference, capsys):
     candidate, out = train("torch", tmp_path / "candidate", "gelu"), str(tmp_path / "out")
     assert main(["repro", reference, candidate, "--out", out]) == 1
-    told = capsys.readouterr().out
-    assert "The runs part at step 0, stage forward, layer act (GELU)" in told and "candidate_torch.py" in told
+    reported = capsys.readouterr().out
+    assert "The runs part at step 0, stage forward, layer act (GELU)" in reported and "candidate_torch.py" in reported
     assert main(["repro", reference, candidate, "--out", out]) == 2
     assert "--overwrite replaces them" in capsys.readouterr().err
     assert main(["repro", reference, candidate, "--out", out, "--overwrite"]) == 1

@@ -43,8 +43,10 @@ def test_whose_values_survive(form, pair, capsys):
     out = capsys.readouterr().out
     names = [kit.name for kit in pair]
     (line,) = [line for line in out.splitlines() if "weights: " in line]
-    told = f"[AutoDiff] weights: {names[source]} Sequential -> {names[1 - source]} Sequential (4 tensors, 2 buffers)"
-    assert line == told + ("; the second argument is the source, as in PaDiff's first generation" if source else "")
+    reported = (
+        f"[AutoDiff] weights: {names[source]} Sequential -> {names[1 - source]} Sequential (4 tensors, 2 buffers)"
+    )
+    assert line == reported + ("; the second argument is the source, as in PaDiff's first generation" if source else "")
     assert out.endswith("[AutoDiff] Assign weight success !!!\n")
 
 

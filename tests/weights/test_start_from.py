@@ -463,3 +463,40 @@ def test_a_model_that_is_being_recorded_is_not_run(tmp_path):
     report = padiff.compare_runs(tmp_path / "run", tmp_path / "paddle")
     assert report.passed, report
     assert padiff.open_run(tmp_path / "paddle").steps(0)[0].micro_batches == 1
+
+
+class Rotary(torch.nn.Module):
+    """A layer with a table that it computes, a table that checkpoints hold, and a weight."""
+
+    def __init__(self, base: float, kept: float) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.register_buffer("table", base ** -torch.arange(0.0, 1.0, 0.25), persistent=False)
+        self.register_buffer("kept", torch.full((4,), kept))
+
+    def forward(self, x):
+        return self.inner(x) * self.table + self.kept
+
+
+class PaddleRotary(paddle.nn.Layer):
+    def __init__(self, base: float, kept: float) -> None:
+        super().__init__()
+        self.inner = paddle.nn.Linear(4, 4)
+        self.register_buffer("table", base ** -paddle.arange(0.0, 1.0, 0.25), persistable=False)
+        self.register_buffer("kept", paddle.full((4,), kept))
+
+    def forward(self, x):
+        return self.inner(x) * self.table + self.kept
+
+
+@pytest.mark.parametrize(("base", "differs"), [(10.0, False), (100.0, True)])
+@pytest.mark.parametrize("kind", [Rotary, PaddleRotary])
+def test_what_a_model_computes_by_itself_stays_and_is_named_where_it_differs(kind, base, differs, tmp_path, capsys):
+    run = once(Rotary(10.0, 0.5), (torch.ones(2, 4),), tmp_path / "run")
+    model = kind(base, 0.0)
+    started = padiff.start_from(run, model)
+    kit = kit_of(model)
+    np.testing.assert_allclose(kit.numpy(model.table), base ** -np.arange(0.0, 1.0, 0.25), rtol=1e-6)
+    np.testing.assert_array_equal(kit.numpy(model.kept), np.full(4, 0.5, "float32"))
+    assert (started.buffers, started.computed) == (1, ("(root)/table",) if differs else ())
+    assert ("the model computes otherwise, and keeps: (root)/table" in capsys.readouterr().err) is differs

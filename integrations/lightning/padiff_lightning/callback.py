@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.frameworks import framework_of
-from padiff.frameworks.base import Override
+from padiff.frameworks.hooking import Override
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
 from padiff_hooks.training import TrainingOptions, TrainingRecorder

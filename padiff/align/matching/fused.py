@@ -65,18 +65,17 @@ def bundles(whole: Unit, spare: Sequence[Unit], ran: Mapping[str, int]) -> list[
     # What names tell comes first, wherever the parts lie; then neighbours in order.
     for named, families in ((True, _families_by_number), (True, _siblings), (True, _cousins), (False, _siblings)):
         for family in families([unit for unit in fitting if unit not in taken]):
-            left = _in_order(family, ran)
-            while (bundle := (_named if named else _consecutive)(left, rows)) is not None:
+            ordered = _have_run(family, ran)
+            left = sorted(family, key=lambda unit: (ran[unit.path], unit.defined)) if ordered else list(family)
+            while (bundle := _named(left, rows) if named else _consecutive(left, rows, ordered)) is not None:
                 found.append(bundle)
                 taken.update(bundle.parts)
                 left = [unit for unit in left if unit not in taken]
     return found
 
 
-def _in_order(family: Sequence[Unit], ran: Mapping[str, int]) -> list[Unit]:
-    if ran and all(unit.path in ran for unit in family):
-        return sorted(family, key=lambda unit: (ran[unit.path], unit.defined))
-    return list(family)
+def _have_run(family: Sequence[Unit], ran: Mapping[str, int]) -> bool:
+    return bool(ran) and all(unit.path in ran for unit in family)
 
 
 def cells_beside(units: Sequence[Unit], others: Sequence[Unit]) -> list[tuple[tuple[Unit, ...], tuple[Unit, ...]]]:
@@ -155,10 +154,12 @@ def _role(kind: str, unit: Unit) -> str:
     return names.role(unit.name, kind)
 
 
-def _consecutive(family: Sequence[Unit], rows: int) -> Bundle | None:
+def _consecutive(family: Sequence[Unit], rows: int, ordered: bool) -> Bundle | None:
     if len({re.sub(r"\d+", "#", unit.name) for unit in family}) == 1 and len(family) > _MOST_PARTS:
         return None  # a list of its own: its elements belong to as many blocks
-    for run in _runs([unit for unit in family if not _comes_last(unit)]):
+    # A name that says so is misread where others ran after it.
+    before = family[:-1] if ordered else ()
+    for run in _runs([unit for unit in family if unit in before or not _comes_last(unit)]):
         if sum(unit.matrix[0] for unit in run) == rows:
             return Bundle(tuple(run), False)
     return None

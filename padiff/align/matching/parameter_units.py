@@ -15,6 +15,9 @@ from padiff.records import ROOT, Both, Layer, Parameter
 
 _KIND_OF_SLOT = re.compile(r"(?:^|_)(?:(weight|kernel|gamma|gain|scale|w|g)|(?:bias|beta|shift|offset|b))(?=_|$)")
 
+# What a bias says of a layout outweighs what another side's shape can say.
+_BIAS_TELLS = 3
+
 Shape = tuple[int, ...]
 #: How much speaks for a layout of a parameter of a class.
 Votes = Counter[tuple[tuple[str, str], str]]
@@ -145,7 +148,8 @@ def as_out_in(shape: Shape, layout: str) -> Shape:
 def with_layouts(units: Both[list[Unit]]) -> Both[list[Unit]]:
     """Units with the layout of matrices of the user's own classes found out, where the other side's shapes tell.
 
-    What the oblong matrices of a class say holds for its square ones too. Where nothing tells, the layout stays ``?``.
+    What the oblong matrices of a class say holds for its square ones too: a bias has an element for each output, and
+    else the other side's shapes tell. Where nothing tells, the layout stays ``?``.
     """
     shapes = units.map(lambda side: Counter(unit.matrix for unit in side))
     return Both(*(_with_layouts(*side) for side in zip(units, shapes.swapped())))
@@ -156,7 +160,8 @@ def _with_layouts(units: Sequence[Unit], others: Counter[Shape]) -> list[Unit]:
     for unit in units:
         if unit.layout == "?" and unit.matrix[0] != unit.matrix[1]:
             for layout in ("out_in", "in_out"):
-                votes[_made(unit), layout] += _fits(as_out_in(unit.matrix, layout), others)
+                matrix = as_out_in(unit.matrix, layout)
+                votes[_made(unit), layout] += _fits(matrix, others) + _BIAS_TELLS * _has_bias_of(unit, matrix[0])
     return [_with_layout(unit, votes) for unit in units]
 
 
@@ -172,6 +177,10 @@ def _with_layout(unit: Unit, votes: Votes) -> Unit:
 def _made(unit: Unit) -> tuple[str, str]:
     """Which parameter of which class of layers."""
     return unit.kind, unit.group
+
+
+def _has_bias_of(unit: Unit, outputs: int) -> bool:
+    return "bias" in unit.parameters and unit.parameters["bias"].shape == (outputs,)
 
 
 def _fits(shape: Shape, shapes: Counter[Shape]) -> int:

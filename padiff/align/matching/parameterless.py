@@ -42,6 +42,27 @@ def pair_leaves(trees: Both[Tree], matched: Matched) -> None:
     for (region, before), leaves in followers.items():
         for a, b in _in_order(leaves, others.get((region, partner_of.get(before, before)), [])):
             matched[a.path] = (b, "execution" if ran else "order")
+    left = [
+        {layer.path: layer for leaves in side.values() for layer in leaves if layer.path not in paired}
+        for side, paired in ((followers, matched), (others, {layer.path for layer, _ in matched.values()}))
+    ]
+    for path, layer in left[0].items():
+        partner = left[1].get(path)
+        if partner is not None and _is_one_place(layer, partner, trees):
+            matched[path] = (partner, "path")
+
+
+def _is_one_place(reference: Layer, candidate: Layer, trees: Both[Tree]) -> bool:
+    """Whether two leaves at one path, of like kind, give as much: the one model may have called another layer before
+    it that does not depend on it, so that they follow different ones.
+    """
+    regions = trees.map(lambda tree: tree.region.get(reference.path, -1))
+    shapes = trees.map(lambda tree: tree.seen.outputs.get(reference.path))
+    return (
+        regions.reference == regions.candidate
+        and shapes.reference == shapes.candidate
+        and equivalents.like_kinds(equivalents.kind(reference), equivalents.kind(candidate))
+    )
 
 
 def _followers(tree: Tree, anchors: Collection[str], ran: bool) -> dict[tuple[int, str], list[Layer]]:

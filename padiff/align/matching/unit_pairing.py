@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from padiff.align.matching import names
@@ -68,14 +68,14 @@ class UnitPairing:
         surplus = [u for u in wholes if whole_counts[u.signature] > part_counts[u.signature] and not u.opaque]
         spare = [u for u in parts if part_counts[u.signature] > whole_counts[u.signature] and not u.opaque]
         done: set[Unit] = set()
-        for members in grouped(surplus, lambda unit: (unit.signature, equivalents.group_of_kinds(unit.kind))).values():
-            found = [b for b in bundles(members[0], spare, other.seen.order) if not done & set(b.parts)]
+        for signature, members in grouped(surplus, lambda unit: unit.signature).items():
+            found = _bundles(members, [u for u in spare if u not in done], other.seen.order)
             if not found:
                 continue
-            items = Both([side.item(u) for u in members], [self._bundle_item(other, b) for b in found])
-            signature = members[0].signature
             more = whole_counts[signature] - part_counts[signature] - sum(u.signature == signature for u in done)
-            # Only so many as have no like: the best of them.
+            alike = [u for u in parts if u.signature == signature and u not in done]
+            members = self._fusing([u for u in members if u not in done], found, alike, more, Both(side, other))
+            items = Both([side.item(u) for u in members], [self._bundle_item(other, b) for b in found])
             for choice in sorted(self.assigned(items), key=lambda choice: -choice.score)[:more]:
                 whole, bundle = members[choice.reference], found[choice.candidate]
                 if done & set(bundle.parts) or choice.margin < TOO_CLOSE:
@@ -86,6 +86,26 @@ class UnitPairing:
                 pair = Both((whole,), bundle.parts).swapped(swapped)
                 self.matches.add(Match(pair.reference, pair.candidate, confidence, "parts", evidence))
         return units.map(lambda side: [unit for unit in side if unit not in done])
+
+    def _fusing(
+        self, wholes: list[Unit], found: list[Bundle], alike: list[Unit], more: int, sides: Both[ModelEvidence]
+    ) -> list[Unit]:
+        """Of units of one shape, those that are wholes of parts: so many as have no like on the other side.
+
+        What is alike on the other side competes with the bundles. A first layer of an MLP may be as wide as query, key
+        and value in one.
+
+        Args:
+            sides: the wholes', and the parts'.
+        """
+        if not alike:
+            return wholes
+        bundled = [self._bundle_item(sides.candidate, bundle) for bundle in found]
+        items = Both([sides.reference.item(u) for u in wholes], [*bundled, *map(sides.candidate.item, alike)])
+        chosen = [choice for choice in self.assigned(items) if choice.candidate < len(found)]
+        best = sorted(chosen, key=lambda choice: -choice.score)[:more]
+        # In their own order: among others, places in an order would be shifted.
+        return [wholes[k] for k in sorted(choice.reference for choice in best)]
 
     def _bundle_item(self, side: ModelEvidence, bundle: Bundle) -> Item:
         item = side.item(bundle.parts[0])
@@ -107,13 +127,12 @@ class UnitPairing:
         if "names" in self._without or max(units.map(len)) < 2:
             yield units
             return
-        # Only of families that both sides tell.
-        families = units.map(lambda side: {family for u in side for family, _ in names.read(u.name, "").roles})
-        telling = families.reference & families.candidate
+        # Only what both sides tell: one author's word for a layer, which the other has no like of, sets nothing apart.
+        said = units.map(lambda side: {role for u in side for role in names.read(u.name, "").roles})
+        telling = said.reference & said.candidate
 
         def roles(unit: Unit) -> frozenset[tuple[str, str]]:
-            said = names.read(unit.name, "").roles
-            return frozenset((family, value) for family, value in said if family in telling)
+            return names.read(unit.name, "").roles & telling
 
         groups = units.map(lambda side: grouped(side, roles))
         rest: Both[list[Unit]] = Both([], [])
@@ -184,6 +203,13 @@ class UnitPairing:
                     pair = (group.reference[choice.reference],), (group.candidate[choice.candidate],)
                     self.matches.add(Match(*pair, confidence, "kind", ("shape of the weight", *choice.reasons)))
         return self.matches.left_of(units)
+
+
+def _bundles(wholes: Sequence[Unit], spare: Sequence[Unit], ran: Mapping[str, int]) -> list[Bundle]:
+    """What wholes of one signature may consist of; of which parts depends on a whole's kind."""
+    kinds = grouped(wholes, lambda unit: equivalents.group_of_kinds(unit.kind)).values()
+    found = {bundle.parts: bundle for members in kinds for bundle in bundles(members[0], spare, ran)}
+    return list(found.values())
 
 
 def _flat(unit: Unit) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from padiff.compare.declared.optimizers import (
     rates_agree,
     site_pairs,
 )
+from padiff.compare.declared.precision import precision_differences
 from padiff.compare.declared.run import (
     clip_differences,
     loop_differences,
@@ -87,7 +88,7 @@ class Declared:
         if key != self._key:
             self._key = key
             settings = infos.zip(steps).map(lambda side: settings_at(side[0].settings, side[1].settings))
-            self._take(settings, infos, alignment, called, frameworks)
+            self._take(settings, infos, alignment, called, steps)
             self._lasting = self._dated(self._lasting, number)
         of_step = [
             *map(self._explained, rate_differences(self._groups, self._optimizers, steps, frameworks)),
@@ -118,14 +119,16 @@ class Declared:
         infos: Both[RunInfo],
         alignment: Alignment,
         called: Both[Collection[str]],
-        frameworks: Both[str],
+        steps: Both[Step],
     ) -> None:
+        frameworks = infos.map(lambda info: info.framework)
         self._optimizers = settings.map(Optimizers.of)
         self._sites = site_pairs(alignment, infos)
         self._groups = group_pairs(self._optimizers, self._sites)
         self._lasting = (
             *layer_differences(alignment, settings, called, frameworks.candidate),
             *mode_differences(alignment, settings, called),
+            *precision_differences(alignment, steps),
             *loop_differences(settings),
             *loss_differences(settings, frameworks.candidate),
             *clip_differences(settings, self._optimizers, frameworks.candidate),

@@ -91,16 +91,20 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
 
 
 # Kinds of layers that frameworks have; a class of the user's goes by its own name.
+# Words that the names of these are made of, one after the other: LlamaRMSNorm is a user's.
 _OF_FRAMEWORKS = re.compile(
-    "linear|conv|norm|embedding|lstm|gru|rnn|multiheadattention|dropout|pool|pad|upsamp|shuffle|fold"
-    "|relu|elu|glu|gelu|shrink|softplus|softmax|tanh|threshold|flatten|similarity|distance"
+    "(?:adaptive|alpha|avg|batch|bag|bi|cell|celu|channel|circular|constant|conv|cosine|cross|distance|dropout|elu"
+    "|embedding|feature|flatten|fold|fractional|gelu|glu|group|gru|hard|identity|instance|kl|layer|lazy|leaky|linear"
+    "|local|log|lp|lstm|max|maxout|mish|multihead|attention|norm|pad|pairwise|pixel|pool|prelu|reflection|relu6?"
+    "|replication|response|rms|rnn|selu|shrink|shuffle|sigmoid|sign|silu|similarity|simple|soft|softmax|softplus"
+    "|spectral|swish|sync|tanh|threshold|thresholded|transpose|un|upsampl(?:e|ing)|zero|[123]d)+"
 )
 
 
 def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
     """A layer with a setting as the reference has it."""
     spelling = SPELLINGS.get(framework)
-    if spelling is None or layer.type.lower() != layer.kind or not _OF_FRAMEWORKS.search(layer.kind):
+    if spelling is None or layer.type.lower() != layer.kind or not _OF_FRAMEWORKS.fullmatch(layer.kind):
         return ""  # a class of the user's, with arguments of its own
     convert = spelling.converted.get(name)
     if convert is not None and (name != "momentum" or "norm" in layer.kind):

@@ -12,7 +12,7 @@ from padiff.records import LOOP, Diff, Difference
 
 #: Rules of which a step without decay leaves the weights ``rate * decay`` of themselves larger.
 _LINEAR = frozenset({"AdamW", "SGD"})
-#: What is left of the effect where it is made up for, at most, and how far beyond rounding it has to be to be told.
+#: What is left of the effect where it is made up for, at most, and how far beyond rounding it has to be to be reported.
 #: Chosen: a decay that is missing leaves all of it, one of half the size a half.
 _LEFT, _BEYOND = 0.1, 10.0
 

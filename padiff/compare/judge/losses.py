@@ -41,14 +41,14 @@ def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
     def counts(diff: Diff) -> bool:
         if diff.passed or not is_of_loss(diff.pair.anchor):
             return True
-        told = grads if diff.pair.stage == "grad" else after
-        if not told:
+        given = grads if diff.pair.stage == "grad" else after
+        if not given:
             return diff.pair.stage == "loss"
         if diff.pair.stage == "grad" and _hidden(diff, grads):
             return True
-        if any(not other.passed for other in told):
+        if any(not other.passed for other in given):
             return not is_exact(diff) or _other_labels(diff) > 0
-        return diff.pair.stage == "loss" and is_exact(diff) and _tells(_other_labels(diff), told, noise)
+        return diff.pair.stage == "loss" and is_exact(diff) and _tells(_other_labels(diff), given, noise)
 
     return [diff if counts(diff) else _excused(diff) for diff in diffs]
 
@@ -108,10 +108,10 @@ def _other_labels(diff: Diff) -> float:
     return float(differ.mean())
 
 
-def _tells(share: float, told: Sequence[Diff], noise: float) -> bool:
+def _tells(share: float, given: Sequence[Diff], noise: float) -> bool:
     """Whether a gradient is off by as much as so many other labels make it, though less than is allowed."""
     least = max(limits.OF_LABELS * math.sqrt(share), noise)
-    gradients = [diff.figures for diff in told if diff.pair.stage == "backward"]
+    gradients = [diff.figures for diff in given if diff.pair.stage == "backward"]
     return share > 0 and any(figures is not None and figures.rel_l2 >= least for figures in gradients)
 
 

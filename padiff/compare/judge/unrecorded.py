@@ -92,6 +92,6 @@ def _detail(info: RunInfo) -> Detail:
     """How much the run kept of each tensor."""
     detail = info.recording.get("detail", {})
     try:
-        return Detail.of(detail if isinstance(detail, dict) else {})
+        return Detail.of(detail if isinstance(detail, dict) else {})  # none: a run that keeps everything says nothing
     except UsageError:  # edited, or of another version: then everything should be there
         return Detail()

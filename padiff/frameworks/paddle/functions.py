@@ -25,7 +25,7 @@ import paddle
 
 from padiff.errors import UsageError
 from padiff.frameworks.api_names import common_name
-from padiff.frameworks.base import OnCall
+from padiff.frameworks.hooking import OnCall
 from padiff.frameworks.listening import Heard, Listening
 
 # Where paddle's functions are: what is called from there is called by one of them.

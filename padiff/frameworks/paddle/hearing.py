@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 
 from padiff.frameworks.api_names import heard_name, parameters_of
-from padiff.frameworks.base import FunctionListener
+from padiff.frameworks.hooking import FunctionListener
 from padiff.frameworks.listening import Heard, Listening
 from padiff.frameworks.paddle.functions import is_internal
 
@@ -21,7 +21,7 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDe
 
 
 class Hearing:
-    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.base.Hooking`."""
+    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.hooking.Hooking`."""
 
     def __init__(self, listener: FunctionListener) -> None:
         self.listener = listener

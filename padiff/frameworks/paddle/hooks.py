@@ -1,4 +1,4 @@
-"""Seeing calls and gradients of paddle; see `padiff.frameworks.base.Hooking`."""
+"""Seeing calls and gradients of paddle; see `padiff.frameworks.hooking.Hooking`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import paddle
 
-from padiff.frameworks.base import (
+from padiff.frameworks.hooking import (
     AfterCall,
     BeforeCall,
     FunctionListener,

@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 from paddle.regularizer import L1Decay, L2Decay
 
-from padiff.frameworks.base import OptimizerGroup, OptimizerSettings
+from padiff.frameworks.optimizing import OptimizerGroup, OptimizerSettings
 
 _BETAS = {"beta1": "beta1", "beta2": "beta2", "epsilon": "eps"}
 # paddle's class -> the common name of its rule, and what its groups call the values.

@@ -138,7 +138,7 @@ def _per_rate(buffer: np.ndarray, rate: float) -> np.ndarray:
     if not buffer.any():
         return buffer
     if rate == 0:
-        raise UsageError("the momentum of paddle's RMSProp has the learning rate as a factor, and can't be told at 0")
+        raise UsageError("the momentum of paddle's RMSProp has the learning rate as a factor, and can't be known at 0")
     return (buffer.astype(np.float64) / rate).astype(buffer.dtype)
 
 

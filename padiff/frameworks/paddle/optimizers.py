@@ -1,4 +1,4 @@
-"""Optimizers of paddle, those inside of others too; see `padiff.frameworks.base.Optimizers`.
+"""Optimizers of paddle, those inside of others too; see `padiff.frameworks.optimizing.Optimizers`.
 
 paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both hand the gradients, after `grad_clip` and
 before weight decay, to ``append_regularization_ops``: so an optimizer object gets one of its own, which passes them on
@@ -16,7 +16,8 @@ from typing import Any
 
 import paddle
 
-from padiff.frameworks.base import Handle, OnConsumed, OptimizerSettings, Override
+from padiff.frameworks.hooking import Handle, Override
+from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
 from padiff.frameworks.paddle import optimizer_settings, optimizer_state
 from padiff.records.optimizer_state import OptimizerState
 

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import paddle
 
-from padiff.frameworks.base import Handle
-from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
-
 # Where, among the words that say a state, stands where it lies in memory.
 _ADDRESS = 3
 
@@ -55,20 +52,3 @@ def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {}
-
-
-def unfed(layer: Any) -> bool:
-    # Between the layers of a recurrent network, in C++.
-    return isinstance(layer, paddle.nn.layer.rnn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
-
-
-def see_masks(observer: MaskObserver) -> Handle:
-    from padiff.frameworks.paddle import dropouts
-
-    return MasksSeen(dropouts, observer)
-
-
-def feed_masks(source: MaskSource) -> Handle:
-    from padiff.frameworks.paddle import dropouts
-
-    return MasksFed(dropouts, source)

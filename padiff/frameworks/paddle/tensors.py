@@ -1,4 +1,4 @@
-"""Tensors of paddle; see `padiff.frameworks.base.Tensors`."""
+"""Tensors of paddle; see `padiff.frameworks.values.Tensors`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.base import UncopiedError
 from padiff.frameworks.forms import Form, form_of, new_cut
+from padiff.frameworks.values import UncopiedError
 from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
 from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, block_rows, cut_of
@@ -105,6 +105,14 @@ def sample(tensor: Any, transposed: bool = False) -> Any:
         blocks = flat[first:]
         blocks = blocks[: blocks.size // BLOCK * BLOCK].reshape([-1, BLOCK])
         return paddle.index_select(blocks, paddle.to_tensor(rows, place=tensor.place), 0).reshape([-1])
+
+
+def elements(tensor: Any, chosen: np.ndarray) -> Any:
+    if tensor.place.is_cpu_place():
+        return copy(tensor).reshape(-1)[chosen]
+    with paddle.no_grad():
+        places = paddle.to_tensor(chosen, place=tensor.place)
+        return paddle.index_select(_whole(tensor).detach().reshape([-1]), places, 0)
 
 
 def live(tensor: Any) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import AfterCall, BeforeCall, Handle, Hook, Override
+from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, Override
 
 
 def original(module: Any) -> Any:

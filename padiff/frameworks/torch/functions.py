@@ -16,7 +16,7 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import common_name
-from padiff.frameworks.base import OnCall
+from padiff.frameworks.hooking import OnCall
 
 
 class _Mode(TorchFunctionMode):

@@ -23,7 +23,7 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import heard_name, parameters_of
-from padiff.frameworks.base import FunctionListener
+from padiff.frameworks.hooking import FunctionListener
 
 # Attributes that give a tensor that is another view of it.
 _ATTRIBUTES = {"T": "transpose", "mT": "transpose", "H": "transpose", "mH": "transpose", "data": "detach"}
@@ -54,7 +54,7 @@ class _Mode(TorchFunctionMode):
 
 
 class Hearing:
-    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.base.Hooking`."""
+    """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.hooking.Hooking`."""
 
     def __init__(self, listener: FunctionListener) -> None:
         self._mode: _Mode | None = None if _has_compiled() else _Mode(listener)

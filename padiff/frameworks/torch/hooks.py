@@ -1,4 +1,4 @@
-"""Seeing calls and gradients of PyTorch; see `padiff.frameworks.base.Hooking`."""
+"""Seeing calls and gradients of PyTorch; see `padiff.frameworks.hooking.Hooking`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import FunctionListener, Handle, OnCall, OnGradient, Replaced, breadth_first
+from padiff.frameworks.hooking import FunctionListener, Handle, OnCall, OnGradient, Replaced, breadth_first
 from padiff.frameworks.torch.calls import on_calls as on_calls
 from padiff.frameworks.torch.functions import Seeing
 from padiff.frameworks.torch.hearing import Hearing

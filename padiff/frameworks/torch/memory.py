@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.base import TRANSFORMED, UncopiedError
 from padiff.frameworks.forms import Form, form_of, new_cut
+from padiff.frameworks.hooking import TRANSFORMED
+from padiff.frameworks.values import UncopiedError
 from padiff.sketches.sketch import Cut, cut_of
 
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import OptimizerGroup, OptimizerSettings
+from padiff.frameworks.optimizing import OptimizerGroup, OptimizerSettings
 
 # torch's class -> the common name of its rule. Others (ASGD) mean another rule in each framework.
 _RULES = {

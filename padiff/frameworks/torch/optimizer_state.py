@@ -71,7 +71,7 @@ def _rule(optimizers: Sequence[Any]) -> str:
     if len(rules) != 1:
         raise UsageError(
             f"the state of an optimizer that hands its work to several ({', '.join(sorted(rules)) or 'none'}) "
-            "can't be told: give these, one by one"
+            "can't be described: give these, one by one"
         )
     return next(iter(rules))
 

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch, those inside of others too; see `padiff.frameworks.base.Optimizers`.
+"""Optimizers of PyTorch, those inside of others too; see `padiff.frameworks.optimizing.Optimizers`.
 
 accelerate's ``AcceleratedOptimizer`` derives from torch's class without being initialised as one, Lightning's
 ``LightningOptimizer`` imitates the class of what it holds, DeepSpeed's derive from nothing. They have no hooks of their
@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.base import Handle, OnConsumed
+from padiff.frameworks.hooking import Handle
+from padiff.frameworks.optimizing import OnConsumed
 from padiff.frameworks.torch import optimizer_state
 from padiff.frameworks.torch.optimizer_settings import settings as settings
 from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp

@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from padiff.frameworks.base import Handle
-from padiff.frameworks.dropouts import MaskObserver, MasksFed, MaskSource, MasksSeen
-
 
 def kept() -> AbstractContextManager[Any]:
     return torch.random.fork_rng()
@@ -46,20 +43,3 @@ def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         for name, array in arrays.items()
         if name in current and array.dtype == np.uint8 and array.shape == tuple(current[name].shape)
     }
-
-
-def unfed(layer: Any) -> bool:
-    # Between the layers of a recurrent network, in C++.
-    return isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
-
-
-def see_masks(observer: MaskObserver) -> Handle:
-    from padiff.frameworks.torch import dropouts
-
-    return MasksSeen(dropouts, observer)
-
-
-def feed_masks(source: MaskSource) -> Handle:
-    from padiff.frameworks.torch import dropouts
-
-    return MasksFed(dropouts, source)

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch; see `padiff.frameworks.base.Tensors`."""
+"""Tensors of PyTorch; see `padiff.frameworks.values.Tensors`."""
 
 from __future__ import annotations
 
@@ -81,6 +81,16 @@ def sample(tensor: Any, transposed: bool = False) -> Any:
     blocks = flat[first:]
     blocks = blocks[: blocks.numel() // BLOCK * BLOCK].view(-1, BLOCK)
     return blocks.index_select(0, _on_device(flat.numel(), flat.device)).reshape(-1)
+
+
+def elements(tensor: Any, chosen: np.ndarray) -> Any:
+    array = live(tensor)
+    if array is not None:
+        return array.reshape(-1)[chosen]
+    tensor = readable(tensor).detach()
+    if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
+        return array_of(tensor).reshape(-1)[chosen]
+    return tensor.reshape(-1).index_select(0, torch.from_numpy(chosen).to(tensor.device))
 
 
 @lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 
 import padiff
+from padiff.dump.floors import read_floors
 from padiff.errors import RunsDifferError
 from padiff_paddleformers import PaDiffCallback
 
@@ -84,7 +85,7 @@ def added_later(folder: Path) -> dict[str, Any]:
 def differing(folder: Path) -> dict[str, Any]:
     _train(folder, PaDiffCallback(folder / "reference"))
     callback = PaDiffCallback(folder / "stopped", reference=folder / "reference", on_diff="stop")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         stopped, _ = _train(folder, callback, max_grad_norm=0.5)
     made = pf.trainer(
@@ -97,7 +98,7 @@ def differing(folder: Path) -> dict[str, Any]:
         made.train()
     except RunsDifferError as error:
         raised = str(error)
-    said = [str(one.message) for one in told if "padiff" in str(one.message)]
+    said = [str(one.message) for one in reported if "padiff" in str(one.message)]
     first = callback.first_diff
     return {
         "stopped": stopped.state.global_step, "stage": first.stage if first else "", "said": said, "raised": raised,
@@ -117,6 +118,18 @@ def replayed(folder: Path) -> dict[str, Any]:
             "back": back, "hooks": pf.hooks(made), "text": str(report)[-400:]}  # fmt: skip
 
 
+def measured(folder: Path) -> dict[str, Any]:
+    """Floors, of each of three steps in four more: two epochs of six."""
+    _train(folder, PaDiffCallback(folder / "reference", replay_every_n_steps=2))
+    callback = PaDiffCallback(folder / "run", replay=folder / "reference", floors=2, float64=True)
+    made, _ = _train(folder, callback, data={"order": 5}, num_train_epochs=2)
+    floors = [read_floors(folder / "run", number) for number in (0, 2, 4)]
+    return {"passed": bool(callback.report and callback.report.passed), "text": str(callback.report)[-400:],
+            "units": [list(found.units) for found in floors if found], "hooks": pf.hooks(made),
+            "exact": [len(found.exact) for found in floors if found],
+            "notes": [note for found in floors if found for note in found.notes]}  # fmt: skip
+
+
 def carried(folder: Path) -> dict[str, Any]:
     """Epochs of five batches, of which two make a step."""
     _train(folder, PaDiffCallback(folder / "run"), num_train_epochs=2, data={"count": 10})
@@ -129,7 +142,7 @@ def carried(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: str) -> None:
-    cases = (neutral, exceptions, added_later, differing, replayed, carried)
+    cases = (neutral, exceptions, added_later, differing, replayed, measured, carried)
     facts = {}
     for case in cases:
         own = Path(folder) / case.__name__

@@ -44,7 +44,7 @@ class Fault:
         model, arguments: what differs of `MODEL` and `ARGUMENTS`.
         data: what differs for `samples`.
         how: something else that the sides know by name.
-        stage, step: where it shows first.
+        stage, step: where it is seen first.
         layer: of the first diff; empty where any is right.
         words: one of them has to be in the cause.
         both: arguments of both sides.
@@ -67,8 +67,8 @@ class Fault:
 _NORM = "model.layers.0.input_layernorm"
 FAULTS: dict[str, Fault] = {
     "rms_eps": Fault("forward", 0, _NORM, ("eps",), model={"rms_norm_eps": 1e-3}),
-    # start_from carries the table over with the weights: what is left to see is what the layer was made with.
-    "rope_theta": Fault("forward", 0, "model.rotary_emb", ("rope_theta",), model={"rope_theta": 1e5}),
+    # start_from leaves what a model computes by itself, and so the table is where they part.
+    "rope_theta": Fault("weight", 0, "model.rotary_emb", ("rope_theta",), model={"rope_theta": 1e5}),
     "schedule": Fault("update", 3, "", ("learning rate", "schedule"), arguments={"lr_scheduler_type": "linear"}),
     "weight_decay": Fault("update", 0, "", ("weight decay",), arguments={"weight_decay": 0.01}),
     "beta2": Fault("update", 0, "", ("beta2",), arguments={"adam_beta2": 0.999}),

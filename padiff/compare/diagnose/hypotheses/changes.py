@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of
+from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of, residuals_of
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rules import RULES
 from padiff.compare.diagnose.hypotheses.searching import Sample, explained
@@ -102,9 +102,10 @@ class Search:
         starts = [dict(settings)]
         for name in free:
             starts += [{**settings, name: value} for value in rule.numbers.get(name, (0.1, 0.5, 2.0, 10.0))]
-        starts.sort(key=lambda start: residual_of(rule, start, *self._coarse))
+        left = residuals_of(rule, starts, *self._coarse)
         found: Fit | None = None
-        for start in starts[:2]:
+        for k in sorted(range(len(starts)), key=left.__getitem__)[:2]:
+            start = starts[k]
             solved = fit(rule, start, free, *self._at, len(starts))
             if found is None or solved.residual < found.residual:
                 found = solved

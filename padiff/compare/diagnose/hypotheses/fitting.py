@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.proof import NEAR
-from padiff.compare.diagnose.hypotheses.rules import History, Rule, updates
+from padiff.compare.diagnose.hypotheses.rules import History, Rule, side_by_side, updates
 
 # Rounds of the search, and by how much it has to come nearer for another.
 _ROUNDS, _BETTER = 14, 0.999
@@ -51,6 +52,15 @@ def residual_of(rule: Rule, settings: Mapping[str, float], history: History, noi
     return _size(_errors(rule, settings, history, noise))
 
 
+def residuals_of(
+    rule: Rule, several: Sequence[Mapping[str, float]], history: History, noise: np.ndarray
+) -> list[float]:
+    """`residual_of` for each of several settings of equal forms, worked out together: much faster than one by one."""
+    with np.errstate(all="ignore"):
+        sizes = np.sqrt(np.mean(np.square(_errors(rule, side_by_side(rule, several), history, noise)), axis=1))
+    return [size if math.isfinite(size) else math.inf for size in sizes.tolist()]
+
+
 def fit(
     rule: Rule, start: Mapping[str, float], free: Sequence[str], history: History, noise: np.ndarray, tried: int = 1
 ) -> Fit:
@@ -60,11 +70,10 @@ def fit(
     best, damping = _size(errors), 1e-3
     rounds = _ROUNDS if math.isfinite(best) else 0
     for _ in range(rounds):
-        columns = []
-        for name in free:
-            moved = {**settings, name: _moved(name, settings[name], _nudge(name, settings[name]))}
-            columns.append((_errors(rule, moved, history, noise) - errors) / _nudge(name, settings[name]))
-        slopes = np.stack(columns, axis=1)
+        nudges = [_nudge(name, settings[name]) for name in free]
+        nudged = [{**settings, name: _moved(name, settings[name], by)} for name, by in zip(free, nudges)]
+        rows = _errors(rule, side_by_side(rule, nudged), history, noise) - errors
+        slopes = np.ascontiguousarray((rows / np.array(nudges)[:, None]).T)
         if not np.isfinite(slopes).all():
             break
         shows = np.sqrt(np.mean(np.square(slopes), axis=0)) > _SHOWS
@@ -88,9 +97,11 @@ def fit(
     return _rounded(Fit(rule, settings, best, tuple(free), tried), history, noise)
 
 
-def _errors(rule: Rule, settings: Mapping[str, float], history: History, noise: np.ndarray) -> np.ndarray:
+def _errors(rule: Rule, settings: Mapping[str, Any], history: History, noise: np.ndarray) -> np.ndarray:
+    """In a row; in a row for each of settings that are side by side."""
     with np.errstate(all="ignore"):
-        return np.asarray((updates(rule, history, settings) - history.updates) / noise).ravel()
+        errors = np.asarray((updates(rule, history, settings) - history.updates) / noise)
+        return errors.reshape(*errors.shape[:-2], -1)
 
 
 def _size(errors: np.ndarray) -> float:

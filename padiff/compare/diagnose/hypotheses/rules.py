@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,9 @@ class History:
 
 #: Numbers and forms by name; a form is 0.0 or 1.0.
 Settings = Mapping[str, float]
-Run = Callable[[History, Settings], np.ndarray]
+# The same, or the numbers of several settings in columns: a rule then makes the updates of each, in as many arrays.
+_Settings = Mapping[str, Any]
+Run = Callable[[History, _Settings], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ _EPS = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e-7, 1e-10, 1e-12)
 _MOMENTA = (0.0, 0.9, 0.8, 0.95, 0.99, 0.5, 0.85, 0.98)
 
 
-def _sgd(h: History, s: Settings) -> np.ndarray:
+def _sgd(h: History, s: _Settings) -> np.ndarray:
     kept = np.zeros_like(h.gradients[0])
     made = []
     for t in range(h.steps):
@@ -92,38 +95,37 @@ def _sgd(h: History, s: Settings) -> np.ndarray:
             kept = s["momentum"] * kept + rate * gradient
             step = s["momentum"] * kept + rate * gradient if s["nesterov"] else kept
         else:
-            damped = gradient if t == 0 or not s["momentum"] else (1 - s["dampening"]) * gradient
-            kept = s["momentum"] * kept + damped
+            damping = 0.0 if t == 0 else np.where(s["momentum"], s["dampening"], 0.0)
+            kept = s["momentum"] * kept + (1 - damping) * gradient
             step = rate * (gradient + s["momentum"] * kept if s["nesterov"] else kept)
         made.append(-step - (rate * s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
 class _Betas:
     """The moments' two factors, and what a sum of them has come to; in float32 where the rule computes with that."""
 
-    def __init__(self, s: Settings) -> None:
+    def __init__(self, s: _Settings) -> None:
         self._number = np.float32 if s["single"] else np.float64
-        with np.errstate(all="ignore"):
-            self._betas = self._number(s["beta1"]), self._number(s["beta2"])
-            self._powers = [self._number(1), self._number(1)]
-        self.one, self.two = map(float, self._betas)
-        self.rest = tuple(float(self._number(1) - beta) for beta in self._betas)
+        self._betas = self._number(s["beta1"]), self._number(s["beta2"])
+        self._powers = [self._number(1), self._number(1)]
+        self.one, self.two = map(np.float64, self._betas)
+        self.rest = tuple(np.float64(self._number(1) - beta) for beta in self._betas)
 
-    def step(self) -> tuple[float, float]:
+    def step(self) -> tuple[Any, Any]:
         """What bias correction divides the moments by in the next step."""
         self._powers = [self._number(power * beta) for power, beta in zip(self._powers, self._betas)]
-        one, two = (float(self._number(1) - power) for power in self._powers)
+        one, two = (np.float64(self._number(1) - power) for power in self._powers)
         return one, two
 
 
-def _adam(h: History, s: Settings) -> np.ndarray:
+def _adam(h: History, s: _Settings) -> np.ndarray:
     m = v = largest = np.zeros_like(h.gradients[0])
     betas, made = _Betas(s), []
     for t in range(h.steps):
         rate = s["rate"] * h.rates[t]
         gradient = h.gradients[t]
-        if s["weight_decay"] and not s["decoupled"]:
+        if not s["decoupled"] and np.any(s["weight_decay"]):
             gradient = gradient + s["weight_decay"] * h.weights[t]
         m = betas.one * m + betas.rest[0] * gradient
         v = betas.two * v + betas.rest[1] * np.square(gradient)
@@ -138,10 +140,10 @@ def _adam(h: History, s: Settings) -> np.ndarray:
             root = np.sqrt(square) + s["eps"] / (np.sqrt(two) if s["uncorrected_eps"] else 1.0)
         step = _ratio(m / one, root)
         made.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _nadam(h: History, s: Settings) -> np.ndarray:
+def _nadam(h: History, s: _Settings) -> np.ndarray:
     m = v = np.zeros_like(h.gradients[0])
     betas, made, product = _Betas(s), [], 1.0
     for t in range(h.steps):
@@ -155,10 +157,10 @@ def _nadam(h: History, s: Settings) -> np.ndarray:
         ahead = (1 - now) / (1 - product) * gradient + then / (1 - product * then) * m
         step = _ratio(ahead, np.sqrt(v / two) + s["eps"])
         made.append(-rate * (step + (s["weight_decay"] * h.weights[t] if s["decoupled"] else 0.0)))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _adamax(h: History, s: Settings) -> np.ndarray:
+def _adamax(h: History, s: _Settings) -> np.ndarray:
     m = norm = np.zeros_like(h.gradients[0])
     betas, made = _Betas(s), []
     for t in range(h.steps):
@@ -170,10 +172,10 @@ def _adamax(h: History, s: Settings) -> np.ndarray:
             norm = np.maximum(betas.two * norm, np.abs(gradient) + s["eps"])
         one, _ = betas.step()
         made.append(-s["rate"] * h.rates[t] / one * _ratio(m, norm))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _rmsprop(h: History, s: Settings) -> np.ndarray:
+def _rmsprop(h: History, s: _Settings) -> np.ndarray:
     v = mean = kept = np.zeros_like(h.gradients[0])
     made = []
     for t in range(h.steps):
@@ -192,21 +194,21 @@ def _rmsprop(h: History, s: Settings) -> np.ndarray:
         else:
             kept = s["momentum"] * kept + step
             made.append(-rate * kept)
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _adagrad(h: History, s: Settings) -> np.ndarray:
-    total = np.full_like(h.gradients[0], s["initial"])
+def _adagrad(h: History, s: _Settings) -> np.ndarray:
+    total = s["initial"] + np.zeros_like(h.gradients[0])
     made = []
     for t in range(h.steps):
         gradient = h.gradients[t] + s["weight_decay"] * h.weights[t]
         total = total + np.square(gradient)
         root = np.sqrt(total + s["eps"]) if s["inside"] else np.sqrt(total) + s["eps"]
         made.append(-s["rate"] * h.rates[t] * _ratio(gradient, root))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _adadelta(h: History, s: Settings) -> np.ndarray:
+def _adadelta(h: History, s: _Settings) -> np.ndarray:
     squares = steps = np.zeros_like(h.gradients[0])
     made = []
     for t in range(h.steps):
@@ -215,20 +217,20 @@ def _adadelta(h: History, s: Settings) -> np.ndarray:
         step = np.sqrt(steps + s["eps"]) / np.sqrt(squares + s["eps"]) * gradient
         steps = s["alpha"] * steps + (1 - s["alpha"]) * np.square(step)
         made.append(-s["rate"] * h.rates[t] * step)
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _lion(h: History, s: Settings) -> np.ndarray:
+def _lion(h: History, s: _Settings) -> np.ndarray:
     m = np.zeros_like(h.gradients[0])
     made = []
     for t in range(h.steps):
         step = np.sign(s["beta1"] * m + (1 - s["beta1"]) * h.gradients[t])
         m = s["beta2"] * m + (1 - s["beta2"]) * h.gradients[t]
         made.append(-s["rate"] * h.rates[t] * (step + s["weight_decay"] * h.weights[t]))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _lamb(h: History, s: Settings) -> np.ndarray:
+def _lamb(h: History, s: _Settings) -> np.ndarray:
     m = v = np.zeros_like(h.gradients[0])
     betas, made = _Betas(s), []
     for t in range(h.steps):
@@ -238,26 +240,28 @@ def _lamb(h: History, s: Settings) -> np.ndarray:
         step = _ratio(m / one, np.sqrt(v / two) + s["eps"]) + s["weight_decay"] * h.weights[t]
         rate = s["rate"] * h.rates[t]
         made.append(-rate * step * _trust(h, t, step, rate))
-    return np.stack(made)
+    return np.stack(made, axis=-2)
 
 
-def _trust(h: History, t: int, step: np.ndarray, rate: float) -> np.ndarray:
+def _trust(h: History, t: int, step: np.ndarray, rate: Any) -> np.ndarray:
     """How much longer than its own norm each tensor's step is made, element by element: the norm of the weight."""
     trust = np.ones_like(step)
     for tensor in h.tensors:
-        own = step[tensor]
-        norms = np.linalg.norm(h.weights[t][tensor]), np.linalg.norm(own)
-        trust[tensor] = about = float(norms[0] / norms[1]) if min(norms) > 0 else 1.0
-        if not h.whole and norms[1] > 0 and rate:
+        own = step[..., tensor]
+        norm = np.linalg.norm(h.weights[t][tensor])
+        norms = np.sqrt(np.sum(np.square(own), axis=-1, keepdims=True))
+        about = np.where((norm > 0) & (norms > 0), norm / norms, 1.0)
+        if not h.whole:
             # Of some elements the norm is known roughly: the step's exact length is taken from what was recorded.
-            solved = -float(np.dot(h.updates[t][tensor], own)) / float(rate * norms[1] ** 2)
-            trust[tensor] = solved if abs(solved - about) <= _ROUGHLY / math.sqrt(own.size) * about else about
+            solved = -np.sum(h.updates[t][tensor] * own, axis=-1, keepdims=True) / (rate * np.square(norms))
+            close = np.abs(solved - about) <= _ROUGHLY / math.sqrt(own.shape[-1]) * about
+            about = np.where(close, solved, about)
+        trust[..., tensor] = about
     return trust
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return np.asarray(np.where(above == 0, 0.0, above / below))
+    return np.asarray(np.where(above == 0, 0.0, above / below))
 
 
 _MOMENTS = {"beta1": _BETA1, "beta2": _BETA2, "eps": _EPS, "weight_decay": _DECAYS}
@@ -298,10 +302,17 @@ LAMB = Rule("Lamb", _lamb, {**_MOMENTS, "eps": (1e-6, *_EPS)}, {"corrected": 1.0
 RULES = (SGD, ADAM, ADAMW, RMSPROP, ADAGRAD, ADAMAX, NADAM, LION, LAMB, ADADELTA)
 
 
-def updates(rule: Rule, history: History, settings: Settings) -> np.ndarray:
+def updates(rule: Rule, history: History, settings: _Settings) -> np.ndarray:
     """The updates that a rule makes; where the state was lost, ``lost`` says before which step."""
     lost = int(settings.get("lost", 0))
-    if not 0 < lost < history.steps:
-        return rule.run(history, settings)
-    parts = history.between(0, lost), history.between(lost, history.steps)
-    return np.concatenate([rule.run(part, settings) for part in parts])
+    with np.errstate(all="ignore"):
+        if not 0 < lost < history.steps:
+            return rule.run(history, settings)
+        parts = history.between(0, lost), history.between(lost, history.steps)
+        return np.concatenate([rule.run(part, settings) for part in parts], axis=-2)
+
+
+def side_by_side(rule: Rule, several: Sequence[Settings]) -> _Settings:
+    """Settings of equal forms as one, of which `updates` makes an array for each: (settings, steps, elements)."""
+    numbers = [name for name in ("rate", *rule.numbers) if name != "momentum_decay"]
+    return {**several[0], **{name: np.array([[one[name]] for one in several]) for name in numbers}}

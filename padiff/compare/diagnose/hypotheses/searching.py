@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
-from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of
+from padiff.compare.diagnose.hypotheses.fitting import Fit, fit, residual_of, residuals_of
 from padiff.compare.diagnose.hypotheses.proof import NEAR
 from padiff.compare.diagnose.hypotheses.rules import RULES, History, Rule
 from padiff.compare.diagnose.hypotheses.tracks import Track, joined
@@ -17,6 +17,8 @@ from padiff.compare.diagnose.hypotheses.tracks import Track, joined
 _COARSE, _FINE = 300, 1500
 # Steps that usual values are tried on: they only say where to solve from.
 _FIRST = 4
+# How many numbers usual values are worked out for together: arrays of so many stay in a core's cache.
+_TOGETHER = 10_000
 # How many of the best usual values are solved on from, and what share of the updates they leave at most.
 _BEST, _HOPELESS = 2, 0.7
 # Steps that no two rules make alike.
@@ -150,10 +152,12 @@ def _residuals(
 ) -> Iterator[tuple[float, dict[str, float]]]:
     history, noise = sample.at(group, coarse=True)
     first, noise = history.between(0, _FIRST), noise[:_FIRST]
-    for numbers in _grid(rule, _OTHER_FORM if forms else _GRID):
-        settings = {**rule.defaults, **forms, **numbers}
-        if not is_another(settings):
-            yield residual_of(rule, settings, first, noise), settings
+    grid = ({**rule.defaults, **forms, **numbers} for numbers in _grid(rule, _OTHER_FORM if forms else _GRID))
+    usual = (settings for settings in grid if not is_another(settings))
+    together, most = 4, max(4, _TOGETHER // max(1, first.updates.shape[1]))
+    while several := list(islice(usual, together)):
+        yield from zip(residuals_of(rule, several, first, noise), several)
+        together = min(2 * together, most)  # the first ones are often enough
 
 
 def _from_the_best(

@@ -1,0 +1,44 @@
+"""In which precision two runs compute, read from what layers give: trainers turn autocast on where nobody sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from padiff.align import Alignment
+from padiff.compare.judge.limits import ROUNDING, coarse
+from padiff.records import LOOP, Both, Difference, Step, is_functional
+
+_NOTE = "the coarser one rounds each output, and so much is allowed of all stages"
+
+
+def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[Difference]:
+    """Floating dtypes of outputs that differ between layers that answer to each other. It counts for nothing by itself:
+    both may be meant, and tensors are judged by the coarser dtype.
+    """
+    dtypes = steps.map(_dtypes)
+    pairs = [
+        Both(dtypes.reference[pair.reference.path], dtypes.candidate[pair.candidate.path])
+        for pair in alignment.pairs
+        if pair.reference.path in dtypes.reference and pair.candidate.path in dtypes.candidate
+    ]
+    found = Counter(tuple(pair) for pair in pairs if pair.reference != pair.candidate)
+    for (reference, candidate), count in found.most_common():
+        yield Difference(
+            "dtype",
+            Both(reference, candidate),
+            "forward",
+            "precision",
+            about=f"outputs of {count} of {len(pairs)} layers",
+            changes=False,
+            note=_NOTE,
+        )
+
+
+def _dtypes(step: Step) -> dict[str, str]:
+    """The dtype of each layer's first output, where it is one of fractions."""
+    found: dict[str, str] = {}
+    for record in step.records:
+        if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
+            found.setdefault(record.layer, coarse(record.dtype))
+    return {path: dtype for path, dtype in found.items() if dtype in ROUNDING}

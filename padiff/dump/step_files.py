@@ -1,0 +1,148 @@
+"""A dump, and the steps of a run, as files."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from padiff.dump.deduplication import Deduplication
+from padiff.dump.files import write_json, write_npy
+from padiff.dump.format import FOLDERS, SCHEMA_VERSION, SKETCHES_FILE, loop_layer, record_to_json, tree_to_json
+from padiff.dump.storage import Storage
+from padiff.dump.traces import NOWHERE, Place, trace_to_json
+from padiff.records import LOOP, Record, RunInfo, Sketched, Step, TensorSource
+
+#: Steps of many files, without a limit.
+PLAIN = Storage()
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def write_dump(
+    folder: Path,
+    info: RunInfo,
+    step: Step,
+    places: Mapping[str, tuple[str, str]] = FOLDERS,
+    deduplication: Deduplication | None = None,
+    final: Path | None = None,
+) -> None:
+    """Write one rank's records of one step: JSON trees and the tensors' files.
+
+    Args:
+        places: by stage, which JSON file and which folder of tensors; records of other stages are left out.
+        deduplication: what was written before, to link to.
+        final: what the folder will be called when the step is whole.
+    """
+    files: dict[Hashable, str] = {}
+    entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
+    for sub in {sub for _, sub in places.values()}:
+        (folder / sub).mkdir(exist_ok=True)
+
+    def write(record: Record, name: str) -> None:
+        array = record.value
+        if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
+            write_npy(folder / name, array)
+
+    def write_traced(source: TensorSource, name: str) -> None:
+        write_npy(folder / name, source.read())
+
+    trace: dict[str, Any] = {}
+    with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
+        under_way: list[Future[None]] = []
+
+        def start(job: Callable[..., None], *args: Any) -> None:
+            try:
+                under_way.append(pool.submit(job, *args))
+            except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                job(*args)
+
+        for record in step.records:
+            place = places.get("loss" if record.layer == LOOP else record.stage)
+            if place is None:
+                continue
+            json_file, sub = place
+            # Records that share an array (a layer's output that is its parent's too) share a file.
+            name = files.get(record.source.identity)
+            if name is None or not name.startswith(f"{sub}/"):
+                name = f"{sub}/{_file_name(record)}"
+                start(write, record, name)
+                files[record.source.identity] = name
+            entries[json_file][record.layer].append(record_to_json(record, name))
+        if "forward" in places and step.trace.calls:
+            sub = places["forward"][1]
+            traced: list[Place] = []
+            rows: dict[Hashable, int] = {}
+            sketches: list[np.ndarray] = []
+            for number, tensor in enumerate(step.trace.tensors):
+                source = tensor.source
+                if source is None:
+                    traced.append(NOWHERE)
+                elif isinstance(source, Sketched):
+                    row = rows.setdefault(source.identity, len(rows))
+                    if row == len(sketches):
+                        sketches.append(source.row)
+                    traced.append(("turned" if source.transposed else "sketch", row))
+                else:
+                    name = files.get(source.identity)
+                    if name is None or not name.startswith(f"{sub}/"):
+                        name = files[source.identity] = f"{sub}/trace-{number:06d}.npy"
+                        start(write_traced, source, name)
+                    traced.append(("file", name))
+            trace = trace_to_json(step.trace, traced)
+            if sketches:
+                trace["sketches"] = {"file": f"{sub}/{SKETCHES_FILE}", "rows": len(sketches)}
+                write_npy(folder / sub / SKETCHES_FILE, np.stack(sketches))
+        for writing in under_way:
+            writing.result()
+    for json_file, by_layer in entries.items():
+        write_json(
+            folder / json_file,
+            {
+                "schema_version": SCHEMA_VERSION,
+                "step": step.number,
+                "rank": step.rank,
+                "loss_scale": step.loss_scale,
+                "micro_batches": step.micro_batches,
+                "notes": list(step.notes),
+                **({"settings": dict(step.settings)} if step.settings else {}),
+                "framework": {"name": info.framework, "version": info.framework_version},
+                "name": info.name,
+                "layer_map": list(info.layer_map),
+                "loop": {**loop_layer(), "records": by_layer.get(LOOP, [])},
+                **({"trace": trace} if trace and json_file == places["forward"][0] else {}),
+                "tree": tree_to_json(info.layers, by_layer),
+            },
+        )
+
+
+def run_to_json(info: RunInfo) -> dict[str, Any]:
+    """The content of ``run.json``."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **({"id": info.identity} if info.identity else {}),
+        "framework": {"name": info.framework, "version": info.framework_version},
+        "name": info.name,
+        "world_size": info.world_size,
+        "recording": dict(info.recording),
+        **({"environment": dict(info.environment)} if info.environment else {}),
+        **({"settings": dict(info.settings)} if info.settings else {}),
+        "layer_map": list(info.layer_map),
+        "tree": tree_to_json(info.layers),
+    }
+
+
+def _file_name(record: Record) -> str:
+    # The order makes it unique, the rest is for people; a name of 255 bytes is too long for file systems.
+    text = _UNSAFE.sub("_", f"{record.stage}-{record.layer}-{record.slot}-{record.call}")
+    return f"{record.order:06d}-{text[:120]}.npy"
+
+
+#: Files of a step that are written at a time: what the kernel does for a new file takes longer than its bytes do.
+FILES_AT_ONCE = 2

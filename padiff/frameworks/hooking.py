@@ -1,0 +1,168 @@
+"""Seeing a training's calls and gradients, and what is put on objects for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+from padiff.frameworks.losses import LossObserver
+
+#: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
+TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
+
+
+class Handle(Protocol):
+    """Something that can be taken off again."""
+
+    def remove(self) -> None: ...
+
+
+#: ``before(layer, args, kwargs)`` of a layer's call.
+BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+#: ``after(layer, output, failed)`` of a layer's call.
+AfterCall = Callable[[Any, Any, bool], None]
+
+
+#: ``called(name, output)`` of a functional call or a tensor's method, by its common name.
+OnCall = Callable[[str, Any], None]
+
+
+#: ``replaced(args, output)``: what to put in the place of a layer's output.
+Replaced = Callable[[tuple[Any, ...], Any], Any]
+
+
+#: ``gradient(tensor)``: called with the gradient of a tensor; what it returns, if anything, takes its place.
+OnGradient = Callable[[Any], Any]
+
+
+class FunctionListener(Protocol):
+    """Hears of the functions and operators that a model's code calls."""
+
+    def function_begins(
+        self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call begins.
+
+        Args:
+            name: the function's common name.
+            parameters: what it calls its parameters that may be given by position, as far as that is known.
+
+        Returns:
+            What `function_ended` is to be called with; `None` not to hear of its end.
+        """
+
+    def function_ended(self, begun: Any, output: Any) -> None:
+        """It has ended, and given this. Of one that ends in an exception nothing more is heard."""
+
+
+class Hearing(Handle, Protocol):
+    """What hears functions for a listener, until it is removed."""
+
+    def listen(self, on: bool) -> None:
+        """Hear those that are called from now on, or none. Hears none before it is asked to."""
+
+    def listen_outside(self, on: bool) -> None:
+        """The same outside of the model, where the loop computes its loss; it ends before anything else is called."""
+
+
+class Hook:
+    """A function that is put on a layer. In a copy or a pickle of the layer there is one that does nothing instead,
+    of the standard library: a model that is copied or saved while it is recorded is a model like any other.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
+
+
+class Override:
+    """An attribute set on one object over its class's (or over its own); removing it uncovers what was there.
+
+    Set on the very object: wrappers hand what is set as an attribute on to what they wrap.
+    """
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self._owner, self._name, self._value = owner, name, value
+        self._before = vars(owner).get(name)  # somebody else's, set the same way before
+        vars(owner)[name] = value
+
+    def remove(self) -> None:
+        # Somebody may have set another one over this meanwhile: that one stays.
+        if vars(self._owner).get(self._name) is not self._value:
+            return
+        if self._before is not None:
+            vars(self._owner)[self._name] = self._before
+        else:
+            del vars(self._owner)[self._name]
+
+
+def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int) -> Iterator[tuple[Any, int]]:
+    """What comes before something, the nearest first, each with how far it is; at most so many."""
+    waiting, seen = deque([(first, 0)] if first is not None else []), [first]
+    while waiting:
+        node, distance = waiting.popleft()
+        yield node, distance
+        for each in before(node):
+            if each is not None and len(seen) < most and all(each is not other for other in seen):
+                seen.append(each)
+                waiting.append((each, distance + 1))
+
+
+class Hooking(Protocol):
+    """Seeing a training's calls and gradients."""
+
+    #: Whether what a hook raises in backward reaches whoever called backward as it is.
+    RAISES_AS_IT_IS: bool
+
+    def on_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+
+    def on_outputs(self, layer: Any, replaced: Replaced) -> Handle:
+        """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
+
+    def on_functions(self, called: OnCall, third_party: Sequence[str]) -> Handle:
+        """Call back after each functional call and tensor method that computes something, made from the user's side.
+
+        ``third_party`` are dotted names of custom operators (paddle only).
+        """
+
+    def on_losses(self, observer: LossObserver) -> Handle:
+        """Call back after each call of a loss function, and of one that clips gradients."""
+
+    def behind(self, tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
+        """The operations that a tensor was computed by, the last one first, each with how many lie after it.
+
+        Two are the same operation where they are the same object, as long as both are kept. At most so many.
+        """
+
+    def hear_functions(self, listener: FunctionListener) -> Hearing:
+        """Have a listener hear of the functions and operators that are called on this thread, while it listens.
+
+        What is compiled, or is being compiled, is not heard, and is the same as without.
+        """
+
+    def on_gradient(self, tensor: Any, gradient: OnGradient) -> Handle | None:
+        """Call back with the tensor's gradient in each backward; `None` if it takes part in none.
+
+        For the output of an operation that is the whole gradient of the backward, for a parameter what this
+        backward adds to it.
+        """
+
+    def transforming(self) -> bool:
+        """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""
+
+    def recomputing(self) -> bool:
+        """Whether a forward call made now is activation recomputation inside a backward."""
+
+    def learning(self) -> bool:
+        """Whether what is computed now could be gone back through by a backward."""

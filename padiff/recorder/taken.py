@@ -1,0 +1,195 @@
+"""What was copied of a tensor: all of it, or a sample; there already, or still on its way from a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from padiff.frameworks.values import Tensors
+from padiff.recorder.detail import FULL, SKETCH
+from padiff.records import InMemory, Sketched, TensorSource
+from padiff.records.alike import sketched
+from padiff.records.parts import Part
+from padiff.sketches.samples import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Difference(TensorSource):
+    """A tensor source: one array less another, worked out when read (on the writer's thread)."""
+
+    after: np.ndarray
+    before: np.ndarray
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.after, self.before
+
+    def read(self) -> np.ndarray:
+        return difference(self.after, self.before)
+
+
+def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """One array less another; in float32 at least."""
+    if after.dtype.itemsize < 4 and after.dtype.kind not in "iub":
+        # 16-bit weights: the difference of two neighbours would be rounded away.
+        return np.asarray(after.astype(np.float32) - before.astype(np.float32))
+    return np.asarray(after - before)
+
+
+@dataclass(slots=True)
+class Whole:
+    """A copy of a tensor.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        values: its own.
+        part: which part of a tensor it is, where processes hold parts.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: np.ndarray
+    _source: TensorSource | None = None
+    part: Part | None = None
+
+    level = FULL
+
+    @property
+    def source(self) -> TensorSource:
+        """Where a record finds the values."""
+        if self._source is None:
+            self._source = InMemory(self.values)
+        return self._source
+
+    @property
+    def zero(self) -> bool:
+        """Whether all values are zero."""
+        return not bool((self.values != 0).any())
+
+    def less(self, before: Taken) -> TensorSource:
+        """Where a record finds the values less those of another tensor of this shape."""
+        assert isinstance(before, Whole)
+        return Difference(self.values, before.values)
+
+    def add(self, other: Taken) -> None:
+        """Add the values of another tensor of this shape."""
+        assert isinstance(other, Whole)
+        self.values = self.values + other.values
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A sample of a tensor.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        samples, number: where the sample is.
+        transposed: whether it is of the transposed matrix.
+        part: which part of a tensor it is, where processes hold parts.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    samples: Samples
+    number: int
+    transposed: bool = False
+    _source: TensorSource | None = None
+    part: Part | None = None
+
+    level = SKETCH
+
+    @property
+    def source(self) -> TensorSource:
+        """Where a record finds the sketch."""
+        if self._source is None:
+            self._source = self._sketched(self.number)
+        return self._source
+
+    @property
+    def zero(self) -> bool:
+        """Whether all of the sample is zero."""
+        return self.samples.zero(self.number)
+
+    def less(self, before: Taken) -> TensorSource:
+        """Where a record finds the sketch of the values less those of another tensor of this shape."""
+        assert isinstance(before, Sampled)
+        return self._sketched(self.samples.difference(self.number, before.number))
+
+    def add(self, other: Taken) -> None:
+        """Add the sample of another tensor of this shape."""
+        assert isinstance(other, Sampled)
+        self.samples.add_to(self.number, other.number)
+
+    def _sketched(self, number: int) -> Sketched:
+        return sketched(self.samples, number, self.dtype, self.shape, self.transposed, self.part)
+
+
+class Awaited(TensorSource):
+    """A tensor source whose values are still on their way from a device; reading waits for them."""
+
+    __slots__ = ("_array", "_batch", "shape", "tensor")
+
+    def __init__(self, tensor: Any, shape: tuple[int, ...]) -> None:
+        self.tensor, self.shape = tensor, shape
+        self._array: np.ndarray | None = None
+        self._batch: Transfer | None = None
+
+    def arrive_with(self, batch: Transfer) -> None:
+        """Come over together with others."""
+        self._batch, self.tensor = batch, None
+
+    def arrived(self, flat: np.ndarray) -> None:
+        """These are the values."""
+        self._array = flat.reshape(self.shape)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return () if self._array is None else (self._array,)
+
+    def read(self) -> np.ndarray:
+        if self._array is None:
+            assert self._batch is not None, "read before the step was finished"
+            self._batch.settle()
+        assert self._array is not None
+        return self._array
+
+
+class Transfer:
+    """Tensors that come over from their device together."""
+
+    def __init__(self, members: Sequence[Awaited], tensors: Tensors) -> None:
+        self._wait: Callable[[], list[np.ndarray]] | None = tensors.fetch([each.tensor for each in members])
+        self._members: Sequence[Awaited] = members
+        self._lock = threading.Lock()
+        for each in members:
+            each.arrive_with(self)
+
+    def settle(self) -> None:
+        """Wait until they are there."""
+        with self._lock:
+            wait, self._wait = self._wait, None
+            for each, flat in zip(self._members, wait() if wait is not None else ()):
+                each.arrived(flat)
+            self._members = ()
+
+
+@dataclass(slots=True)
+class OnItsWay:
+    """A copy of a tensor that is still on its device.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        source: where a record will find the values.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    source: Awaited
+
+
+#: What was copied of a tensor.
+Taken = Whole | Sampled

@@ -1,0 +1,1 @@
+"""The commands: a module each, read only when its command is given."""
