@@ -73,7 +73,16 @@ def test_an_example_prints_what_its_page_shows(name, tmp_path):
 def test_the_golden_run_holds_and_a_change_is_found(tmp_path):
     folder = tmp_path / "golden_in_ci"
     shutil.copytree(EXAMPLES / "golden_in_ci", folder)
-    command = [*python_with_frameworks(), "-m", "pytest.__main__", "-q", "-p", "padiff_pytest", "-p", "no:cacheprovider"]
+    command = [
+        *python_with_frameworks(),
+        "-m",
+        "pytest.__main__",
+        "-q",
+        "-p",
+        "padiff_pytest",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = run_child(command, cwd=folder, timeout=120)
     assert done.returncode == 0, done.stdout[-3000:]
     test = folder / "test_training.py"
