@@ -81,6 +81,13 @@ FEW_AT_MOST, FEW_OF_UPDATES = 0.5, 1.0
 #: before the gap says.
 UNSEEN_KINKS = 0.2
 
+#: What is multiplied by a parameter that is nothing but rounding any more (a layer scale of 1e-6 that a first step of
+#: 1e-6 took away) has nothing in common but its size: it may be off by so much of itself. Chosen.
+MULTIPLIED = 2.0
+#: And it is nothing but rounding if so little is left of what it began with. Measured: a ten-millionth after Adam's
+#: first step.
+GONE = 1e-3
+
 # -- gradients and updates -----------------------------------------------------------------------------------------
 
 #: A parameter's gradient is made of what goes into its layer and of what comes back to it: its relative error is at
