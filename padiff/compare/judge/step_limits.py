@@ -369,7 +369,9 @@ class StepLimits:
             passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
             return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff
         error = np.abs(sides.candidate - sides.reference)
-        beyond = error > limits.LAST_PLACES * unit * np.maximum(*weights.map(np.abs))
+        # What moves into the next power of two has its units.
+        places = np.spacing(np.maximum(*weights.map(np.abs)).astype(dtype)).astype(np.float64)
+        beyond = error > limits.LAST_PLACES * places * (1 + unit)
         rest = float(np.linalg.norm(error[beyond]))
         if rest > limit:
             return diff
