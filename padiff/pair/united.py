@@ -134,9 +134,7 @@ def _copies(group: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def _added(group: Sequence[Piece]) -> np.ndarray:
-    """What stands at one place: terms added up; of replicas that differ the mean, which differs from what it should be
-    whichever of them does.
-    """
+    """What stands at one place: terms added up; of replicas that differ, one that departs."""
     found: list[np.ndarray] = []
     for terms in _copies(group):
         arrays = [piece.record.source.read() for piece in terms]
@@ -144,7 +142,22 @@ def _added(group: Sequence[Piece]) -> np.ndarray:
     first = found[0]
     if all(np.array_equal(first, each, equal_nan=first.dtype.kind in "fc") for each in found[1:]):
         return first
-    return np.asarray(np.mean([each.astype(np.float64) for each in found], axis=0)).astype(first.dtype)
+    return np.asarray(_departing([each.astype(np.float64) for each in found])).astype(first.dtype)
+
+
+def _weights(arrays: Sequence[np.ndarray]) -> list[float]:
+    """What to take of each of some replicas that should be equal and are not, so that the outcome is not what it should
+    be whichever of them departs. The mean is no such thing: of gradients that were not reduced it is the reduced one.
+    """
+    if len(arrays) == 2:
+        return [1 / 3, 2 / 3]
+    usual = np.median(arrays, axis=0)
+    farthest = max(range(len(arrays)), key=lambda k: float(np.linalg.norm(np.nan_to_num(arrays[k] - usual))))
+    return [float(k == farthest) for k in range(len(arrays))]
+
+
+def _departing(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(sum(weight * each for weight, each in zip(_weights(arrays), arrays) if weight))
 
 
 def _one(group: Sequence[Piece], transposed: bool) -> Sketch:
@@ -157,13 +170,14 @@ def _one(group: Sequence[Piece], transposed: bool) -> Sketch:
     first = found[0]
     if all(np.array_equal(first.projection, each.projection) for each in found[1:]):
         return first
+    weights = _weights([each.projection.astype(np.float64) for each in found])
     names = ("mean", "mean_abs", "mean_square", "zeros", "nonfinite")
-    means: dict[str, Any] = {name: float(np.mean([getattr(each, name) for each in found])) for name in names}
+    means: dict[str, Any] = {name: float(np.dot(weights, [getattr(each, name) for each in found])) for name in names}
     return replace(
         first,
         minimum=min(each.minimum for each in found),
         maximum=max(each.maximum for each in found),
-        projection=np.mean([each.projection for each in found], axis=0),
+        projection=_departing([each.projection for each in found]),
         **means,
     )
 

@@ -104,11 +104,24 @@ def test_what_is_not_whole_has_no_record_and_that_is_said(wrong):
     assert note.startswith("parts of 1 parameter(s) are not recorded (layer/weight)")
 
 
-def test_a_replica_that_differs_makes_the_whole_differ_whichever_it_is():
-    for which in range(2):
-        pieces = [_block((0, 90), (0, 70), "replica", values=WHOLE * (10 if rank == which else 1)) for rank in range(2)]
-        first, _ = united(_steps(pieces))
-        np.testing.assert_allclose(first.records[0].value, WHOLE * 5.5, rtol=1e-6)
+#: What processes hold of what should be equal: by what each multiplies it.
+DEPARTING = {
+    "the first of two": (10, 1),
+    "the second of two": (1, 10),
+    "halved on one": (1, 0.5),
+    "not reduced: the mean is as it should be": (1.5, 0.5),
+    "one of three": (1, 1, 10),
+    "the first of four": (0.5, 1, 1, 1),
+    "not reduced, of four": (0.4, 0.8, 1.2, 1.6),
+}
+
+
+@pytest.mark.parametrize("factors", DEPARTING.values(), ids=DEPARTING)
+def test_replicas_that_differ_make_the_whole_differ_whichever_it_is(factors):
+    values = [WHOLE * np.float32(factor) for factor in factors]
+    first, *_ = united(_steps([_block((0, 90), (0, 70), "replica", values=each) for each in values]))
+    whole = first.records[0].value
+    assert np.linalg.norm(whole - WHOLE) > 0.15 * np.linalg.norm(WHOLE)
 
 
 def test_what_is_no_parameter_stays_where_it_is():
