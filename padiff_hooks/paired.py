@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy, RunComparison
+from padiff.compare.replicas import ReplicaCheck
 from padiff.dump.format import RUN_FILE
 from padiff.dump.local import local_folder
 from padiff.dump.zoom import Zoom
@@ -38,6 +39,7 @@ class PairedRuns:
 
     Attributes:
         asked: what the last report made the recorders be asked for, or `None`.
+        ranks: what is new of the processes of one run that hold something else than they should, after a report.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class PairedRuns:
         self._recordings: Iterable[Recording] = ()
         self._zoom, self._zooming = zoom, Zooming(self._paths)
         self.asked: Zoom | None = None
+        self._replicas: Both[_Replicas] | None = None
+        self.ranks: list[str] = []
 
     @property
     def started(self) -> Both[bool]:
@@ -105,6 +109,8 @@ class PairedRuns:
                         recording.latest = max(recording.latest, number)
                     if self._zoom:
                         self.asked = self._zooming.look(report, comparison.runs)
+                    if self._replicas is not None:
+                        self.ranks = [line for replicas in self._replicas for line in replicas.look(number)]
                     yield report
 
     def finished(self) -> bool:
@@ -137,6 +143,7 @@ class PairedRuns:
             runs = recordings.map(lambda recording: recording.run)
             self._comparison = RunComparison(runs.reference, runs.candidate, self._map, self._policy)
             self._recordings = recordings
+            self._replicas = runs.zip(self._paths).map(lambda both: _Replicas(*both))
             done = self._first_done
             if self._begin is not None:
                 done = self._begin(runs.map(lambda run: run.info.identity))
@@ -145,3 +152,29 @@ class PairedRuns:
 
     def _began_anew(self) -> bool:
         return any(recording.is_replaced() for recording in self._recordings)
+
+
+class _Replicas:
+    """Checks the processes of one run against each other, step by step (`padiff.compare.replicas`)."""
+
+    def __init__(self, run: Run, path: Path) -> None:
+        self._run, self._path = run, path
+        self._check = ReplicaCheck(run.info) if run.info.world_size > 1 else None
+        self._begun = False
+
+    def look(self, number: int) -> list[str]:
+        """What is new in a step, a sentence each."""
+        if self._check is None:
+            return []
+        numbers = [number]
+        if not self._begun:
+            # What a restart compares first may be in the middle: what the processes started with is in the first step.
+            self._begun = True
+            numbers = sorted({*self._run.numbers()[:1], number})
+        before = len(self._check.findings)
+        try:
+            for each in numbers:
+                self._check.look(self._run.steps(each))
+        except RunFolderError:  # the step was taken away meanwhile; what is damaged, comparing has said
+            return []
+        return [f"{self._path}: {finding}" for finding in self._check.findings[before:]]

@@ -18,7 +18,6 @@ import padiff
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 
-
 def _of_the_zoo(module: str, name: str) -> str:
     """The verdict on a pair that `library_pairs` knows."""
     from library_zoo import shim

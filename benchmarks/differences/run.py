@@ -22,7 +22,7 @@ warnings.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from entry import Difference, Words, version  # noqa: E402
+from entry import Difference, Words, version
 
 WIDTH = 110
 ENGLISH = {

@@ -1,6 +1,8 @@
 """Processes of one training are checked against each other: faults planted in one of them, and what is no fault."""
 
 import json
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import padiff
 from padiff.compare.replicas import RankFault, check_replicas
 from padiff.records import InMemory, Layer, Parameter, Record, RunInfo, Step
 from padiff_hooks.cli import main
+from padiff_hooks.live import LiveComparison
 
 SITES = (("a", "weight"), ("a", "bias"), ("b", "weight"))
 LR = 0.1
@@ -160,9 +163,8 @@ def test_nan_in_all_ranks_is_equal():
     assert [f.kind for f in findings([training.step(change_gradient=broken)])] == [RankFault.NOT_REDUCED]
 
 
-@pytest.mark.parametrize("detail", ["full", "sketch"])
-def test_doctor_says_which_rank_parts_and_where(detail, tmp_path, capsys):
-    """Two recorders stand for two processes: what they record is real."""
+def recorded_on_two(folder, detail="full", wrong=True):
+    """Two recorders stand for two processes: what they record is real. Rank 1's gradient of step 1 may be wrong."""
     import torch
 
     torch.manual_seed(0)
@@ -172,7 +174,7 @@ def test_doctor_says_which_rank_parts_and_where(detail, tmp_path, capsys):
     for net in nets:
         net.load_state_dict(start)
     recorders = [
-        padiff.record(net, tmp_path / "run", optimizer=optimizer, rank=rank, world_size=2, detail=detail)
+        padiff.record(net, folder, optimizer=optimizer, rank=rank, world_size=2, detail=detail)
         for rank, (net, optimizer) in enumerate(zip(nets, optimizers))
     ]
     with recorders[0], recorders[1]:
@@ -184,14 +186,38 @@ def test_doctor_says_which_rank_parts_and_where(detail, tmp_path, capsys):
                 mean = (pair[0].grad + pair[1].grad) / 2
                 for parameter in pair:
                     parameter.grad = mean.clone()
-            if number == 1:
+            if number == 1 and wrong:
                 nets[1][2].bias.grad += 1
             for optimizer, rec in zip(optimizers, recorders):
                 optimizer.step()
                 optimizer.zero_grad()
                 rec.try_dump()
+
+
+@pytest.mark.parametrize("detail", ["full", "sketch"])
+def test_doctor_says_which_rank_parts_and_where(detail, tmp_path, capsys):
+    recorded_on_two(tmp_path / "run", detail)
     assert main(["doctor", str(tmp_path / "run"), "--json", str(tmp_path / "health.json")]) == 1
     said = capsys.readouterr().out
     assert "ranks: Rank 1's gradient of 2/bias differs from rank 0's since step 1 (1 of 4)" in " ".join(said.split())
     (found,) = json.loads((tmp_path / "health.json").read_text())["ranks"]
     assert (found["kind"], found["step"], found["ranks"], found["sites"]) == ("not_reduced", 1, [0, 1], ["2/bias"])
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_who_follows_two_runs_says_so_once_though_both_are_alike(wrong, tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    for name in ("a", "b"):
+        recorded_on_two(tmp_path / name, wrong=wrong)
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    assert main(["watch", *paths, "--logdir", str(tmp_path / "tb")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for path in paths:
+        assert said.count(f"{path}: Rank 1's gradient of 2/bias differs from rank 0's since step 1 (1 of 4)") == wrong
+    live = LiveComparison(*map(Path, paths), "warn", None, None)
+    live.start(True, None, None)
+    live.compare()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert live.say() is False
+    assert sum("Rank 1's gradient of 2/bias differs" in str(one.message) for one in warned) == 2 * wrong
