@@ -20,14 +20,11 @@ GROUPS = {
 #: What stands before the first table.
 HEAD = """# torch {torch} 与 paddle {paddle}：用同样的写法调用
 
-本页由 `padiff atlas --markdown` 的结果生成：每一行的两个调用都运行过，"这样写"一列的调用也运行过，其结果与另一侧一致。"同样的写法"指逐行移植的人会写出的代码：
-两侧都有的参数取相同的值，其余取默认值。全部在 CPU 上以 float32 运行（优化器为 float64）。
+本页由 `padiff atlas --markdown` 的结果生成：每一行的两个调用都运行过，"这样写"一列的调用也运行过，其结果与另一侧一致。"同样的写法"指逐行移植的人会写出的代码：两侧都有的参数取相同的值，其余取默认值。全部在 CPU 上以 float32 运行（优化器为 float64）。
 
 torch {torch} 与 paddle {paddle}：{all} 项中有 {differ} 项不同。其中 {none} 项没有已知的一致写法。
 
-`nn`、`F` 和 `init` 指 `torch.nn`、`torch.nn.functional` 和 `torch.nn.init`，或 `paddle.nn`、`paddle.nn.functional` 和 `paddle.nn.initializer`。两侧层的权重相同。
-两个数值或形状依次为 torch 的和 paddle 的：取两者相差最大之处，前面是整个差的范数与 torch 数值的范数之比（相对 L2）。有闭式解时，表中说明哪一侧与 float64 的闭式解一致。
-随机数按标准差和绝对值的 99 % 分位数比较。"""
+`nn`、`F` 和 `init` 指 `torch.nn`、`torch.nn.functional` 和 `torch.nn.init`，或 `paddle.nn`、`paddle.nn.functional` 和 `paddle.nn.initializer`。两侧层的权重相同。两个数值或形状依次为 torch 的和 paddle 的：取两者相差最大之处，前面是整个差的范数与 torch 数值的范数之比（相对 L2）。有闭式解时，表中说明哪一侧与 float64 的闭式解一致。随机数按标准差和绝对值的 99 % 分位数比较。"""
 #: Of a row's first cell: the name, and the note behind it.
 NAMES = {
     "cross_entropy, ignored labels, mean": "cross_entropy，有被忽略的标签，求平均",

@@ -103,6 +103,8 @@ def compare_runs(
             findings.add(ranks, number)
             if first is None:
                 first = comparison.first(found)
+            else:
+                first = comparison.settle(found) or first
             if each is not None:
                 each(comparison.report(found, [number.reference]))
             done += 1

@@ -78,7 +78,7 @@ LOOKING = frozenset((
     "reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as",
     "broadcast_to", "transpose", "permute", "movedim", "contiguous", "cast", "to", "clone", "detach", "getitem",
     "split", "chunk", "unbind", "narrow", "select", "tile", "repeat", "repeat_interleave", "slice", "index_select",
-    "gather", "view_as_real", "view_as_complex", "assign",
+    "gather", "take_along_axis", "view_as_real", "view_as_complex", "assign",
 ))  # fmt: skip
 _MAKING = (
     "zeros", "ones", "full", "arange", "linspace", "eye", "zeros_like", "ones_like", "full_like", "tensor", "triu",
@@ -159,6 +159,9 @@ _ALSO = {
     "to_tensor": "tensor",
     "as_tensor": "tensor",
     "multiply": "mul",
+    "take_along_dim": "take_along_axis",
+    "amax": "max",
+    "amin": "min",
     "mv": "matmul",
     "inner": "matmul",
 }

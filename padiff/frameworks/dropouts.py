@@ -29,11 +29,14 @@ class DropoutCall:
         function: its common name.
         rate: the share that it drops, above 0.
         shape: of what it drops from; for an attention, of its weights.
+        between: how many times it does, one after the other, between the layers of a recurrent network; 0: it is no
+            such network, and drops once.
     """
 
     function: str
     rate: float
     shape: tuple[int, ...]
+    between: int = 0
 
 
 class MaskObserver(Protocol):
@@ -84,7 +87,10 @@ class DropoutFunctions(Protocol):
         """What a call drops; `None` where it drops nothing, or draws nothing (a rate of 0 or 1)."""
 
     def kept(self, name: str, heard: Heard, output: Any, state: Any) -> np.ndarray | None:
-        """What a call kept that began with the generators in a state. They are put back there for it, and left."""
+        """What a call kept that began with the generators in a state. They are put back there for it, and left.
+
+        Of a recurrent network, what it kept after each layer, below each other.
+        """
 
     def draw(self, name: str, heard: Heard) -> None:
         """Draw what the call would, and forget it."""
@@ -176,7 +182,8 @@ class MasksSeen(_Calls):
             pass  # never the training's trouble: what can't be understood is not seen
         finally:
             self._framework.restore(after)
-        self._observer.ended(about, kept)
+        for part in kept if about is not None and about.between and kept is not None else [kept]:
+            self._observer.ended(about, part)
 
 
 class MasksFed(_Calls):
@@ -201,7 +208,7 @@ class MasksFed(_Calls):
         if output is not NOTHING_INSTEAD:
             return output
         about = self._framework.about(name, call)
-        kept = self._source.mask(about) if about is not None else None
+        kept = self._kept(about) if about is not None else None
         if kept is None:
             return NOTHING_INSTEAD
         self._inside = True
@@ -211,3 +218,10 @@ class MasksFed(_Calls):
             return self._framework.keeping(name, call, kept)
         finally:
             self._inside = False
+
+    def _kept(self, call: DropoutCall) -> np.ndarray | None:
+        assert self._source is not None
+        if not call.between:
+            return self._source.mask(call)
+        masks = [mask for mask in (self._source.mask(call) for _ in range(call.between)) if mask is not None]
+        return np.stack(masks) if len(masks) == call.between else None

@@ -65,6 +65,9 @@ class Hearing(Handle, Protocol):
     def listen(self, on: bool) -> None:
         """Hear those that are called from now on, or none. Hears none before it is asked to."""
 
+    def listen_outside(self, on: bool) -> None:
+        """The same outside of the model, where the loop computes its loss; it ends before anything else is called."""
+
 
 class Hook:
     """A function that is put on a layer. In a copy or a pickle of the layer there is one that does nothing instead,

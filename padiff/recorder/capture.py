@@ -18,7 +18,7 @@ from padiff.frameworks.hooking import TRANSFORMED, Hearing
 from padiff.model.nested import flatten, flatten_inputs
 from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
-from padiff.recorder.calls import Calls
+from padiff.recorder.calls import Call, Calls
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.layers import FixedLayers, Layers
@@ -110,6 +110,8 @@ class Capture:
         self._activations = Activations(self._records, framework, levels, self._interrupts, self._tensors)
         self._tracer = Tracer(self._records, framework, levels, self._tensors, functions, whole)
         self._hearing: Hearing | None = None
+        #: The loop, as what calls functions after the model was called and before its backward.
+        self._in_loop: Call | None = None
         self._hooks = Hooks(framework)
         self._begun = self._backward = False
         self._calls = Calls()
@@ -136,12 +138,32 @@ class Capture:
 
     def backward_begins(self) -> None:
         """A backward begins; with the step's first one, what parameters hold is added to."""
+        self._leave_loop()
         if self._backward:
             return
         self._backward = True
         with suppress(Exception):  # never the training's trouble
             if self.parameters.gradients_left():
                 self.settings.setdefault("gradients.left_over", "of the step before")
+
+    def backward_ended(self, tensor: Any) -> None:
+        """A backward that began at this tensor has ended."""
+        if self._tracer.functions:
+            self._tracer.noted("backward", tensor)
+
+    def _enter_loop(self, call: Call) -> None:
+        """The outermost call has ended: what is called now, up to a backward, may be the loss."""
+        heard = self.losses is not None and self._hooks.hears_losses and call.training and not call.recomputed
+        if self._hearing is None or not heard or call.transformed or self._nodes[0].path not in self._chosen:
+            return
+        self._in_loop = Call(Node(LOOP, None), 0, True, False)
+        if not self._tracer.full:
+            self._hearing.listen_outside(True)
+
+    def _leave_loop(self) -> None:
+        if self._hearing is not None and self._in_loop is not None:
+            self._hearing.listen_outside(False)
+        self._in_loop = None
 
     def _take_layers(self) -> None:
         self._nodes, self._chosen = self._layers.nodes, self._layers.chosen
@@ -180,7 +202,7 @@ class Capture:
         self._running.clear()
 
     def _stop_hearing(self) -> None:
-        hearing, self._hearing = self._hearing, None
+        hearing, self._hearing, self._in_loop = self._hearing, None, None
         if hearing is not None:
             hearing.remove()
 
@@ -211,6 +233,7 @@ class Capture:
     def before_call(self, identity: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hearing = self._hearing
         if hearing is not None:
+            self._leave_loop()
             hearing.listen(False)  # what is called here is not the model's
         try:
             transforming = self._transforming()
@@ -264,7 +287,7 @@ class Capture:
         if hearing is not None:
             hearing.listen(False)  # what is called here is not the model's
         try:
-            node = self._known.get(key)
+            node, ended = self._known.get(key), None
             if node is None:
                 return
             if self.packing is not None and self._running and self._running[-1].node is node:
@@ -276,6 +299,7 @@ class Capture:
                 if self.losses is not None and call is not None:
                     self.losses.called(output)
                     self._hooks.on_losses(True)
+                ended = call
             if call is None or failed or call.transformed or node.path not in self._chosen:
                 return
             see, logged = self._activations.see, self._loss_logged and not self._running
@@ -292,6 +316,8 @@ class Capture:
         finally:
             if hearing is not None:
                 self._listen()
+                if ended is not None:
+                    self._enter_loop(ended)
 
     def _listen(self) -> None:
         """Hear functions while a layer's own code runs."""
@@ -339,9 +365,10 @@ class Capture:
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Begun | None:
         """A layer's own code calls a function; `None` where that is not looked at."""
-        if self._records.copying or not self._running or self._transforming():
+        inside = self._running[-1] if self._running else self._in_loop
+        if self._records.copying or inside is None or self._transforming():
             return None
-        return self._tracer.function_begins(name, parameters, self._running[-1], args, kwargs)
+        return self._tracer.function_begins(name, parameters, inside, args, kwargs)
 
     def function_ended(self, begun: Begun, output: Any) -> None:
         """The function has given this."""
@@ -349,6 +376,7 @@ class Capture:
 
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         self._interrupts.raise_kept()
+        self._leave_loop()
         if self._consuming is not None:
             self._consuming(optimizer)
         if self.packing is not None:
@@ -377,6 +405,8 @@ class Capture:
     def log_loss(self, value: Any) -> None:
         """Note the loss of a micro-batch: a number, or a tensor of one element."""
         if self._is_tensor(value):
+            if self._tracer.functions:
+                self._tracer.noted("log_loss", value)
             try:
                 array = self._records.copy(value)
             except Exception as error:

@@ -34,6 +34,8 @@ class Observer(Protocol):
 
     def backward_begins(self) -> None: ...
 
+    def backward_ended(self, tensor: Any) -> None: ...
+
     def add_gradient(self, key: int, gradient: Any) -> None: ...
 
     def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None: ...
@@ -192,6 +194,9 @@ class _LossHook:
         losses = self.losses
         if losses is not None:
             losses.backward(tensor)
+        hooks = self._hooks()
+        if hooks is not None and hooks.observer is not None:
+            hooks.observer.backward_ended(tensor)
 
 
 def _rivals(others: Sequence[LossObserver]) -> list[Losses]:

@@ -18,7 +18,7 @@ from padiff.recorder.plain_arguments import plain_arguments
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.recorder.taken import Taken
-from padiff.records import Alike, Operand, Record, Trace, TracedCall, TracedTensor
+from padiff.records import LOOP, Alike, Operand, Record, Trace, TracedCall, TracedTensor
 from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
 from padiff.system.frames import Frame, code_frames
@@ -202,10 +202,23 @@ class Tracer:
             outputs,
             begun.arguments,
             begun.parameters,
-            type(inside.node.layer).__name__,
+            "" if path == LOOP else type(inside.node.layer).__name__,
             begun.stack,
         )
         self._calls.append((inside.training, traced))
+
+    def noted(self, name: str, tensor: Any) -> None:
+        """Something was done with a tensor that the trace has: a backward began there, or it was logged as the loss."""
+        try:
+            number = self._tensors.of(tensor).number
+        except Exception as error:
+            _let_go(error)
+            return
+        if number < 0:
+            return
+        key = LOOP, 0, name, True
+        nth, self._nth[key] = self._nth[key], self._nth[key] + 1
+        self._calls.append((True, TracedCall(LOOP, 0, name, nth, (Operand("loss", number),))))
 
     # -- the end of the step -------------------------------------------------------------------------------
 

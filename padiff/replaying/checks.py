@@ -9,9 +9,11 @@ from typing import Any
 
 from padiff.dump import open_run
 from padiff.dump.local import local_folder
+from padiff.dump.read import FolderRun
+from padiff.dump.replay_packs import Packs
 from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
-from padiff.records import Run
+from padiff.records import Run, RunInfo, Step
 from padiff.records.pack import Pack
 
 _NAMED = 6
@@ -32,18 +34,67 @@ class Reference:
     numbers: tuple[int, ...]
 
 
-def opened(reference: str | Path, dir_path: Path | None, steps: Container[int] | None = None) -> Reference:
+class OneRank:
+    """A run of several processes, as one of them recorded it.
+
+    Args:
+        rank: which one.
+    """
+
+    def __init__(self, run: FolderRun, rank: int) -> None:
+        self._run, self._rank = run, rank
+        self.name, self.path = run.name, run.path
+
+    @property
+    def info(self) -> RunInfo:
+        return self._run.info
+
+    @property
+    def packs(self) -> Mapping[int, Pack]:
+        return _RankPacks(self._run.packs, self._rank)
+
+    def numbers(self) -> list[int]:
+        return self._run.numbers()
+
+    def steps(self, number: int) -> list[Step]:
+        return [self._run.steps(number)[self._rank]]
+
+    def finished(self) -> bool:
+        return self._run.finished()
+
+
+class _RankPacks(Mapping[int, Pack]):
+    def __init__(self, packs: Packs, rank: int) -> None:
+        self._packs, self._rank = packs, rank
+
+    def __getitem__(self, step: int) -> Pack:
+        return self._packs.ranks(step)[self._rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._packs)
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+
+def opened(
+    reference: str | Path,
+    dir_path: Path | None,
+    steps: Container[int] | None = None,
+    place: tuple[int, int] = (0, 1),
+) -> Reference:
     """Open a run with packs.
 
     Args:
         dir_path: where the candidate will be recorded; `None`: nowhere.
         steps: which of the packed steps. Default: all that were recorded whole.
+        place: which of how many processes this one is. Of a run of as many, it does its own rank's steps.
 
     Raises:
-        UsageError: it has none, or not these, or it can't be replayed in one process.
+        UsageError: it has none, or not these, or it was recorded by another number of processes.
     """
     path = local_folder(reference, "reference")
-    run = open_run(path)
+    run: Any = open_run(path)
     inside, outside = (path if dir_path is None else dir_path).resolve(), path.resolve()
     if dir_path is not None and (inside == outside or outside in inside.parents):
         raise UsageError(
@@ -58,11 +109,17 @@ def opened(reference: str | Path, dir_path: Path | None, steps: Container[int] |
             f"{reference} can't be replayed: {what}. Record it with padiff.record(..., replay_every_n_steps=500), "
             "or PaDiffCallback(..., replay_every_n_steps=500)"
         )
-    if run.info.world_size > 1:
+    rank, processes = place
+    if run.info.world_size not in (1, processes):
+        here = "this is one process" if processes == 1 else f"here are {processes}"
         raise UsageError(
-            f"{reference} was recorded by {run.info.world_size} processes, each with its own batch: a replay does the "
-            "steps of one process. Record the reference in one"
+            f"{reference} was recorded by {run.info.world_size} processes, each with its own batch, and {here}: a "
+            "replay does each one's steps in a process of its own (padiff.replay in a loop that as many processes run, "
+            "as torchrun or paddle.distributed.launch start them). Replay it so, or record the reference in one process"
         )
+    if run.info.world_size > 1:
+        one = OneRank(run, rank)
+        return Reference(str(reference), one, one.packs, _chosen(there, steps, reference))
     return Reference(str(reference), run, packs, _chosen(there, steps, reference))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from padiff.compare import Policy
 from padiff.dump.local import local_folder
 from padiff.errors import UsageError
+from padiff.frameworks import framework_of
+from padiff.model.live_model import LiveModel
 from padiff.replaying.checks import opened
 from padiff.replaying.moving import RUNS
 from padiff.replaying.session import Replay
@@ -57,10 +59,15 @@ def replay(
         UsageError: the run has no such pack, or one that this model can't be given; an argument is wrong.
     """
     place = local_folder(dir_path, "dir_path")
-    found = opened(reference, place, steps)
+    processes = framework_of(LiveModel.of(model).model).environment.distributed()
+    found = opened(reference, place, steps, processes)
     if existing not in ("error", "overwrite"):
         raise UsageError(f"existing is 'error' or 'overwrite', got {existing!r}")
     runs = runs_of(floors)
+    if processes[1] > 1 and (runs or float64):
+        raise UsageError(
+            f"floors and float64 are measured in one process, and this is one of {processes[1]}: leave them away here"
+        )
     listed = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     return Replay(found, model, place, listed, layer_map, policy, existing, partial, runs, float64)
 

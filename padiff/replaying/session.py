@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,9 @@ from padiff.system.switches import say
 
 # Without an optimizer nothing is clipped, and nothing is updated.
 _WITHOUT_UPDATE = tuple(stage for stage in STAGES if stage not in ("grad", "update"))
+
+# Seconds to wait for other processes to write a step, and between two looks. Chosen: they were done together.
+_PATIENCE, _LOOK = 120.0, 0.1
 
 
 class Replay:
@@ -152,6 +156,7 @@ class Replay:
             raise NothingToCompareError("no packed step was done again, so there is nothing to compare")
         if self._report is None:
             self._recorder.flush()
+            self._wait_for_others()
             self._report = compare_runs(
                 self._reference.path,
                 self._dir_path,
@@ -162,6 +167,24 @@ class Replay:
                 alone=True,
             )
         return self._report
+
+    def _wait_for_others(self) -> None:
+        """A step is whole, and can be read, once all processes have written it.
+
+        Raises:
+            UsageError: others did not.
+        """
+        until = time.monotonic() + _PATIENCE
+        while self._recorder.info.world_size > 1:
+            missing = sorted(set(self.done) - set(open_run(self._dir_path).numbers()))
+            if not missing:
+                return
+            if time.monotonic() > until:
+                raise UsageError(
+                    f"step {missing[0]} was not written by all {self._recorder.info.world_size} processes within "
+                    f"{_PATIENCE:g} seconds: let each of them do the same steps"
+                )
+            time.sleep(_LOOK)
 
     def isolate(self, step: ReplayStep) -> Isolation:
         """Look at each layer by itself while the step under way is done: run on what the reference's layer was given,
@@ -177,6 +200,8 @@ class Replay:
         """
         if step.moved and self._isolation is not None:
             return self._isolation  # of the step itself
+        if self._recorder.info.world_size > 1:
+            raise UsageError("replay.isolate(step) is for a replay in one process: this is one of several")
         feeder = self._doing.feeder
         if feeder is None or self._recorder.step != step.number or self._recorder.recorded_anything:
             raise UsageError("replay.isolate(step) is called in the loop, before the step is done")

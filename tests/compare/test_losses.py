@@ -187,8 +187,8 @@ FAULTS = {
         "takes the softmax", "paddle.nn.functional.cross_entropy(logits, ...)",
     ),
     "a temperature": (
-        CE, lambda o: P.cross_entropy(o / 2, p(LABELS)), "cross_entropy().input.logits", "loss_input", False,
-        "are 0.5 times the reference's", "",
+        CE, lambda o: P.cross_entropy(o / 2, p(LABELS)), "cross_entropy().input.logits", "temperature", True,
+        "by 2 for its loss .a temperature., the candidate does", "",
     ),
     "Huber's for smooth L1": (
         lambda o: F.smooth_l1_loss(o, t(TARGET), beta=0.5), lambda o: P.smooth_l1_loss(o, p(TARGET), delta=0.5), "loss",

@@ -46,7 +46,7 @@ except (KeyboardInterrupt, OSError):  # paddle makes the other of one that comes
 
 def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, options, tmp_path):
     folder = tmp_path / "run"
-    command = [*python_with_frameworks(), "-W", "ignore", "-c", SCRIPT, kit.name, str(folder)]
+    command = [*python_with_frameworks(taken_down=True), "-W", "ignore", "-c", SCRIPT, kit.name, str(folder)]
     with started(command) as process:
         assert process.stdout.readline() == "running\n", process.communicate()[1]
         process.send_signal(signal.SIGINT)

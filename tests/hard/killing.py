@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(kind: str, folder: Path, *more: str, **options: Any) -> AbstractContextManager[Child]:
     """Start a writer of `tests.hard.writers`, as `started` does."""
-    python = [sys.executable] if kind == "numpy" else python_with_frameworks()
+    python = [sys.executable] if kind == "numpy" else python_with_frameworks(taken_down=True)
     command = [*python, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
     if options:
         command += ["--options", json.dumps(options)]

@@ -96,11 +96,14 @@ def test_a_fork_is_as_a_fresh_interpreter(tmp_path, monkeypatch, way, end, code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASKED", "yes")
     asked = {"-c": ["-c", TELLING], "-m": ["-m", "telling"], "file": ["telling.py"]}[way]
-    fresh, fork = (run_child([*python, *asked, end, "b"]) for python in ([sys.executable], python_with_frameworks()))
-    assert fork.returncode == fresh.returncode == code
-    assert fork.stdout == fresh.stdout
-    reported = [[lines[0], lines[-1]] for lines in (fork.stderr.splitlines(), fresh.stderr.splitlines())]
-    assert reported[0] == reported[1] and reported[0][0] == "an error"
+    fresh = run_child([sys.executable, *asked, end, "b"])
+    assert fresh.returncode == code
+    for python in (python_with_frameworks(), python_with_frameworks(taken_down=True)):
+        fork = run_child([*python, *asked, end, "b"])
+        assert fork.returncode == code
+        assert fork.stdout == fresh.stdout
+        reported = [[lines[0], lines[-1]] for lines in (fork.stderr.splitlines(), fresh.stderr.splitlines())]
+        assert reported[0] == reported[1] and reported[0][0] == "an error"
 
 
 def test_a_fork_can_be_interrupted_and_ends_with_a_test_that_fails():

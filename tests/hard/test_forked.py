@@ -77,7 +77,7 @@ LOOP = """
 
 def run(tmp_path: Path, framework: str, how: str, loop: str = LOOP) -> list[str]:
     code = textwrap.dedent(TRAINING) + textwrap.dedent(loop)
-    done = run_child([*python_with_frameworks(), "-c", code, how, str(tmp_path / "run"), framework])
+    done = run_child([*python_with_frameworks(taken_down=True), "-c", code, how, str(tmp_path / "run"), framework])
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
     return done.stdout.split()
 

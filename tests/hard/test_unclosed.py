@@ -46,7 +46,7 @@ if sys.argv[3] == "closed":
 def run(tmp_path, storage: str, how: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(LOOP)
-    command = [*python_with_frameworks(), str(script), str(tmp_path / "run"), storage, how]
+    command = [*python_with_frameworks(taken_down=True), str(script), str(tmp_path / "run"), storage, how]
     return run_child(command)
 
 

@@ -12,6 +12,7 @@ pytest-xdist share it, and it ends with them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -32,8 +33,14 @@ from pathlib import Path
 IMPORTED = ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics", "paddle")
 
 
-def python_with_frameworks() -> list[str]:
-    """The beginning of a command, in the place of ``sys.executable``."""
+def python_with_frameworks(taken_down: bool = False) -> list[str]:
+    """The beginning of a command, in the place of ``sys.executable``.
+
+    Args:
+        taken_down: whether all modules and objects are taken down at the end, which takes ten times as long as the
+            fork: of the frameworks there are a million. For tests of how a process ends; what is registered with
+            ``atexit`` is called without, too.
+    """
     tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
     address = f"padiff-tests-{tests}"
     if not _listens(address):
@@ -45,7 +52,7 @@ def python_with_frameworks() -> list[str]:
             assert code == 0, "the process that forks has failed"
             pid = 0 if ended else pid
             time.sleep(0.05)
-    return [sys.executable, "-IS", __file__, "start", address]
+    return [sys.executable, "-IS", __file__, "start", address, *(["--taken-down"] if taken_down else [])]
 
 
 def interpreter(folder: Path) -> Path:
@@ -86,6 +93,7 @@ def serve(address: str, tests: str) -> None:
         listener.bind(f"\0{address}")
     except OSError:  # another process of these tests was first
         return
+    atexit.register(_end)  # what is registered first is called last
     gc.disable()  # imports make a million objects and no garbage
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -149,7 +157,8 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    while args[0] in ("-W", "-u"):
+    at_once = args[0] != "--taken-down"
+    while args[0] in ("--taken-down", "-W", "-u"):
         if args.pop(0) == "-W":
             warnings.simplefilter(args.pop(0))
     main = types.ModuleType("__main__")
@@ -170,7 +179,33 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
         main.__file__ = sys.argv[0]
         with open(main.__file__) as file:
             code = file.read()
-    exec(compile(code, getattr(main, "__file__", "<string>"), "exec"), vars(main))
+    try:
+        exec(compile(code, getattr(main, "__file__", "<string>"), "exec"), vars(main))
+    except BaseException as error:
+        _end.code = _code_of(error) if at_once else None
+        raise
+    _end.code = 0 if at_once else None
+
+
+def _code_of(ended: BaseException) -> int | None:
+    """The code that a process exits with; `None` where a signal ends it."""
+    if isinstance(ended, KeyboardInterrupt):
+        return None
+    if isinstance(ended, SystemExit):
+        return ended.code & 255 if isinstance(ended.code, int) else int(ended.code is not None)
+    return 1
+
+
+def _end() -> None:
+    """End a fork at once, when all that was to be done at its end is done."""
+    if _end.code is not None:
+        with contextlib.suppress(OSError, ValueError):  # what can't be written is told by the interpreter
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_end.code)
+
+
+_end.code = None
 
 
 if __name__ == "__main__":

@@ -105,16 +105,26 @@ def test_what_is_not_whole_has_no_record_and_that_is_said(wrong):
     assert note.startswith("parts of 1 parameter(s) are not recorded (layer/weight)")
 
 
-def test_a_replica_that_differs_is_what_is_measured_whichever_it_is():
-    for which in range(2):
-        pieces = [_block((0, 90), (0, 70), "replica", values=WHOLE * (10 if rank == which else 1)) for rank in range(2)]
-        first, _ = united(_steps(pieces))
-        other = Record("layer", "weight", "weight", InMemory(WHOLE), "float32", SHAPE)
-        for pair in (Pair(0, other, first.records[0]), Pair(0, first.records[0], other)):
-            figures = measure_pair(pair).figures
-            assert figures.l2 == pytest.approx(9 * np.linalg.norm(WHOLE), rel=1e-5)
-    same, _ = united(_steps(WAYS["replicas"][:2]))
-    assert measure_pair(Pair(0, other, same.records[0])).figures.l2 == 0
+#: What processes hold of what should be equal: by what each multiplies it, and the share by which one departs most.
+DEPARTING = {
+    "the first of two": ((10, 1), 9),
+    "the second of two": ((1, 10), 9),
+    "halved on one": ((1, 0.5), 0.5),
+    "not reduced: the mean is as it should be": ((1.5, 0.5), 0.5),
+    "one of three": ((1, 1, 10), 9),
+    "not reduced, of four": ((0.4, 0.8, 1.2, 1.6), 0.6),
+    "equal": ((1, 1, 1), 0),
+}
+
+
+@pytest.mark.parametrize(("factors", "apart"), DEPARTING.values(), ids=DEPARTING)
+def test_a_replica_that_differs_is_what_is_measured_whichever_it_is(factors, apart):
+    values = [WHOLE * np.float32(factor) for factor in factors]
+    first, *_ = united(_steps([_block((0, 90), (0, 70), "replica", values=each) for each in values]))
+    other = Record("layer", "weight", "weight", InMemory(WHOLE), "float32", SHAPE)
+    for pair in (Pair(0, other, first.records[0]), Pair(0, first.records[0], other)):
+        figures = measure_pair(pair).figures
+        assert figures.l2 == pytest.approx(apart * np.linalg.norm(WHOLE), rel=1e-5)
 
 
 def test_what_is_no_parameter_stays_where_it_is():

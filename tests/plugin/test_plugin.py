@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hard.children import run_child
-from kit.forking import python_with_frameworks
+from kit.forking import interpreter, python_with_frameworks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -269,16 +269,17 @@ def test_a_run_that_a_host_recorded(session, tmp_path):
 
 
 @pytest.mark.slow
-def test_under_xdist(session):
+def test_under_xdist(session, tmp_path):
     pytest.importorskip("xdist")
+    workers = ("--dist", "load", "--tx", f"2*popen//python={interpreter(tmp_path)}")  # as with -n 2
     two = GOLDEN + "\ndef test_other(padiff):\n    train(padiff, name='other')\n"
-    result = session(two, "-n", "2", "--padiff-update")
+    result = session(two, *workers, "--padiff-update")
     assert result.counts == {"passed": 2}
     assert result.text.count(" MB in ") == 2
-    assert session(two, "-n", "2").counts == {"passed": 2}
+    assert session(two, *workers).counts == {"passed": 2}
     # Whichever process comes second to a golden run, with another test, is refused.
     clash = two.replace("'other'", "'net'")
-    result = session(clash, "-n", "2", "--padiff-update")
+    result = session(clash, *workers, "--padiff-update")
     assert result.counts == {"passed": 1, "failed": 1}
     assert "both write" in result.text
 

@@ -11,6 +11,7 @@ from kit.frameworks import TORCH
 import padiff
 from padiff.dump.zoom import Zoom, ask
 from padiff.errors import UsageError
+from padiff.records import LOOP
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(6, 4)).astype(np.float32)
@@ -46,8 +47,14 @@ def trace(run, number=0):
 
 
 def calls(run, number=0):
-    """What was called, in order: functions by name, layers by path."""
-    return [f"{call.function}()" if call.function else call.layer for call in trace(run, number).calls]
+    """What the model called, in order: functions by name, layers by path."""
+    found = [call for call in trace(run, number).calls if call.layer != LOOP]
+    return [f"{call.function}()" if call.function else call.layer for call in found]
+
+
+def in_loop(run, number=0):
+    """What the loop called."""
+    return [call.function for call in trace(run, number).calls if call.layer == LOOP]
 
 
 def value(run, number, path, slot):
@@ -211,14 +218,14 @@ def test_parameters_go_in_by_name(kit):
         def forward(self, x):
             return self.inner(x) + self.shift
 
-    (call,) = (c for c in trace(recorded(kit, Net())).calls if c.function)
+    (call,) = (c for c in trace(recorded(kit, Net())).calls if c.function and c.layer != LOOP)
     assert call.parameters == ("(root)/shift",)
     assert len(call.inputs) == 1
 
 
 def test_what_the_framework_calls_itself_is_not_traced(kit):
     model = kit.Sequential(kit.Linear(4, 4), kit.GELU(), kit.LayerNorm(4))
-    assert not any(call.function for call in trace(recorded(kit, model)).calls)
+    assert not any(call.function for call in trace(recorded(kit, model)).calls if call.layer != LOOP)
 
 
 def test_the_same_function_called_again_is_counted_within_the_call(kit):
@@ -234,7 +241,7 @@ def test_the_same_function_called_again_is_counted_within_the_call(kit):
         def forward(self, x):
             return self.twice(self.twice(self.linear(x)))
 
-    found = [c for c in trace(recorded(kit, Net())).calls if c.function]
+    found = [c for c in trace(recorded(kit, Net())).calls if c.function and c.layer != LOOP]
     assert [(c.layer, c.call, c.nth, c.arguments["other"]) for c in found] == [
         ("twice", 0, 0, 1),
         ("twice", 0, 1, 2),
@@ -374,13 +381,91 @@ def test_other_threads_are_not_heard(kit):
     assert calls(recorded(kit, net_of(kit, forward))) == ["first", "last", "(root)"]
 
 
-def test_losses_and_optimizers_are_not_traced(kit):
+def test_what_the_loop_computes_its_loss_by_is_traced_and_what_optimizers_do_is_not(kit):
     model = net_of(kit)
     optimizer = kit.adam(model.parameters())
     with padiff.record(model, optimizer=optimizer) as rec:
-        loss = (model(kit.tensor(X)) * 3).exp().mean()
-        loss.backward()
+        for _ in range(2):
+            outputs = model(kit.tensor(X))
+            loss = (outputs * 3).exp().mean()
+            loss.backward()
+            rec.log_loss(loss)
+            loss * 2  # after the backward: no loss any more
+            optimizer.step()
+            kit.zero(optimizer)
+            rec.try_dump()
+    assert calls(rec.run) == ["first", "act", "mul()", "add()", "last", "(root)"]
+    assert in_loop(rec.run) == ["mul", "exp", "mean", "backward", "log_loss"]
+    assert in_loop(rec.run, 1) == []
+    found = [call for call in trace(rec.run).calls if call.layer == LOOP]
+    # From what the model gives to where the backward begins.
+    (output,) = (
+        call.outputs[0].tensor for call in trace(rec.run).calls if (call.layer, call.function) == ("(root)", "")
+    )
+    assert found[0].inputs[0].tensor == output and found[0].arguments["other"] == 3
+    assert {call.inputs[0].tensor for call in found[-2:]} == {found[2].outputs[0].tensor}
+    mean = trace(rec.run).tensors[found[2].outputs[0].tensor].source.read()
+    (logged,) = (r.value for r in rec.run.steps(0)[0].records if r.stage == "loss")
+    np.testing.assert_allclose(mean, logged, rtol=1e-6)
+
+
+def test_each_micro_batch_has_its_loss(kit):
+    model = net_of(kit)
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        for _ in range(2):
+            (model(kit.tensor(X)).exp().mean() / 2).backward()
         optimizer.step()
         kit.zero(optimizer)
         rec.try_dump()
-    assert calls(rec.run) == ["first", "act", "mul()", "add()", "last", "(root)"]
+    assert in_loop(rec.run) == ["exp", "mean", "div", "backward"] * 2
+
+
+def test_an_evaluation_and_an_optimizer_without_a_backward_are_not_heard(kit):
+    model = net_of(kit)
+    optimizer = kit.sgd(model.parameters(), 0.1)
+    before = heard(kit)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        model.eval()
+        model(kit.tensor(X)).sum()
+        model.train()
+        model(kit.tensor(X)).sum().backward()
+        model(kit.tensor(X))  # nothing comes of it
+        optimizer.step()
+        assert kit.name != "torch" or not heard(kit)
+        kit.zero(optimizer)
+        rec.try_dump()
+    assert in_loop(rec.run) == ["sum", "backward"]
+    assert heard(kit) == before
+
+
+def test_torch_models_that_are_not_recorded_run_as_ever():
+    """In evaluation mode torch's attention takes a path of its own, where nobody listens; losses are heard all the
+    same, also those that are modules.
+    """
+    import torch
+
+    seen = []
+
+    class Teacher(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            seen.append(list(torch.overrides._get_current_function_mode_stack()))
+            return self.layer(x)
+
+    model, teacher = net_of(TORCH), Teacher().eval()
+    optimizer, x = TORCH.sgd(model.parameters(), 0.1), TORCH.tensor(X)
+    with padiff.record(model, optimizer=optimizer) as rec:
+        outputs = model(x)
+        outputs = outputs * 2
+        with torch.no_grad():
+            wanted = teacher(x)
+        torch.nn.MSELoss()(outputs, wanted).backward()
+        optimizer.step()
+        rec.try_dump()
+    assert seen == [[]]
+    assert in_loop(rec.run) == ["mul", "mse_loss", "backward"]
+    assert not torch.nn.modules.module._global_forward_pre_hooks and not heard(TORCH)

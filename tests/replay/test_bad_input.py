@@ -226,8 +226,24 @@ def test_random_numbers_that_can_not_be_fed_are_named_before_anything_runs(tmp_p
     ported = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.Dropout(0.5), Same(), paddle.nn.Linear(4, 2))
     with padiff.replay(tmp_path / "run", ported, tmp_path / "d"):
         assert "their values differ here" in capfd.readouterr().err
-    recurrent = paddle.nn.LSTM(4, 4, num_layers=2, dropout=0.5)
-    assert padiff.frameworks.framework_of(recurrent).masks.unfed(recurrent)
+
+
+def test_layers_that_draw_and_can_not_be_fed_are_named(run, tmp_path, capfd):
+    fused = paddle.incubate.nn.FusedDropoutAdd
+    for layer, named in (
+        (paddle.nn.RReLU(), True),
+        (fused(0.5), True),
+        (fused(0.0), False),
+        (paddle.nn.Dropout(0.5), False),
+        (paddle.nn.LSTM(4, 4, num_layers=2, dropout=0.5), False),
+        (torch.nn.RReLU(), True),
+        (torch.nn.LSTM(4, 4, 2, dropout=0.5), False),
+    ):
+        assert padiff.frameworks.framework_of(layer).masks.unfed(layer) == named, layer
+    net = PaddleViT()
+    net.layers[0].dropout = paddle.nn.RReLU()
+    with padiff.replay(run, net, tmp_path / "c"):
+        assert "random numbers that this model draws in layers.0.dropout can't be fed" in capfd.readouterr().err
 
 
 def test_a_run_of_several_processes(run, tmp_path):

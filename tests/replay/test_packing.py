@@ -136,7 +136,15 @@ def torch_calls():
     attention = torch.nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
     encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
     y = x * 1
+    lstm, gru = torch.nn.LSTM(8, 5, 3, dropout=0.4), torch.nn.GRU(8, 5, 2, False, True, 0.4, True)
+    rnn = torch.nn.RNN(8, 5, 2, dropout=0.4)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, [4, 4, 3, 2, 1, 1])
     return [x, q], lambda: [
+        lstm(x)[0],
+        torch.cat([state.flatten() for state in lstm(x)[1]]),
+        gru(x)[0],
+        rnn(x)[0],
+        lstm(packed)[0].data,
         torch.nn.Dropout(0.2)(x),
         F.dropout(x.transpose(0, 1), 0.4),
         F.dropout(x, p=0.0),
@@ -162,7 +170,16 @@ def paddle_calls():
     q = paddle.to_tensor(np.random.RandomState(5).randn(2, 5, 2, 4).astype("float32"), stop_gradient=False)
     paddle.seed(7)
     attention, encoder = paddle.nn.MultiHeadAttention(8, 2, 0.3), paddle.nn.TransformerEncoderLayer(8, 2, 16, 0.1)
+    lstm, gru = paddle.nn.LSTM(8, 5, 3, dropout=0.4, time_major=True), paddle.nn.GRU(8, 5, 2, "bidirect", dropout=0.4)
+    rnn, lengths = paddle.nn.SimpleRNN(8, 5, 2, dropout=0.4), paddle.to_tensor([6, 4, 3, 1])
+    # paddle keeps what a backward needs in the network, for its last call.
+    other, cut = paddle.nn.LSTM(8, 5, 2, dropout=0.4), paddle.nn.GRU(8, 5, 2, dropout=0.4)
     return [x, q], lambda: [
+        lstm(x)[0],
+        paddle.concat([state.flatten() for state in other(x)[1]]),
+        gru(x)[0],
+        cut(x, sequence_length=lengths)[0],
+        rnn(x)[0],
         paddle.nn.Dropout(0.2)(x),
         F.dropout(x.transpose([1, 0, 2]), 0.4),
         F.dropout(x, p=0.0),
@@ -240,8 +257,8 @@ def test_draws_that_are_not_heard_are_named(framework, tmp_path):
         opt.step()
         rec.try_dump()
     pack = padiff.open_run(tmp_path / "run").packs[0]
-    assert [(drawn.layer, drawn.what) for drawn in pack.unseen] == [("1", "Path"), ("3", "LSTM")]
-    assert [mask.layer for mask in pack.masks] == ["2"]
+    assert [(drawn.layer, drawn.what) for drawn in pack.unseen] == [("1", "Path")]
+    assert [mask.layer for mask in pack.masks] == ["2", "3"]
 
 
 def test_a_batch_may_be_said(side, tmp_path):

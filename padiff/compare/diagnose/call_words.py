@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from padiff.frameworks.api_names import LOOKING
-from padiff.records import Both, Trace, TracedCall
+from padiff.records import LOOP, Both, Trace, TracedCall
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 # Arguments, and calls, that a sentence names.
@@ -73,7 +73,7 @@ def place_of(call: TracedCall, trace: Trace) -> str:
     )
     ordinal = _ORDINALS[call.nth] if call.nth < len(_ORDINALS) else f"{call.nth + 1}th"
     which = f"the {ordinal} {call.function}()" if alike > 1 else f"{call.function}()"
-    return f"{which} in `{call.layer}`"
+    return f"{which} in {'the loop' if call.layer == LOOP else f'`{call.layer}`'}"
 
 
 def is_looking(call: TracedCall) -> bool:

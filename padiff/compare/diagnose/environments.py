@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.records import Both, Cause, Diff, RunInfo
 
 # TF32 keeps 10 bits of the mantissa: a matrix product or convolution is off by 2**-11 or so, a chain by little more.
 _TF32_AT_MOST = 2e-2
+# What autocast rounds makes outputs and gradients differ by so many times its rounding of one number, at most: 0.25 of
+# them in bfloat16. Chosen: two and a half times what the default policy lets gradients in bfloat16 be off by.
+_AUTOCAST_AT_MOST = 64
 _PRODUCTS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "multiheadattention", "bilinear"})
 
 
@@ -38,6 +42,10 @@ def autocast_cause(diff: Diff, infos: Both[RunInfo]) -> Cause | None:
         return None
     assert diff.pair.reference is not None and diff.pair.candidate is not None
     reference, candidate = diff.pair.reference.dtype, diff.pair.candidate.dtype
+    coarser = max(ROUNDING.get(coarse(dtype), 0.0) for dtype in (reference, candidate))
+    assert diff.figures is not None
+    if diff.figures.rel_l2 > _AUTOCAST_AT_MOST * coarser:
+        return None
     if reference == candidate or {*cast}.isdisjoint((reference, candidate)):
         return None
     return Cause(

@@ -106,7 +106,8 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
         or next(held.causes(scene), None)
     )
     if found is not None:
-        return found
+        written = explain(scene).cause if compute and diff.pair.stage == "loss" and not found.proven else None
+        return written if written is not None and written.proven else found
     if place.between:
         scene = replace(scene, diff=place.diff)
     computed = explain(scene) if compute and diff.pair.complete else Finding()
@@ -123,7 +124,9 @@ def _cause(scene: Scene, step: Sequence[Diff], place: Place, evidence: Evidence,
             notes = [text for text in (computed.cause.evidence, recorded.evidence) if text]
             return replace(recorded, proven=True, evidence="; ".join(notes))
         # What is declared differently says how to mend what was computed.
-        return replace(computed.cause, fix=computed.cause.fix or recorded.fix)
+        # A loss's code is written anew, whatever its functions are set to.
+        fix = "" if diff.pair.stage == "loss" else recorded.fix
+        return replace(computed.cause, fix=computed.cause.fix or fix)
     if known is not None:
         known = replace(known, excluded=computed.excluded)
     found = computed.cause or known or where_in_code(place, computed.excluded)

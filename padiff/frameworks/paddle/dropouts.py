@@ -1,7 +1,8 @@
 """paddle's dropout; see `padiff.frameworks.dropouts`.
 
 The layers call these functions, and so does attention where it computes its weights, on the CPU always. What paddle
-draws in C++ by itself is not seen: dropout inside of fused attention, and between the layers of a recurrent network.
+draws in C++ by itself is not seen: dropout inside of fused layers, and between the layers of a recurrent network on a
+GPU.
 """
 
 from __future__ import annotations
@@ -17,23 +18,31 @@ from paddle.nn import functional
 from padiff.frameworks.dropouts import DropoutCall
 from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
 from padiff.frameworks.paddle import randomness, tensors
+from padiff.frameworks.paddle.recurrent import FUNCTION, Recurrent
 
 state, restore = randomness.state, randomness.restore
 
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
 # What SELU's negative side tends to.
 _SATURATION = -1.7580993408473766
+# How far a recurrent network's output may be from what its masks give, for these to be those that were used.
+_ALIKE = 0.1
 
 
 def functions() -> Iterator[tuple[Any, str, str]]:
     for name in ("dropout", "dropout2d", "dropout3d", *_ALPHA):
         if hasattr(functional, name):
             yield functional, name, name
+    yield paddle._C_ops, FUNCTION, FUNCTION
 
 
 def about(name: str, heard: Heard) -> DropoutCall | None:
     if not paddle.in_dynamic_mode():
         return None
+    if name == FUNCTION:
+        call = Recurrent.of(heard)
+        drops = 0 < call.rate < 1 and call.between
+        return DropoutCall(call.mode.lower(), call.rate, call.shape, call.between) if drops else None
     given = heard.arguments()
     rate = float(given["p"]) if given["training"] else 0.0
     return DropoutCall(name, rate, tuple(given["x"].shape)) if 0.0 < rate < 1.0 else None
@@ -41,6 +50,12 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
 
 def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
     with paddle.no_grad():
+        if name == FUNCTION:
+            randomness.restore(before)
+            masks = Recurrent.of(heard).drawn()
+            expected = Recurrent.of(heard).keeping(masks)[0].astype("float32")
+            apart = paddle.linalg.norm(expected - output[0].detach().astype("float32"))
+            return masks if float(apart) <= _ALIKE * float(paddle.linalg.norm(expected)) else None
         ones = paddle.ones_like(heard.arguments()["x"].detach())
         randomness.restore(before)
         mask = _on_ones(heard, ones) > 0
@@ -49,6 +64,9 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
 
 def draw(name: str, heard: Heard) -> None:
     with paddle.no_grad():
+        if name == FUNCTION:
+            Recurrent.of(heard).drawn()
+            return
         _on_ones(heard, paddle.ones_like(heard.arguments()["x"].detach()))
 
 
@@ -64,6 +82,8 @@ def _on_ones(heard: Heard, ones: Any) -> Any:
 
 
 def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
+    if name == FUNCTION:
+        return Recurrent.of(heard).keeping(mask)
     given = heard.arguments()
     source, rate = given["x"], float(given["p"])
     if name in _ALPHA:

@@ -40,6 +40,9 @@ class Hearing:
         if threading.get_ident() == self.thread:
             self.on = on
 
+    def listen_outside(self, on: bool) -> None:
+        self.listen(on)
+
     def remove(self) -> None:
         self.on = False
         while self._listening:

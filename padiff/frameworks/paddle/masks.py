@@ -10,8 +10,12 @@ from padiff.frameworks.paddle import dropouts
 
 
 def unfed(layer: Any) -> bool:
-    # Between the layers of a recurrent network, in C++.
-    return isinstance(layer, paddle.nn.layer.rnn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
+    if isinstance(layer, paddle.nn.RReLU):
+        return True
+    # Fused layers drop in C++.
+    rates = [value for name, value in vars(layer).items() if "dropout" in name or name == "p"]
+    fused = any(kind.__module__.startswith("paddle.incubate.nn") for kind in type(layer).__mro__)
+    return fused and any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
 def see(observer: MaskObserver) -> Handle:

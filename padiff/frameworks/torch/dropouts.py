@@ -1,7 +1,7 @@
 """PyTorch's dropout; see `padiff.frameworks.dropouts`.
 
-The layers, and attention, call these functions. What torch draws in C++ by itself is not seen: dropout between the
-layers of a recurrent network, `torch.dropout` called as such, and what is compiled.
+The layers, attention and recurrent networks call these functions. What torch draws in C++ by itself is not seen:
+`torch.dropout` called as such, what is compiled, and between the layers of a recurrent network on a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from padiff.frameworks.dropouts import DropoutCall
 from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
 from padiff.frameworks.torch import randomness, tensors
 from padiff.frameworks.torch.memory import transforming
+from padiff.frameworks.torch.recurrent import FUNCTIONS, Recurrent
 
 state, restore = randomness.state, randomness.restore
 
@@ -27,7 +28,8 @@ _ATTENTION = "scaled_dot_product_attention"
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
 # What SELU's negative side tends to.
 _SATURATION = -1.7580993408473766
-# How far an attention's output may be from what its mask gives, for the mask to be the one that was used.
+# How far an attention's, or a recurrent network's, output may be from what its mask gives, for the mask to be the one
+# that was used.
 _ALIKE = 0.1
 
 
@@ -35,11 +37,16 @@ def functions() -> Iterator[tuple[Any, str, str]]:
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", *_ALPHA, _ATTENTION):
         if hasattr(functional, name):
             yield functional, name, name
+    for name in FUNCTIONS:
+        yield torch._VF, name, name
 
 
 def about(name: str, heard: Heard) -> DropoutCall | None:
     if torch.compiler.is_compiling() or transforming():
         return None
+    if name in FUNCTIONS:
+        call = Recurrent.of(heard)
+        return DropoutCall(name, call.rate, call.shape, call.between) if 0 < call.rate < 1 and call.between else None
     given = _arguments(name, heard)
     if name == _ATTENTION:
         query, key, rate = given["query"], given["key"], float(given.get("dropout_p") or 0.0)
@@ -50,6 +57,11 @@ def about(name: str, heard: Heard) -> DropoutCall | None:
 
 
 def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None:
+    if name in FUNCTIONS:
+        with torch.no_grad():
+            randomness.restore(before)
+            masks = Recurrent.of(heard).drawn()
+            return masks if _is_like(Recurrent.of(heard).keeping(masks)[0], output[0]) else None
     given = _arguments(name, heard)
     if name == _ATTENTION:
         return _kept_by_attention(heard, given, output, before)
@@ -61,6 +73,10 @@ def kept(name: str, heard: Heard, output: Any, before: Any) -> np.ndarray | None
 
 
 def draw(name: str, heard: Heard) -> None:
+    if name in FUNCTIONS:
+        with torch.no_grad():
+            Recurrent.of(heard).drawn()
+        return
     given = _arguments(name, heard)
     with torch.no_grad():
         if name == _ATTENTION:
@@ -88,19 +104,23 @@ def _kept_by_attention(heard: Heard, given: dict[str, Any], output: Any, before:
             parts.append(heard.function(*again, **more).detach()[..., : min(width, length - start)] != 0)
     mask = torch.cat(parts, -1)
     with torch.no_grad():
-        expected = _attention(given, mask).float()
-        apart = (expected - output.detach().float()).norm()
-        if not apart <= _ALIKE * expected.norm():
+        if not _is_like(_attention(given, mask), output):
             return None
     return tensors.copy(mask)
 
 
+def _is_like(expected: Any, output: Any) -> bool:
+    apart = (expected.float() - output.detach().float()).norm()
+    return bool(apart <= _ALIKE * expected.float().norm())
+
+
 def handed_on(name: str, heard: Heard) -> Any:
     # To modes, as those are by which functions are heard: what is done here is no call of the model's.
-    given = [value for value in _arguments(name, heard).values() if isinstance(value, torch.Tensor)]
+    owner = torch._VF if name in FUNCTIONS else functional
+    given = [value for value in (*heard.args, *heard.kwargs.values()) if isinstance(value, torch.Tensor)]
     if not overrides.has_torch_function(given):
         return NOTHING_INSTEAD
-    return overrides.handle_torch_function(getattr(functional, name), given, *heard.args, **heard.kwargs)
+    return overrides.handle_torch_function(getattr(owner, name), given, *heard.args, **heard.kwargs)
 
 
 def _as_it_is(tensor: Any) -> Any:
@@ -108,6 +128,8 @@ def _as_it_is(tensor: Any) -> Any:
 
 
 def keeping(name: str, heard: Heard, mask: np.ndarray) -> Any:
+    if name in FUNCTIONS:
+        return Recurrent.of(heard).keeping(mask)
     given = _arguments(name, heard)
     if name == _ATTENTION:
         return _attention(given, torch.from_numpy(mask).to(given["query"].device))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import overrides
+from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import heard_name, parameters_of
@@ -32,17 +33,24 @@ class _Mode(TorchFunctionMode):
     def __init__(self, listener: FunctionListener) -> None:
         super().__init__()
         self._listener = listener
+        #: Whether nothing is told any more, and whether a function is under way: torch has taken the mode out for as
+        #: long as it is, and puts it back afterwards, whatever is done to it meanwhile.
+        self.muted = self.inside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
+        if self.muted or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        name, parameters = _about(func)
-        begun = self._listener.function_begins(name, parameters, args, kwargs) if name is not None else None
-        output = func(*args, **kwargs)
-        if begun is not None:
-            self._listener.function_ended(begun, output)
-        return output
+        self.inside = True
+        try:
+            name, parameters = _about(func)
+            begun = self._listener.function_begins(name, parameters, args, kwargs) if name is not None else None
+            output = func(*args, **kwargs)
+            if begun is not None:
+                self._listener.function_ended(begun, output)
+            return output
+        finally:
+            self.inside = False
 
 
 class Hearing:
@@ -50,8 +58,9 @@ class Hearing:
 
     def __init__(self, listener: FunctionListener) -> None:
         self._mode: _Mode | None = None if _has_compiled() else _Mode(listener)
-        #: Whether it listens, and whether it will not any more.
-        self._on = self._over = False
+        #: Whether it listens, whether it will not any more, and whether its mode is still on though it does not.
+        self._on = self._over = self._left = False
+        self._foreign: _ForeignCalls | None = None
         #: How many modes were on before this one.
         self._place: int | None = None
         self._thread = threading.get_ident()
@@ -61,11 +70,18 @@ class Hearing:
             self._compiling.callback_handler.register_start_callback(self._stop)
 
     def listen(self, on: bool) -> None:
-        if on == self._on or self._over or self._mode is None or threading.get_ident() != self._thread:
+        if self._over or self._mode is None or threading.get_ident() != self._thread:
             return
-        self._on = on
-        if not on:
+        if on == self._on and not self._left:
+            return
+        self._on, self._mode.muted = on, not on
+        if self._mode.inside:
+            self._left = not on  # a backward that began, say: it is taken out when it can be
+            return
+        left, self._left = self._left, False
+        if not on or left:
             self._take_out(self._mode)
+        if not on:
             return
         there = len(overrides._get_current_function_mode_stack())
         # Where it was: other modes (``with torch.device(...)``) that were begun since end before it does.
@@ -75,17 +91,31 @@ class Hearing:
         while above:
             overrides._push_mode(above.pop())
 
+    def listen_outside(self, on: bool) -> None:
+        self.listen(on)
+        if on and self._on and self._foreign is None:
+            self._foreign = _ForeignCalls(self)
+        elif not on and self._foreign is not None:
+            self._foreign.remove()
+            self._foreign = None
+
     def remove(self) -> None:
+        if self._foreign is not None:
+            self._foreign.remove()
+            self._foreign = None
         mode, self._mode = self._mode, None
         if mode is not None and self._compiling is not None:
             self._compiling.callback_handler.remove_start_callback(self._stop)
-        if mode is not None and self._on and threading.get_ident() == self._thread:
+        if mode is not None and (self._on or self._left) and threading.get_ident() == self._thread:
+            mode.muted = True
             self._take_out(mode)
-        self._on = False
+        self._on = self._left = False
 
     def _stop(self, *_: Any) -> None:
         """Something begins to be compiled: with the mode, it would be compiled another way."""
-        if self._on and self._mode is not None and threading.get_ident() == self._thread:
+        there = self._on or self._left
+        if there and self._mode is not None and threading.get_ident() == self._thread:
+            self._mode.muted = True
             self._take_out(self._mode)
             self._on, self._over = False, True
 
@@ -99,6 +129,38 @@ class Hearing:
         self._place = len(stack) - len(above) - 1
         while above:
             overrides._push_mode(above.pop())
+
+
+class _ForeignCalls:
+    """Has nothing heard while modules run that are not recorded and have parameters (a teacher, say): in evaluation
+    mode torch's attention would leave its fast path for the mode. What has none (a loss) is heard.
+    """
+
+    def __init__(self, hearing: Hearing) -> None:
+        self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
+        self._handles = (
+            module_hooks.register_module_forward_pre_hook(self._begins),
+            module_hooks.register_module_forward_hook(self._ended, always_call=True),
+        )
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _counts(self, module: torch.nn.Module) -> bool:
+        own = threading.get_ident() == self._thread and not torch.compiler.is_compiling()
+        return own and next(module.parameters(), None) is not None
+
+    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+        if self._counts(module):
+            self._inside += 1
+            self._hearing.listen(False)
+
+    def _ended(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._inside and self._counts(module):
+            self._inside -= 1
+            if not self._inside:
+                self._hearing.listen(True)
 
 
 def _has_compiled() -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hard.children import run_child
+from kit.forking import python_with_frameworks
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -16,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[2]
 def run(module: str, *arguments: Any) -> list[dict[str, Any]]:
     """What a module of this package prints as JSON, line by line."""
     paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-    command = [sys.executable, "-W", "ignore", "-m", f"integrations.trainers.{module}", *map(str, arguments)]
+    command = [*python_with_frameworks(), "-W", "ignore", "-m", f"integrations.trainers.{module}", *map(str, arguments)]
     done = run_child(command, timeout=280, cwd=TESTS, env=os.environ | {"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]

@@ -9,6 +9,7 @@ from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given
 from padiff.compare.diagnose.computing.in_windows import IN_WINDOWS
 from padiff.compare.diagnose.computing.of_blocks import OF_BLOCKS
+from padiff.compare.diagnose.computing.of_losses import OF_LOSSES
 from padiff.compare.diagnose.computing.rearranging import REARRANGING
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Made, Writing, constant, swapped
 
@@ -157,6 +158,7 @@ def _scale(add: Add, formula: Formula, given: Given, framework: str) -> int:
 
 _FUNCTIONS: Mapping[str, Writing] = {
     **OF_BLOCKS,
+    **OF_LOSSES,
     **REARRANGING,
     **IN_WINDOWS,
     "softmax": _softmax,

@@ -22,6 +22,10 @@ _IN_FUNCTION = {
     "embedding": {"weight": 1},
     "batch_norm": {"running_mean": 1, "running_var": 2, "weight": 3, "bias": 4},
     "masked_fill": {"mask": 1, "value": 2},
+    "cross_entropy": {"target": 1, "label": 1, "weight": 2},
+    "nll_loss": {"target": 1, "label": 1, "weight": 2},
+    "binary_cross_entropy": {"target": 1, "label": 1, "weight": 2},
+    "binary_cross_entropy_with_logits": {"logit": 0, "target": 1, "label": 1, "weight": 2, "pos_weight": 3},
 }
 _KEYWORDS = frozenset({"tensors", "seq", "arrays", "operands"})
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from padiff.compare.diagnose.kernels.activations import act, softmax
 from padiff.compare.diagnose.kernels.cells import gru, lstm, rnn
+from padiff.compare.diagnose.kernels.losses import huber, of_classes, picked, targets
 from padiff.compare.diagnose.kernels.norms import by_statistics, channelwise, grouped, normalised
 from padiff.compare.diagnose.kernels.tables import looked_up
 from padiff.compare.diagnose.kernels.windows import conv, conv_transpose, pad, pool, resized
@@ -60,6 +61,13 @@ def _in_single(operation: Callable[..., Any]) -> Callable[..., np.ndarray]:
         return np.asarray(found.astype(np.float32).astype(np.float64))
 
     return made
+
+
+def clamp(x: np.ndarray, low: float = -math.inf, high: float = math.inf) -> np.ndarray:
+    found = np.clip(x, low, high)
+    # Labels that are clipped are labels.
+    whole = x.dtype.kind in "iu" and all(math.isinf(one) or one == int(one) for one in (low, high))
+    return np.asarray(found.astype(x.dtype) if whole else found)
 
 
 def cast(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -129,7 +137,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "where": np.where,
     "softmax": lambda x, axis=-1: softmax(x, axis),
     "log_softmax": lambda x, axis=-1: x - reduced(x, "logsumexp", axis, True),
-    "clamp": lambda x, low=-math.inf, high=math.inf: np.clip(x, low, high),
+    "clamp": clamp,
     "transpose": lambda x, order: np.transpose(x, order),
     "cat": lambda *parts, axis=0: np.concatenate(parts, axis),
     "stack": lambda *parts, axis=0: np.stack(parts, axis),
@@ -168,4 +176,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "pool": pool,
     "pad": pad,
     "resized": resized,
+    "targets": targets,
+    "picked": picked,
+    "of_classes": of_classes,
+    "huber": huber,
 }

@@ -20,15 +20,20 @@ _NONE = "no activation"
 
 def otherwise(sheet: Sheet) -> Iterator[Edit]:
     """Each operation in other ways, the plainest first."""
-    for k, node in enumerate(sheet.nodes):
-        found = _BY_OPERATION.get(node.operation)
-        if found is not None:
-            yield from found(sheet, k)
+    yield from other_operations(sheet)
     yield from exchanged(sheet)
     yield from rotary(sheet)
     for k in range(len(sheet.nodes)):
         if sheet.may_be_edited(k):
             yield from as_a_whole(sheet, k)
+
+
+def other_operations(sheet: Sheet) -> Iterator[Edit]:
+    """Each operation by itself in other ways."""
+    for k, node in enumerate(sheet.nodes):
+        found = _BY_OPERATION.get(node.operation)
+        if found is not None:
+            yield from found(sheet, k)
 
 
 def _of(sheet: Sheet, k: int, operation: str, place: int = 0, **how: Any) -> Change:

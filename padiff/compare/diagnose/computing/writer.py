@@ -58,19 +58,22 @@ class Writer:
         self._weights = {(record.layer, record.slot): record for record in step.records if record.stage == "weight"}
         self._parameters: dict[str, int] = {}
 
-    def write(self, tensor: int, open_: Collection[int]) -> Formula:
+    def write(self, tensor: int, open_: Collection[int], closed: Collection[int] = ()) -> Formula:
         """Write a tensor; those that are open are written out, others are taken as they were recorded.
 
         What functions gave, as far as layers give it, is written out as well: a small thing that is other further up
         shows in nothing but what comes of it.
 
+        Args:
+            closed: what is taken as it was recorded, whatever gave it.
+
         Raises:
             UnknownError: it can't be written.
         """
-        self.formula.end = self._node(tensor, self._wide(tensor, open_))
+        self.formula.end = self._node(tensor, self._wide(tensor, open_, closed))
         return self.formula
 
-    def _wide(self, tensor: int, open_: Collection[int]) -> frozenset[int]:
+    def _wide(self, tensor: int, open_: Collection[int], closed: Collection[int]) -> frozenset[int]:
         """The tensors that are open, and those that functions gave and that go into them."""
         found, waiting = {*open_}, [tensor, *open_]
         for one in waiting:
@@ -80,7 +83,7 @@ class Writer:
             found.add(one)
             for operand in call.inputs:
                 before = self._graph.producers.get(operand.tensor)
-                if before is not None and before.function and operand.tensor not in found:
+                if before is not None and before.function and operand.tensor not in {*found, *closed}:
                     found.add(operand.tensor)
                     waiting.append(operand.tensor)
         return frozenset(found)

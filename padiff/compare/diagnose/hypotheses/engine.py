@@ -12,6 +12,7 @@ from padiff.compare.diagnose.hypotheses import (
     data,
     detaching,
     gradients,
+    loss_code,
     optimizers,
     outputs,
     rewritten,
@@ -46,8 +47,8 @@ GROUPS: Mapping[str, tuple[Group, ...]] = {
         written.unrecorded,
     ),
     "forward": (rewritten.hypotheses, outputs.hypotheses),
-    "loss": (gradients.backward_hypotheses,),
-    "backward": (gradients.backward_hypotheses, detaching.causes),
+    "loss": (loss_code.hypotheses, gradients.backward_hypotheses),
+    "backward": (loss_code.hypotheses, gradients.backward_hypotheses, detaching.causes),
     "grad": (clipping.hypotheses, gradients.hypotheses, detaching.causes),
     "update": (optimizers.hypotheses,),
 }
@@ -107,6 +108,14 @@ def explain(scene: Scene) -> Finding:
             # Beside what is other in the code, how its outcome differs is no news.
             if recorded is not None or any(one.hypothesis.code and one.explains for one in tried):
                 break
+    return _finding(tried, recorded)
+
+
+def explained(hypotheses: Iterable[Hypothesis]) -> Finding:
+    """Try some hypotheses, whatever applies to a scene."""
+    tried: list[Tried] = []
+    with np.errstate(all="ignore"):
+        recorded = _tried(hypotheses, tried)
     return _finding(tried, recorded)
 
 

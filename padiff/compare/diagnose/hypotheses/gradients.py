@@ -10,7 +10,7 @@ import numpy as np
 
 from padiff.compare.diagnose.hypotheses import mending, ratios
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
-from padiff.compare.diagnose.hypotheses.scene import Place, Scene, like, whole_of
+from padiff.compare.diagnose.hypotheses.scene import Place, Scene, like, rounding_of, whole_of
 from padiff.compare.diagnose.hypotheses.step_gradients import (
     AT_MOST,
     LOOKED_AT,
@@ -70,7 +70,8 @@ def _calls(scene: Scene) -> Iterator[Cause]:
 def _ratios(scene: Scene, gradients: Gradients, what: str) -> Iterator[Hypothesis]:
     """One ratio of all gradients, or of those that are diffs."""
     facts, counts = ratios.facts(scene), ratios.counts(scene)
-    yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts)
+    near = max(ratios.NEAR, rounding_of(scene.diff.pair))
+    yield from ratios.ratio_hypotheses(gradients.tensors, what, "gradient_scale", facts, counts, near)
     wrong = gradients.wrong
     # That explains all that is a diff, or a part of it only.
     for tensors, changes in ((wrong, 2), (_with_one_ratio(wrong or gradients.tensors), 3)):

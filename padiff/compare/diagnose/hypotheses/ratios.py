@@ -14,7 +14,7 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.records import is_of_loss, loss_role
 
 #: How near a ratio has to be to a fact's, relative to it; what it was measured to is known better.
-_NEAR = 2e-5
+NEAR = 2e-5
 # Powers of two that scalers begin with, or come to; from where on they are nothing else.
 _SCALES, _SURELY = tuple(2.0**k for k in range(7, 25)), 1024.0
 
@@ -113,19 +113,23 @@ def _loss_agrees(scene: Scene) -> bool:
     return bool(losses) and all(diff.passed for diff in losses)
 
 
-def recognised(ratio: float, known: Sequence[Fact]) -> Recognised | None:
-    """What number of the run a ratio is; `None` if none."""
+def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recognised | None:
+    """What number of the run a ratio is; `None` if none.
+
+    Args:
+        near: how near it has to be, relative to it.
+    """
     found: list[Recognised] = []
     for fact in known:
         for value, text in ((fact.value, fact.times), (1 / fact.value, fact.share)):
-            if _is(ratio, value):
+            if _is(ratio, value, near):
                 found.append(Recognised(value, fact.kind, f"{_share(fact.value, value)} = {text}"))
     if not found:
         for scale in _SCALES:
-            if _is(ratio, scale) or _is(ratio, 1 / scale):
+            if _is(ratio, scale, near) or _is(ratio, 1 / scale, near):
                 how = "not undone in the candidate" if ratio > 1 else "not undone in the reference"
                 return Recognised(ratio, "loss_scale", f"{ratio:.6g} = a loss scale, {how}", scale >= _SURELY)
-        if _is(ratio, -1.0):
+        if _is(ratio, -1.0, near):
             return Recognised(-1.0, "sign", "-1: the sign is turned over")
         return None
     kinds = {one.kind for one in found}
@@ -172,7 +176,12 @@ def scaled(tensors: Sequence[Prediction], ratio: float) -> Iterator[Prediction]:
 
 
 def ratio_hypotheses(
-    tensors: Sequence[Prediction], what: str, kind: str, known: Sequence[Fact], counted: Collection[int] = ()
+    tensors: Sequence[Prediction],
+    what: str,
+    kind: str,
+    known: Sequence[Fact],
+    counted: Collection[int] = (),
+    near: float = NEAR,
 ) -> Iterator[Hypothesis]:
     """That all tensors are multiplied by one number; and that it is a number of the run.
 
@@ -182,11 +191,12 @@ def ratio_hypotheses(
         kind: of the cause where the number is none of the run's.
         known: the numbers of the run.
         counted: the counts of the run.
+        near: how near the ratio has to be to a number of the run's: coarse dtypes round it.
     """
     ratio = ratio_of(tensors)
     if ratio is None or ratio == 0 or abs(ratio - 1) < 1e-4:
         return
-    number = recognised(ratio, known)
+    number = recognised(ratio, known, near)
     if number is not None:
         yield Hypothesis(
             number.kind,
@@ -202,8 +212,8 @@ def ratio_hypotheses(
         yield Hypothesis(kind, "a constant ratio", text, lambda: scaled(tensors, ratio), what, free=1, telling=False)
 
 
-def _is(ratio: float, value: float) -> bool:
-    return abs(ratio - value) <= _NEAR * abs(value)
+def _is(ratio: float, value: float, near: float = NEAR) -> bool:
+    return abs(ratio - value) <= near * abs(value)
 
 
 def _share(fact: float, value: float) -> str:

@@ -17,7 +17,7 @@ from padiff.compare.diagnose.computing.edit import Edit, Sheet, Target
 from padiff.compare.diagnose.computing.formula import UnknownError
 from padiff.compare.diagnose.computing.leaving_out import SIDES_OF_EDITS, left_out
 from padiff.compare.diagnose.computing.otherwise import otherwise
-from padiff.compare.diagnose.computing.solving import numbers, solved
+from padiff.compare.diagnose.computing.solving import Number, numbers, solved
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
@@ -26,13 +26,13 @@ from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
-from padiff.records import Both, Layout
+from padiff.records import Both, Layout, Pair
 from padiff.sketches.sketch import sketch_of
 
 # Seconds that are spent on edits of one side, and on the numbers in them.
 _SECONDS = 1.2
-# Share of itself that a recomputed tensor may be off by: more of it, and its code is not what was computed.
-_AGREES = 1e-3
+#: Share of itself that a recomputed tensor may be off by: more of it, and its code is not what was computed.
+AGREES = 1e-3
 # Operations between two places that belong together.
 _TOGETHER = 6
 #: Elements that are computed with, at most.
@@ -47,7 +47,7 @@ Maker = Callable[[Sheet], Iterable[Edit]]
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     """The tensor that differs.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Case:
     looks: Both[Look]
     noise: float = 1e-300
 
-    def hypothesis(self, found: _Found, head: str) -> Hypothesis:
+    def hypothesis(self, found: Found, head: str) -> Hypothesis:
         pair, edit = self.scene.diff.pair, found.edit
         without, actual = self.sides.swapped(found.surplus)
 
@@ -89,7 +89,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     place, steps = scene.place, scene.sides(scene.number)
     if place is None or place.ends is None or place.graphs is None or steps is None:
         return
-    case = _case(scene)
+    case = case_of(scene)
     if case is None:
         return
     infos = scene.runs.map(lambda run: run.info)
@@ -105,14 +105,14 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             written.append(None)
             continue
         off = root(made - side) if made.shape == side.shape else np.inf
-        if off > _AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
+        if off > AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
             written.append(None)
             continue
         noise = max(noise, off)
-        written.append(Sheet(writer, graph, case.looks.reference is not _same))
+        written.append(Sheet(writer, graph, case.looks.reference is not same))
     case = replace(case, noise=max(noise, 1e-300))
     reference, candidate = written
-    found: list[_Found] = []
+    found: list[Found] = []
     if reference is not None:
         declared = _declared(case, reference)
         if declared is not None:
@@ -120,19 +120,22 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             if explains(weigh(declared.predict()), declared):
                 return
         target = Target(case.sides.candidate, reference.shape(reference.formula.end), case.looks.reference)
-        found += _tried(case, reference, (left_out, otherwise), target, False)
+        found += tried(case, reference, (left_out, otherwise), target, False)
     if candidate is not None:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
-        found += _tried(case, candidate, (left_out,), target, True)
-    yield from _told(case, found)
+        found += tried(case, candidate, (left_out,), target, True)
+    yield from told(case, found)
 
 
-def _case(scene: Scene) -> _Case | None:
+def case_of(scene: Scene) -> Case | None:
     """What is known of the tensor; `None` where it can't be told, or tells too little."""
     pair = scene.diff.pair
     sides = whole_of(pair)
+    looks: Both[Look]
     if sides is not None:
-        looks: Both[Look] = Both(_same, partial(_laid, pair.layout, sides.reference.shape))
+        looks = Both(same, partial(_laid, pair.layout, sides.reference.shape))
+    elif (last := _last_place(pair)) is not None:
+        sides, looks = last
     else:
         found = operands(pair)
         if not isinstance(found, Sketches) or found.scales != Both(1.0, 1.0) or not found.aligned:
@@ -143,10 +146,32 @@ def _case(scene: Scene) -> _Case | None:
         return None
     if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
         return None
-    return _Case(scene, sides, looks)
+    return Case(scene, sides, looks)
 
 
-def _same(values: np.ndarray) -> np.ndarray:
+def _last_place(pair: Pair) -> tuple[Both[np.ndarray], Both[Look]] | None:
+    """Of a recurrent layer one side may give what each place has, and the other what the last one has."""
+    arrays = []
+    for record in pair.sides:
+        if record is None or record.source.sketched:
+            return None
+        arrays.append(np.asarray(record.value, np.float64))
+    found: list[np.ndarray] = []
+    looks: list[Look] = []
+    for own, other in (arrays, arrays[::-1]):
+        longer = own.ndim == 3 and other.shape == (own.shape[0], own.shape[2])
+        looks.append(_at_the_end if longer else same)
+        found.append(looks[-1](own))
+    if looks[0] is looks[1]:
+        return None
+    return Both(*found), Both(*looks)
+
+
+def _at_the_end(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[:, -1]) if values.ndim == 3 else values
+
+
+def same(values: np.ndarray) -> np.ndarray:
     return values
 
 
@@ -161,7 +186,7 @@ def _projected(transposed: bool, values: np.ndarray) -> np.ndarray:
 # -- what is declared ----------------------------------------------------------------------------------------------
 
 
-def _declared(case: _Case, sheet: Sheet) -> Hypothesis | None:
+def _declared(case: Case, sheet: Sheet) -> Hypothesis | None:
     """The reference's calls with what the candidate's layers declare."""
     scene, place = case.scene, case.scene.place
     assert place is not None and place.graphs is not None and place.ends is not None
@@ -185,17 +210,17 @@ def _declared(case: _Case, sheet: Sheet) -> Hypothesis | None:
         return None
     made = formula.values[formula.end]
     target = Target(case.sides.candidate, made.shape, case.looks.reference)
-    if (case.looks.reference is _same and made.shape != case.sides.reference.shape) or not np.isfinite(made).all():
+    if (case.looks.reference is same and made.shape != case.sides.reference.shape) or not np.isfinite(made).all():
         return None
     edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
-    return replace(case.hypothesis(_Found(edit, made, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
+    return replace(case.hypothesis(Found(edit, made, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """An edit that was tried.
 
     Attributes:
@@ -206,6 +231,7 @@ class _Found:
         sheet: whose edit it is.
         target: what it should give.
         head: what the sentence begins with; `None`: whose calls they are.
+        case: what it is held against, where that is not what all are.
     """
 
     edit: Edit
@@ -216,21 +242,35 @@ class _Found:
     sheet: Sheet
     target: Target
     head: str | None = None
+    case: Case | None = None
 
 
-def _tried(case: _Case, sheet: Sheet, makers: Sequence[Maker], target: Target, surplus: bool) -> list[_Found]:
-    """One side's calls with an edit: those that explain the other's tensor, and the nearest of each other kind."""
-    explaining: list[_Found] = []
-    nearest: dict[str, _Found] = {}
-    own, tried = sheet.formula.values[sheet.formula.end], 0
+def tried(
+    case: Case,
+    sheet: Sheet,
+    makers: Sequence[Maker],
+    target: Target,
+    surplus: bool,
+    some: Iterable[Number] | None = None,
+) -> list[Found]:
+    """One side's calls with an edit: those that explain the other's tensor, and the nearest of each other kind.
+
+    Args:
+        some: numbers that are solved for. Default: those of the reference's calls.
+    """
+    explaining: list[Found] = []
+    nearest: dict[str, Found] = {}
+    own, count = sheet.formula.values[sheet.formula.end], 0
+    if some is None:
+        some = () if surplus else numbers(sheet)
 
     def look(edit: Edit) -> None:
-        nonlocal tried
+        nonlocal count
         made = sheet.formula.changed(edit.changes)
         if made is None or made.shape != target.shape or np.array_equal(made, own):
             return
-        tried += 1
-        found = _Found(edit, made, target.off(made), tried, surplus, sheet, target)
+        count += 1
+        found = Found(edit, made, target.off(made), count, surplus, sheet, target)
         if found.off <= NEAR * case.noise:
             explaining.append(found)
         elif edit.name not in nearest or found.off < nearest[edit.name].off:
@@ -242,16 +282,16 @@ def _tried(case: _Case, sheet: Sheet, makers: Sequence[Maker], target: Target, s
             break
         look(edit)
     until = time.monotonic() + _SECONDS
-    for number in () if surplus else sorted(numbers(sheet), key=lambda one: one.rank):
+    for number in sorted(some, key=lambda one: one.rank):
         if time.monotonic() > until:
             break
         solution = solved(sheet, number, target, case.noise)
         if solution is not None:
             look(solution)
-    return [replace(one, tried=tried) for one in (*explaining, *nearest.values())]
+    return [replace(one, tried=count) for one in (*explaining, *nearest.values())]
 
 
-def _told(case: _Case, found: Sequence[_Found]) -> Iterator[Hypothesis]:
+def told(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
     """Of what explains it the plainest, and the first that is about another place: these can't be told apart."""
     explaining = [one for one in found if one.off <= NEAR * case.noise]
     names = {one.edit.name for one in explaining}
@@ -268,10 +308,10 @@ def _told(case: _Case, found: Sequence[_Found]) -> Iterator[Hypothesis]:
             for mark, name in zip(SIDES_OF_EDITS, sides):
                 text = text.replace(mark, name)
             one = replace(one, edit=replace(one.edit, text=text), head="")
-        yield case.hypothesis(one, usual if one.head is None else one.head)
+        yield (one.case or case).hypothesis(one, usual if one.head is None else one.head)
 
 
-def _apart(one: _Found, other: _Found) -> bool:
+def _apart(one: Found, other: Found) -> bool:
     """Whether two edits of one side's calls are about places that have nothing to do with each other."""
     if one.surplus != other.surplus or one.edit.kind == other.edit.kind or min(one.edit.at, other.edit.at) < 0:
         return False
@@ -279,7 +319,7 @@ def _apart(one: _Found, other: _Found) -> bool:
     return one.edit.at not in above(other.edit.at, _TOGETHER) and other.edit.at not in above(one.edit.at, _TOGETHER)
 
 
-def _as_order(case: _Case, one: _Found) -> _Found:
+def _as_order(case: Case, one: Found) -> Found:
     """That a norm is given the sum with a branch, where the other side's is given what goes into the branch."""
     if one.edit.kind != "branch_missing" or not _is_turned(case, one):
         return one
@@ -295,7 +335,7 @@ def _as_order(case: _Case, one: _Found) -> _Found:
     )
 
 
-def _is_turned(case: _Case, one: _Found) -> bool:
+def _is_turned(case: Case, one: Found) -> bool:
     """Whether the other side's norm goes into the very branch that is added before this side's."""
     scene, pair = case.scene, case.scene.diff.pair
     place, reference, candidate = scene.place, pair.reference, pair.candidate

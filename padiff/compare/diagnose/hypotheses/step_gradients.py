@@ -26,6 +26,9 @@ LOOKED_AT = 2048
 #: Gradients of two right implementations are off by some times what those of the outputs are off, and by so much of
 #: rounding at least; at most by the share of themselves at which a tensor says nothing any more.
 _OF_OUTPUTS, _ROUNDINGS, AT_MOST = 4.0, 32.0, 1e-3
+#: Of 16-bit numbers fewer roundings: what is added up is added in float32. Measured: gradients of a tiny LLaMA in
+#: bfloat16 are off by 0.012 at most, three roundings.
+_SHORT, _OF_SHORT = 2.0**-12, 8.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ def noise_level(scene: Scene) -> float:
     errors = [d.figures.rel_l2 for d in scene.diffs("backward", "forward") if d.passed and d.figures is not None]
     rounding = max((rounding_of(d.pair) for d in scene.diffs("forward", "grad")), default=2.0**-24)
     outputs = float(np.percentile([e for e in errors if math.isfinite(e)] or [0.0], 90))
-    return min(max(_OF_OUTPUTS * outputs, _ROUNDINGS * rounding), max(AT_MOST, _ROUNDINGS * rounding))
+    roundings = (_ROUNDINGS if rounding < _SHORT else _OF_SHORT) * rounding
+    return min(max(_OF_OUTPUTS * outputs, roundings), max(AT_MOST, roundings))
 
 
 def _rms(diff: Diff) -> float:

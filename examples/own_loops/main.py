@@ -1,6 +1,6 @@
 """Two training loops of your own, one in each framework, recorded and compared.
 
-    python examples/own_loops.py [FOLDER]
+    python main.py [FOLDER]
 
 The port has a fault: its LayerNorm has an epsilon of 1e-3 where the reference has 1e-5.
 """
@@ -57,6 +57,7 @@ def main(folder: Path) -> padiff.Report:
     chance = np.random.default_rng(0)
     data = chance.normal(size=(20, 8, 16)).astype(np.float32)
     labels = chance.integers(0, 4, (20, 8))
+    torch.manual_seed(0)
     reference, candidate = torch_model(), paddle_model()
     padiff.assign_weight(reference, candidate)
     train_torch(reference, data, labels, folder / "torch")

@@ -1,0 +1,379 @@
+"""Edits of losses: masks and labels, what a mean is over, smoothing, terms, functions of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from padiff.compare.diagnose.computing.edit import Edit, Sheet, put
+from padiff.compare.diagnose.computing.formula import Change, Node
+from padiff.compare.diagnose.computing.leaving_out import SIDES_OF_EDITS, left_out
+from padiff.compare.diagnose.computing.operations import OPERATIONS, reduced
+from padiff.compare.diagnose.computing.solving import Number
+
+_SIDE, _OTHER = SIDES_OF_EDITS
+# Exponents of focal losses that people write.
+_EXPONENTS = (2.0, 1.0, 3.0, 0.5)
+# Functions that may be given a weight for each element.
+_WEIGHING = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
+# Classes whose weights are written out.
+_WRITTEN = 8
+
+
+def loss_edits(sheet: Sheet) -> Iterator[Edit]:
+    """Each way in which a loss is written otherwise."""
+    for k in range(len(sheet.nodes) - 1):
+        yield from _mask(sheet, k)
+        yield from _labels(sheet, k)
+        yield from _mean(sheet, k)
+        yield from _error(sheet, k)
+        yield from _rows(sheet, k)
+        yield from _divergence(sheet, k)
+
+
+def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
+    """What a loss has more than the other side's, the plainest first: of a loss, terms are no branches."""
+    for k, node in enumerate(sheet.nodes[:-1]):
+        if node.operation == "mul":
+            yield from _class_weights(sheet, k)
+            yield from _weights(sheet, k)
+        elif node.operation == "act":
+            function, one = node.how["function"], node.given[0]
+            text = f"{_SIDE} takes no {function} of {sheet.named(one)} for its loss, {_OTHER} does ({sheet.where(k)})"
+            yield Edit("activation_missing", "an activation", text, {k: _instead(one)}, 1, at=k)
+    for edit in left_out(sheet):
+        node = sheet.nodes[edit.at] if edit.at >= 0 else Node("")
+        if node.operation in ("add", "sub") and sheet.shape(edit.at) == ():
+            at, kept = edit.at, edit
+            names = " or ".join(sheet.named(one) for one in node.given if _is_left(sheet, edit, one))
+            text = f"{_SIDE} does not add {names} to its loss ({sheet.where(at)}), {_OTHER} does"
+            yield replace(kept, kind="loss_term_missing", name="a term of the loss", text=text, rank=1, telling=True)
+        elif edit.kind == "division_missing" and "the sum for the mean" in edit.text:
+            yield replace(edit, kind="reduction", name="a reduction", rank=1, telling=True)
+        elif edit.kind == "scale_missing" and (output := _of_model(sheet, edit.at)) is not None:
+            size = float(sheet.formula.values[next(g for g in node.given if sheet.is_number(g))])
+            how = "divide" if node.operation == "div" else "multiply"
+            what = f"{sheet.named(output)} by {size:.6g} for its loss (a temperature)"
+            text = f"{_SIDE} does not {how} {what}, {_OTHER} does"
+            yield replace(edit, kind="temperature", name="a temperature", text=text)
+        elif node.operation == "where" and not sheet.is_float(edit.at):
+            continue  # no mask of scores: which of the labels count is said otherwise
+        else:
+            # That a loss is scaled is how it comes about, not why.
+            scaled = edit.kind == "scale_missing" and sheet.shape(edit.at) == ()
+            yield replace(edit, telling=edit.telling and not scaled)
+
+
+def _of_model(sheet: Sheet, k: int) -> int | None:
+    """What the model gave, where a node is that times a number, or a part of it."""
+    node = sheet.nodes[k]
+    if node.operation not in ("mul", "div"):
+        return None
+    for one in node.given:
+        call = sheet.graph.producers.get(sheet.tensor(one) or -1)
+        if not sheet.nodes[one].operation and call is not None and not call.function:
+            return one
+    return None
+
+
+def _is_left(sheet: Sheet, edit: Edit, operand: int) -> bool:
+    """Whether an edit, which hands one operand on, leaves this one out."""
+    change = edit.changes[edit.at]
+    kept = change(lambda k: sheet.formula.values[k], lambda k: sheet.formula.values[k])
+    return not np.array_equal(kept, sheet.formula.values[operand])
+
+
+def loss_numbers(sheet: Sheet, leaves: Sequence[int], loss: int) -> Iterator[Number]:
+    """Numbers that a loss may have, and does not: smoothing, temperature, terms of what the model gave."""
+    for k, node in enumerate(sheet.nodes):
+        if node.operation == "targets":
+            own, what = node.how["smoothing"], f"the label smoothing of {sheet.where(k)}"
+            make = _how(node, k, "smoothing")
+            yield Number("smoothing", "smoothing", what, own, make, k, (0.0,) if own else (0.1,), rank=0)
+        elif node.operation == "add" and (found := _smoothed(sheet, k)) is not None:
+            hot, own = found
+            what = f"the label smoothing ({sheet.where(k)})"
+            yield Number("smoothing", "smoothing", what, own, _of_hot(sheet, k, hot), k, (0.0,), rank=0)
+        elif node.operation == "picked":
+            what = f"the label smoothing (of what {sheet.where(k)} picks)"
+            yield Number("smoothing", "smoothing", what, 0.0, _mixed(node, k), k, rank=1)
+        elif node.operation == "log_softmax":
+            what = f"the temperature: what {sheet.where(k)} is taken of is multiplied by a number, which"
+            yield Number("temperature", "a temperature", what, 1.0, _scaled(node.given[0]), k, (0.5,), rank=1)
+        elif node.operation == "huber":
+            what = f"beta (delta) of {sheet.where(k)}"
+            yield Number("loss_beta", "beta", what, node.how["beta"], _how(node, k, "beta"), k, (0.5,), rank=0)
+    what = "the loss is multiplied by a number, which"
+    yield Number("loss_scale", "a scale of the loss", what, 1.0, _scaled(loss), loss, rank=2)
+    for leaf in leaves:
+        for name, term in _TERMS.items():
+            what = f"the share of a further term of the loss, {name} of {sheet.named(leaf)},"
+            yield Number("loss_term", "a further term", what, 0.0, _term(leaf, loss, term), loss, rank=3)
+
+
+def _how(node: Node, k: int, name: str) -> Any:
+    operation = OPERATIONS[node.operation]
+
+    def make(value: float) -> dict[int, Change]:
+        return {k: lambda get, own: np.asarray(operation(*(get(g) for g in node.given), **{**node.how, name: value}))}
+
+    return make
+
+
+def _smoothed(sheet: Sheet, k: int) -> tuple[int, float] | None:
+    """What is smoothed, and by how much, where somebody wrote ``hot * (1 - s) + s / classes``."""
+    product, rest = sheet.nodes[k].given
+    if not sheet.is_number(rest) or sheet.nodes[product].operation != "mul":
+        return None
+    hot, share = sheet.nodes[product].given
+    one = sheet.nodes[hot].given[0] if sheet.nodes[hot].operation == "cast" else hot
+    if sheet.nodes[one].operation != "targets" or not sheet.is_number(share):
+        return None
+    smoothing = float(sheet.formula.values[rest]) * sheet.shape(hot)[-1]
+    return (hot, smoothing) if abs(smoothing + float(sheet.formula.values[share]) - 1.0) < 1e-6 else None
+
+
+def _of_hot(sheet: Sheet, k: int, hot: int) -> Any:
+    classes = sheet.shape(hot)[-1]
+    return lambda value: {k: lambda get, own: get(hot) * (1 - value) + value / classes}
+
+
+def _mixed(node: Node, k: int) -> Any:
+    """What is picked for a label, mixed with the mean over all classes."""
+    source, axis = node.given[0], node.how["axis"]
+
+    def make(value: float) -> dict[int, Change]:
+        return {k: lambda get, own: (1 - value) * own(k) + value * get(source).mean(axis, keepdims=True)}
+
+    return make
+
+
+def _scaled(k: int) -> Any:
+    return lambda value: {k: lambda get, own: own(k) * value}
+
+
+def _term(leaf: int, loss: int, term: Callable[[np.ndarray], float]) -> Any:
+    return lambda value: {loss: lambda get, own: own(loss) + value * term(get(leaf))}
+
+
+_TERMS: dict[str, Callable[[np.ndarray], float]] = {
+    "the mean square": lambda z: float(np.mean(np.square(z))),
+    "the mean square of the logsumexp (a z-loss)": lambda z: float(np.mean(np.square(reduced(z, "logsumexp", -1)))),
+    "half the sum of squares": lambda z: 0.5 * float(np.sum(np.square(z))),
+}
+
+
+# -- masks and labels ----------------------------------------------------------------------------------------------
+
+
+def _mask(sheet: Sheet, k: int) -> Iterator[Edit]:
+    """A mask of zeros and ones that is turned over, shifted, or not there."""
+    values, node = sheet.formula.values[k], sheet.nodes[k]
+    if values.size < 2 or values.dtype.kind not in "fb" or sheet.is_parameter(k) or node.operation == "targets":
+        return
+    users = {sheet.nodes[u].operation for u in sheet.users(k)}
+    if not users & {"mul", "reduced", "where"} or not ((values == 0) | (values == 1)).all() or values.all():
+        return
+    if not values.any():
+        return
+    what, count = f"the mask {sheet.named(k)}", int((values == 0).sum())
+    text = f"{what} is inverted in the loss: what the reference leaves out counts, what it counts is left out"
+    turned: Change = lambda get, own: np.where(own(k) == 0, 1.0, 0.0)  # noqa: E731
+    yield Edit("mask_inverted", "an inverted mask", text, {k: turned}, 0, at=k)
+    text = (
+        f"{what} is not used in the loss: the {count} of {values.size} places count that it leaves out (ignored, pads)"
+    )
+    yield Edit("mask_missing", "no mask", text, {k: put(np.ones(values.shape))}, 0, at=k)
+    for shift in (1, -1):
+        text = f"{what} is shifted by {'one' if shift > 0 else 'minus one'} along its last axis, in the loss"
+        rolled: Change = lambda get, own, shift=shift: np.roll(own(k), shift, -1)  # type: ignore[misc]  # noqa: E731
+        yield Edit("mask_shifted", "a shifted mask", text, {k: rolled}, 1, at=k)
+        cut: Change = lambda get, own, shift=shift: _cut(own(k), shift)  # type: ignore[misc]  # noqa: E731
+        last = "last" if shift < 0 else "first"
+        text = f"{what} is shifted by one in the loss, so that the {last} place that it keeps is left out"
+        yield Edit("mask_shifted", "a shifted mask", text, {k: cut}, 1, at=k)
+
+
+def _cut(values: np.ndarray, shift: int) -> np.ndarray:
+    """Shifted along the last axis; what comes in is zero."""
+    found = np.roll(values, shift, -1).astype(np.float64)
+    found[..., 0 if shift > 0 else -1] = 0.0
+    return found
+
+
+def _labels(sheet: Sheet, k: int) -> Iterator[Edit]:
+    values = sheet.formula.values[k]
+    if sheet.nodes[k].operation or values.dtype.kind not in "iu" or values.ndim < 1 or values.size < 3:
+        return
+    if not sheet.feeds(k, frozenset({"targets", "picked"})):
+        return
+    for shift, which in ((-1, "after"), (1, "before")):
+        rolled: Change = lambda get, own, shift=shift: np.roll(own(k), shift, -1)  # type: ignore[misc]  # noqa: E731
+        text = f"the labels are shifted: each place has the label of the one {which} it"
+        yield Edit("labels", "shifted labels", text, {k: rolled}, 1, at=k)
+        masks = [n for n, value in enumerate(sheet.formula.values) if value.shape == values.shape and _masks(sheet, n)]
+        if masks:
+            cut: Change = lambda get, own, n=masks[0], shift=shift: _cut(own(n), shift)  # type: ignore[misc]  # noqa: E731
+            yield Edit("labels", "shifted labels", f"{text}, and so has the mask", {k: rolled, masks[0]: cut}, 1, at=k)
+
+
+# -- what is summed, and divided by what ---------------------------------------------------------------------------
+
+
+def _mean(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    if node.operation == "reduced" and node.how["by"] == "mean" and node.how.get("axis") is None:
+        x = node.given[0]
+        shape = sheet.shape(x)
+        if len(shape) > 1:
+            total: Change = lambda get, own: np.asarray(get(x).sum() / shape[0])  # noqa: E731
+            text = f"the sum is divided by the {shape[0]} samples of the batch, for the mean over all ({where})"
+            yield Edit("reduction", "a reduction", text, {k: total}, 0, at=k)
+        return
+    if node.operation != "div" or sheet.shape(k) != ():
+        return
+    above, below = (sheet.nodes[one] for one in node.given)
+    sign = 1.0
+    if above.operation == "neg":
+        sign, above = -1.0, sheet.nodes[above.given[0]]
+    if above.operation != "reduced" or above.how["by"] != "sum":
+        return
+    x = above.given[0]
+    shape, own_count = sheet.shape(x), float(sheet.formula.values[node.given[1]])
+    counts = {float(np.prod(shape)): "places, also those that the mask leaves out", float((*shape, 0)[0]): "samples"}
+    for number, what in counts.items():
+        if number and number != own_count:
+            divided: Change = lambda get, own, number=number: np.asarray(sign * get(x).sum() / number)  # type: ignore[misc]  # noqa: E731
+            text = f"the sum is divided by all {number:g} {what}, for the reference's {own_count:g} ({where})"
+            yield Edit("reduction", "a reduction", text, {k: divided}, 0, at=k)
+    if below.operation == "reduced" and below.how["by"] == "sum":
+        summed: Change = lambda get, own: get(node.given[0])  # noqa: E731
+        text = f"the sum for the mean: {where}, which divides it by {own_count:g}, is left out"
+        yield Edit("reduction", "a reduction", text, {k: summed}, 0, at=k)
+        if sheet.shape(below.given[0]) == shape and len(shape) > 1:
+            mask = below.given[0]
+            rows: Change = lambda get, own: np.asarray(sign * np.mean(get(x).sum(-1) / get(mask).sum(-1)))  # noqa: E731
+            text = f"the mean over samples of each sequence's mean, for the mean over all that the mask keeps ({where})"
+            yield Edit("reduction", "a reduction", text, {k: rows}, 0, at=k)
+        if sheet.nodes[x].operation == "mul":
+            yield from _unmasked(sheet, k, x, sign)
+
+
+def _unmasked(sheet: Sheet, k: int, product: int, sign: float) -> Iterator[Edit]:
+    """The mean over all places of what the mask multiplies, as if there were none."""
+    for one in sheet.nodes[product].given:
+        if sheet.shape(one) == sheet.shape(product) and not _is_mask(sheet.formula.values[one]):
+            plain: Change = lambda get, own, one=one: np.asarray(sign * get(one).mean())  # type: ignore[misc]  # noqa: E731
+            count = np.prod(sheet.shape(one))
+            text = f"the mean is over all {count} places, also those that the mask leaves out (ignored, pads)"
+            yield Edit("mean_over_pads", "a mean over pads", text, {k: plain}, 0, at=k)
+
+
+def _masks(sheet: Sheet, k: int) -> bool:
+    """Whether a node is a mask that something is multiplied by."""
+    values = sheet.formula.values[k]
+    floats = values.dtype.kind in "fb" and not sheet.is_parameter(k)
+    return floats and _is_mask(values) and any(sheet.nodes[user].operation == "mul" for user in sheet.users(k))
+
+
+def _is_mask(values: np.ndarray) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
+
+
+# -- functions of an error -----------------------------------------------------------------------------------------
+
+
+def _error(sheet: Sheet, k: int) -> Iterator[Edit]:
+    node, where = sheet.nodes[k], sheet.where(k)
+    if node.operation not in ("huber", "square", "abs"):
+        return
+    one = node.given[0]
+    beta = float(node.how.get("beta", 1.0))
+    others: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "the absolute error (L1)": np.abs,
+        "the squared error (MSE)": np.square,
+        "half the squared error": lambda e: 0.5 * np.square(e),
+        "the squared error, not half of it, of small ones": lambda e: np.where(
+            np.abs(e) < beta, np.square(e), np.abs(e) - 0.5 * beta
+        ),
+        "the Huber loss (delta 1)": lambda e: OPERATIONS["huber"](e, beta=1.0, divided=False),
+    }
+    for name, function in others.items():
+        change: Change = lambda get, own, function=function: np.asarray(function(get(one)))  # type: ignore[misc]  # noqa: E731
+        text = f"the loss is of {name}, for what the reference's {where} takes"
+        yield Edit("loss_function", "another loss function", text, {k: change}, 0, at=k)
+
+
+def _rows(sheet: Sheet, k: int) -> Iterator[Edit]:
+    """Functions of each sample's loss: a focal loss, a power, probabilities for their logarithms."""
+    values, node = sheet.formula.values[k], sheet.nodes[k]
+    if node.operation not in ("neg", "picked") or values.size < 2 or values.dtype.kind != "f":
+        return
+    # What is picked are logarithms of shares: losses with the other sign.
+    sign = 1.0 if node.operation == "neg" else -1.0
+    if (sign * values).min() < -1e-6:
+        return
+    where = sheet.where(k)
+    for exponent in _EXPONENTS:
+        focal: Change = lambda get, own, e=exponent: own(k) * np.power(-np.expm1(-np.abs(own(k))), e)  # type: ignore[misc]  # noqa: E731
+        text = f"a focal loss: each sample's ({where}) is multiplied by (1 - p) to the {exponent:g}"
+        yield Edit("focal", "a focal loss", text, {k: focal}, 1, at=k)
+    square: Change = lambda get, own: sign * np.square(own(k))  # noqa: E731
+    yield Edit("loss_power", "a power", f"the square of each sample's loss is taken ({where})", {k: square}, 1, at=k)
+    if node.operation == "picked":
+        shares: Change = lambda get, own: np.exp(own(k))  # noqa: E731
+        text = f"the loss is of probabilities (of a softmax), for the reference's logarithms of them ({where})"
+        yield Edit("log_softmax_missing", "no logarithm", text, {k: shares}, 0, at=k)
+
+
+def _divergence(sheet: Sheet, k: int) -> Iterator[Edit]:
+    """The other way round, or without the entropy of its targets: ``t * (log t - x)``."""
+    node = sheet.nodes[k]
+    if node.operation != "mul" or sheet.nodes[node.given[1]].operation != "sub":
+        return
+    targets, logs, own_logs = node.given[0], *sheet.nodes[node.given[1]].given
+    t, above = sheet.formula.values[targets], sheet.formula.values[logs]
+    if t.shape != above.shape or not np.allclose(np.exp(above), t, atol=1e-4):
+        return
+    where = sheet.where(k)
+    turned: Change = lambda get, own: np.exp(get(own_logs)) * (get(own_logs) - get(logs))  # noqa: E731
+    text = f"the divergence is taken the other way round: of the model's from the targets' ({where})"
+    yield Edit("loss_function", "another direction", text, {k: turned}, 0, at=k)
+    bare: Change = lambda get, own: -get(targets) * get(own_logs)  # noqa: E731
+    text = f"a cross entropy for the divergence: the entropy of the targets is not in it ({where})"
+    yield Edit("loss_function", "another loss function", text, {k: bare}, 0, at=k)
+
+
+def _class_weights(sheet: Sheet, k: int) -> Iterator[Edit]:
+    """A factor that is the same for all samples of a class."""
+    node = sheet.nodes[k]
+    for place, one in enumerate(node.given):
+        factor, other = sheet.formula.values[one], node.given[1 - place]
+        if factor.dtype.kind != "f" or factor.size < 3 or sheet.shape(other) != factor.shape or np.ptp(factor) == 0:
+            continue
+        for labels in (v for n, v in enumerate(sheet.formula.values) if not sheet.nodes[n].operation):
+            if labels.dtype.kind not in "iu" or labels.shape != factor.shape:
+                continue
+            classes = {c: factor[labels == c] for c in np.unique(labels) if c >= 0}
+            if len(classes) < labels.size and all(np.ptp(some) == 0 for some in classes.values()):
+                said = ", ".join(f"{c}: {some[0]:.4g}" for c, some in [*classes.items()][:_WRITTEN])
+                text = f"{_SIDE} does not weigh the classes of its loss, {_OTHER} does (class weights {said})"
+                yield Edit("loss_weight", "class weights", text, {k: _instead(other)}, 0, at=k)
+                break
+
+
+def _weights(sheet: Sheet, k: int) -> Iterator[Edit]:
+    """What a loss function was given to weigh its elements by."""
+    node = sheet.nodes[k]
+    one, other = node.given
+    if sheet.function(k) not in _WEIGHING or sheet.nodes[other].operation or sheet.shape(one) != sheet.shape(k):
+        return
+    text = f"{_SIDE} does not weigh its loss, {_OTHER} does (weight of {sheet.where(k)})"
+    yield Edit("loss_weight", "weights", text, {k: _instead(one)}, 0, at=k)
+
+
+def _instead(node: int) -> Change:
+    return lambda get, own: get(node)

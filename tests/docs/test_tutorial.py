@@ -1,0 +1,64 @@
+"""What the tutorial shows is what happens: its scripts are run, and its commands, in their order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+import pytest
+from hard.children import run_child
+
+from .pages import DOCS, Page
+
+PAGE = Page.of(DOCS / "tutorial.md")
+#: Figures differ from machine to machine; and the first weights of the port are drawn anew each time.
+_FIGURE = re.compile(r"\d[\d.,e+-]*")
+
+
+def _commands(text):
+    """Each command of a block, with the lines of what it prints."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *lines = part.splitlines()
+        yield shlex.split(command), lines
+
+
+def _same_but_for_figures(line, printed):
+    known = [_FIGURE.sub("N", one.strip()) for one in printed]
+    return _FIGURE.sub("N", line.strip()) in known
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("paddle")
+    equal = "import padiff\n\npadiff.start_from"
+    verdicts = []
+    for kind, text in PAGE.blocks:
+        if text.startswith("# train_"):
+            (tmp_path / text.split()[1]).write_text(text)
+        elif text.startswith(equal):
+            port = tmp_path / "train_paddle.py"
+            port.write_text(port.read_text().replace("optimizer = ", f"{text}optimizer = ", 1))
+        elif kind == "console":
+            if len(verdicts) == 2:  # the last section: mend it
+                port = tmp_path / "train_paddle.py"
+                port.write_text(port.read_text().replace("momentum=0.1", "momentum=0.9"))
+            for (program, *arguments), lines in _commands(text):
+                assert program == "padiff"
+                done = run_child([sys.executable, "-W", "ignore", "-m", "padiff", *arguments], cwd=tmp_path)
+                printed = (done.stdout + done.stderr).splitlines()
+                if arguments[0] == "compare":
+                    verdicts.append((done.returncode, printed[-1]))
+                    assert _same_but_for_figures(lines[0], printed), done.stdout
+                else:
+                    assert done.returncode == 0, done.stderr
+                    assert all(_same_but_for_figures(line, printed) for line in lines if line != "..."), done.stderr
+    codes, sentences = zip(*verdicts)
+    assert codes == (1, 1, 0)
+    assert "Cause, proven: the runs start from different weights" in sentences[0]
+    assert "layer 1 (BatchNorm2d) against 1 (BatchNorm2D), running_mean" in sentences[1]
+    assert "Cause, proven: the candidate's running statistics take 0.9" in sentences[1]
+    assert "paddle.nn.BatchNorm2D(..., momentum=0.9)" in sentences[1]
+    assert "The runs match: 1140 tensors in 30 steps" in sentences[2]
