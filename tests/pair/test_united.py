@@ -93,7 +93,7 @@ WRONG = {
     "a range is missing": WAYS["ranges"][::2],
     "two hold the same rows": [_block((0, 60), (0, 70)), _block((30, 60), (0, 70)), _block((60, 90), (0, 35))],
     "ranges overlap": [_range(0, 3150), _range(3000, 6150)],
-    "of tensors of two shapes": [WAYS["rows"][0], (WHOLE[30:, :60], Part((90, 60), (30, 0), "shard"))],
+    "of tensors of two shapes": [_block((0, 45), (0, 70)), (WHOLE[45:], Part((100, 70), (45, 0), "shard"))],
 }
 
 

@@ -13,6 +13,9 @@ from padiff.compare.measure.sketches import estimated
 from padiff.pair.united import as_held, replicas_of
 from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
 
+# Two replicas of a gradient that was not reduced are as far to either side of it: rounding is not to choose.
+_FARTHER = 1.01
+
 
 def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
     """Measure a pair by its tensors or, where a sketch is all that one side kept, by sketches.
@@ -38,10 +41,17 @@ def _farthest(pair: Pair, replicas: Both[int], elementwise: tuple[float, float] 
     for choices in product(*map(range, replicas)):
         a, b = (replace(r, source=as_held(r.source, k)) for r, k in zip(pair.sides, choices) if r is not None)
         found.append(_measured(replace(pair, reference=a, candidate=b), elementwise))
-    worst = max(
-        found, key=lambda diff: (diff.problem is not None, diff.figures.l2 if diff.figures is not None else 0.0)
-    )
+    worst, *others = found
+    for diff in others:
+        if _apart(diff) > _FARTHER * _apart(worst):
+            worst = diff
     return replace(worst, pair=pair)
+
+
+def _apart(diff: Diff) -> float:
+    if diff.problem is not None or diff.figures is None:
+        return np.inf
+    return diff.figures.l2
 
 
 def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
