@@ -10,6 +10,8 @@ from padiff.records import Report, Standing, count_text
 # Further faults that a text tells of; so many of a training are never seen.
 _FURTHER = 20
 _Place = tuple[Any, ...]
+#: What is said when a step that was recorded in full proves the cause of a first diff that sketches showed.
+SETTLED = "its cause is known now"
 
 
 class News:
@@ -29,10 +31,12 @@ class News:
         Args:
             differs: whether a step before it has a diff.
         """
-        first = report.first_diff
+        first, new = report.first_diff, []
+        if report.settled is not None:
+            new.append(f"{SETTLED}: **{report.settled.message}**")
         if first is None:
-            return ""
-        new = []
+            self._told += new
+            return "\n\n".join(self._told) if new else ""
         place = first.stage, first.reference, first.candidate, first.slot
         # A process that was started again has not seen the first one.
         follows = first.standing is Standing.FOLLOWS or (first.standing is Standing.FIRST and differs)

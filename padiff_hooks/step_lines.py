@@ -19,6 +19,7 @@ import numpy as np
 
 from padiff.errors import UsageError
 from padiff.records import Report, Standing
+from padiff.report_formats import first_to_json
 from padiff_hooks.figure_codes import ZERO, codes, numbers_of
 from padiff_hooks.packing import (
     FIGURES,
@@ -97,6 +98,7 @@ class StepLines:
             "outcome": report.outcome,
             "first_diff": first,
             **({"independent": whole["independent"]} if whole["independent"] else {}),
+            **({"settled": first_to_json(report.settled)} if report.settled is not None else {}),
             **({"settings_differ": settings} if settings != (self._settings or []) else {}),
             "coverage": whole["coverage"]["share"],
         }

@@ -9,6 +9,8 @@ from padiff.records import LOOP, Both, Diff, Report, Run
 
 # Layers that ran so many places before or after the one that differs are looked at, too.
 _AROUND = 2
+# Layers before the one that differs that are looked at, at most.
+_MOST_LAYERS = 24
 # Due steps that a recorder may be ahead of what it has written, and then some.
 _AHEAD = 4
 #: Requests that are made in one comparison, at most: each costs the recorders a step of full tensors.
@@ -51,6 +53,23 @@ class Zooming:
         return asked
 
 
+def _block(layers: list[Both[str]], place: int, own: Both[str]) -> list[Both[str]]:
+    """The layers that the code runs which the diff may come from, up to its place, and the one before them: what goes
+    into that code (a residual, say) is what it is computed again from.
+    """
+    inside = [k for k, paths in enumerate(layers[:place]) if any(p.startswith(f"{at}.") for p, at in paths.zip(own))]
+    if not inside:
+        # A layer of the framework: the code is of the layer that holds it.
+        holders = own.map(lambda path: path.rpartition(".")[0])
+        inside = [
+            k
+            for k, paths in enumerate(layers[:place])
+            if any(p.startswith(f"{at}." if at else "") for p, at in paths.zip(holders))
+        ]
+    first = max(min(inside, default=place) - 1, place - _MOST_LAYERS, 0)
+    return layers[first:place]
+
+
 def _ahead(runs: Both[Run]) -> int:
     """A step that neither recorder has begun: those at work are as far as what they wrote, and a little further."""
     numbers = [run.numbers() for run in runs if not run.finished()]
@@ -69,5 +88,5 @@ def _around(report: Report, first: Diff) -> Both[set[str]]:
     here = [k for k, paths in enumerate(layers) if any(path == at for path, at in paths.zip(own))]
     place = here[0] if here else len(layers) - 1  # the loss: what comes last
     above = [paths for paths in layers if any(at.startswith(f"{path}.") for path, at in paths.zip(own))]
-    found = [*layers[max(0, place - _AROUND) : place + _AROUND + 1], *above, own]
+    found = [*layers[max(0, place - _AROUND) : place + _AROUND + 1], *_block(layers, place, own), *above, own]
     return Both({paths.reference for paths in found} - {LOOP}, {paths.candidate for paths in found} - {LOOP})

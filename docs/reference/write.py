@@ -41,6 +41,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
             "padiff_hapi.callback.PaDiffCallback": [],
             "padiff_transformers.callback.PaDiffCallback": [],
             "padiff_paddleformers.callback.PaDiffCallback": [],
+            "padiff_hooks.trainers.TrainerEvents": [],
             "padiff_hooks.training.TrainingOptions": None,
             "padiff_hooks.results.TrainingResults": ["first_report", "first_diff", "report"],
         },
@@ -54,7 +55,8 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
         {
             "padiff.compare_runs": None,
             "padiff.open_run": None,
-            "padiff.Report": ["passed", "outcome", "failed", "worst", "standing"],
+            "padiff.Report": [],
+            "padiff.records.report_data.ReportData": ["passed", "outcome", "failed", "worst", "standing"],
             "padiff.records.FirstDiff": ["max_abs", "max_rel", "message"],
             "padiff.records.Cause": [],
             "padiff.records.Diff": ["compared", "counts", "excess", "floors", "grade"],
@@ -82,7 +84,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
             "padiff.start_from": None,
             "padiff.assign_weight": None,
             "padiff.add_special_init": None,
-            "padiff.LayerMap": ["auto", "ignore", "ignore_recursivly", "ignore_class"],
+            "padiff.LayerMap": ["map", "auto", "ignore", "ignore_recursivly", "ignore_class"],
             "padiff.batches": None,
             "padiff.replaying.batches.RunBatch": ["inputs", "kwargs", "named", "labels"],
             "padiff.replay": None,
@@ -145,6 +147,14 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
         },
     ),
 }
+#: What else to ask of mkdocstrings for a name.
+MORE = {
+    "padiff.LayerMap": ["inherited_members: true"],
+    **{
+        f"padiff_{host}.callback.PaDiffCallback": ["show_root_full_path: true"]
+        for host in ("lightning", "hapi", "transformers", "paddleformers")
+    },
+}
 COMMANDS = (
     "run", "compare", "watch", "show", "map", "doctor", "replay", "calibrate", "resync", "repro", "atlas", "demo",
 )  # fmt: skip
@@ -161,7 +171,7 @@ def page(name: str, language: int) -> str:
         lines.append(f"::: {full}")
         if members is not None:
             shown = "false" if not members else "[" + ", ".join(members) + "]"
-            lines += ["    options:", f"      members: {shown}"]
+            lines += ["    options:", f"      members: {shown}", *(f"      {option}" for option in MORE.get(full, ()))]
         lines.append("")
     return "\n".join(lines)
 

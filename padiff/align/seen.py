@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from padiff.records import LOOP, Both, Sketched, Step, TensorSource, is_functional
+from padiff.records import LOOP, Both, Step, TensorSource, is_functional
 from padiff.sketches.sketch import Sketch
 
 #: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
@@ -43,9 +43,9 @@ class Seen:
 
         def values(path: str, slot: str) -> np.ndarray | Sketch | None:
             source = weights.get((path, slot))
-            if isinstance(source, Sketched):
-                return source.sketch
-            return None if source is None else source.read()
+            if source is None or source.sketched:
+                return None if source is None else source.sketch
+            return source.read()
 
         return cls(order, outputs, values if weights else None)
 

@@ -17,8 +17,10 @@ from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import described, with_proof
+from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.ranks import first_failed
 from padiff.compare.diagnose.settings import before_the_first, settings_first
+from padiff.compare.diagnose.settling import settled
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import EQUAL, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
@@ -32,6 +34,7 @@ from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import OWN_SAMPLES
+from padiff.pair.united import united
 from padiff.records import (
     LOOP,
     PARAMETER_STAGES,
@@ -104,6 +107,7 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
+        self._place: Place | None = None
         #: What follows from the first diff, and what does not.
         self._around = Around(self.runs)
         self._before = Before()
@@ -113,8 +117,12 @@ class RunComparison:
         self._declared = Declared()
         #: The step that was compared last, if it has diffs.
         self._parted: tuple[int, Both[list[Step]]] | None = None
+        #: The step that was compared last, of each rank.
+        self._compared: list[Both[Step]] = []
         #: The diffs of the first rank of the step that was compared last.
         self._latest: Sequence[Diff] = ()
+        #: Whether processes held parts of what was compared.
+        self.spread = False
         #: Where layers are called, as one of the steps showed.
         self._stacks: Both[Stacks] = Both({}, {})
         if aligned is not align or is_mapped(self._infos.reference, self._infos.candidate, self._map):
@@ -133,7 +141,9 @@ class RunComparison:
 
     def compare(self, number: int) -> Report:
         """Compare one step, all ranks; what a rank recorded that only one run has stands alone."""
-        return self.report(self.diffs(number), [number])
+        diffs = self.diffs(number)
+        report = self.report(diffs, [number])
+        return replace(report, settled=self.settle(diffs))
 
     def diffs(self, number: int) -> list[Diff]:
         """The judged diffs of one step, in causal order."""
@@ -148,6 +158,8 @@ class RunComparison:
         return [diff for diffs in self._diffs(steps.map(lambda step: [step])) for diff in diffs]
 
     def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[list[Diff]]:
+        steps = steps.map(united)
+        self.spread = self.spread or any(side and side[0].spread for side in steps)
         if self._alone:
             self._before, self._agreed_now = replace(self._before, drift=EQUAL), {}
         if self._plan is None:
@@ -156,6 +168,7 @@ class RunComparison:
             plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
             diffs, before = compare_step(steps, plan, self._before)
         self._before, self._latest = before, diffs[0] if diffs else []
+        self._compared = [Both(*sides) for sides in zip(*steps)]
         self._agreed = self._agreed_now
         self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
         if all(steps):
@@ -306,10 +319,32 @@ class RunComparison:
         if self._first_diff is None:
             # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
             found = replace(found, picture=picture_of(failed.pair))
-            self._first_diff = found
+            self._first_diff, self._place = found, place
             self._around.begin(found, failed, place, step, evidence)
             return found
         return self._around.placed(found, failed)
+
+    def settle(self, diffs: Sequence[Diff]) -> FirstDiff | None:
+        """The first diff, of a step before, if this step is the one that proves its cause: it has in full what that one
+        had as sketches. From now on, it is the first diff.
+
+        Args:
+            diffs: of the step that was compared last.
+        """
+        first, place = self._first_diff, self._place
+        if first is None or first.diff is None or place is None or not diffs or diffs[0].pair.step <= first.step:
+            return None
+        figures = first.diff.figures
+        if (first.cause is not None and first.cause.proven) or figures is None or figures.basis == "tensors":
+            return None
+        # By then all may pass: of runs that have come apart more is allowed.
+        steps = self._compared[first.rank or 0] if (first.rank or 0) < len(self._compared) else None
+        evidence = Evidence(self.runs, self.alignment, self._policy, steps, self._declared.at)
+        cause = settled(first, place, diffs, evidence)
+        if cause is None:
+            return None
+        self._first_diff = replace(first, cause=cause)
+        return self._first_diff
 
     def _steps_of(self, diff: Diff) -> Both[Step] | None:
         """The step, of the rank, that a diff is in; `None` if that is not the last that was compared."""

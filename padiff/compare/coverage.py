@@ -44,12 +44,16 @@ class Tally:
         self._zeros: dict[str, None] = {}
         self._views: dict[str, str] = {}
         self._amplified: int | None = None
+        self._own_samples = False
 
     def add(self, diffs: Iterable[Diff]) -> None:
         """Count the diffs of a step."""
         counts = self._counts
         for diff in diffs:
             pair, compared = diff.pair, diff.compared
+            self._own_samples = self._own_samples or (
+                diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES
+            )
             anchor = pair.anchor
             if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and anchor.layer != LOOP:
                 self._views.setdefault(anchor.layer, f"{anchor.layer} ({pair.layout.describe()})")
@@ -139,7 +143,7 @@ class Tally:
             cut_elsewhere=tuple(" / ".join(paths) for paths in sorted(alignment.cut_elsewhere)),
             sketched=counts["sketched"],
             bounded=counts["bounded"],
-            ranks=describe_processes(infos),
+            ranks=describe_processes(infos, self._own_samples),
             unmeasured=tuple(sorted(self._unmeasured)),
             amplified=self._amplified,
             zeros=tuple(self._zeros),

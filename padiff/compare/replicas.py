@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from padiff.records import ROOT, Record, RunInfo, Step
+from padiff.records.parts import PARTIAL
 
 # Of sketches, the numbers that were added up on two machines may differ in their last digits.
 _SKETCHES_DIFFER = 1e-6
@@ -97,7 +98,7 @@ class ReplicaCheck:
         first, *others = sorted(steps, key=lambda step: step.rank)
         own = self._of(first)
         for step in others:
-            self._compare(first, own, step, self._of(step))
+            self._compare(first, *_replicated(own, self._of(step)), step)
 
     def _of(self, step: Step) -> Mapping[str, dict[tuple[str, str], Record]]:
         found: dict[str, dict[tuple[str, str], Record]] = defaultdict(dict)
@@ -111,8 +112,8 @@ class ReplicaCheck:
         self,
         first: Step,
         own: Mapping[str, dict[tuple[str, str], Record]],
-        step: Step,
         other: Mapping[str, dict[tuple[str, str], Record]],
+        step: Step,
     ) -> None:
         differ = {stage: _differing(own[stage], other[stage]) for stage in ("weight", "grad", "update")}
         begins = step.rank not in self._apart
@@ -175,6 +176,30 @@ def check_replicas(info: RunInfo, steps: Iterable[Sequence[Step]]) -> list[RankF
     for step in steps:
         check.look(step)
     return check.findings
+
+
+_Held = Mapping[str, dict[tuple[str, str], Record]]
+
+
+def _replicated(own: _Held, other: _Held) -> tuple[_Held, _Held]:
+    """What of two processes' parameters is the same part of the same: all else differs, as it has to."""
+    if not any(record.part is not None for side in (own, other) for held in side.values() for record in held.values()):
+        return own, other
+    found: tuple[_Held, _Held] = defaultdict(dict), defaultdict(dict)
+    for stage, records in own.items():
+        for key, record in records.items():
+            partner = other.get(stage, {}).get(key)
+            if partner is not None and _place(record) == _place(partner) is not None:
+                found[0][stage][key], found[1][stage][key] = record, partner
+    return found
+
+
+def _place(record: Record) -> object:
+    """Which elements a record has, equal for replicas; `None` for a term of a sum."""
+    part = record.part
+    if part is None:
+        return (0,) * len(record.shape), record.shape, record.shape
+    return None if part.kind == PARTIAL else (part.offset, record.shape, part.shape)
 
 
 def _differing(

@@ -98,11 +98,13 @@ def compare_runs(
             ranks = comparison.rank_diffs(number)
             found = [diff for diffs in ranks for diff in diffs]
             if findings is None:
-                again = in_folders and not processes_differ(runs.map(lambda run: run.info))
+                again = in_folders and not (comparison.spread or processes_differ(runs.map(lambda run: run.info)))
                 findings = Findings(comparison.alignment, runs if again else None)
             findings.add(ranks, number)
             if first is None:
                 first = comparison.first(found)
+            else:
+                first = comparison.settle(found) or first
             if each is not None:
                 each(comparison.report(found, [number.reference]))
             done += 1

@@ -22,6 +22,7 @@ from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import rank_steps, step_pairs
+from padiff.pair.united import united
 from padiff.records import Both, Diff, Figures, Pair, Problem, Record, Run, Step
 from padiff.system.follow import follow
 
@@ -176,7 +177,8 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
         part, parts: which part of its pairs, of how many.
     """
     runs, alignment, stages, elementwise, plans = _opened(job)
-    ranks = rank_steps(runs.zip(numbers).map(lambda side: side[0].steps(side[1])), runs.map(lambda run: run.info))
+    steps = runs.zip(numbers).map(lambda side: united(side[0].steps(side[1])))
+    ranks = rank_steps(steps, runs.map(lambda run: run.info))
     pairs = [pair for rank in step_pairs(ranks, alignment, stages, plans) for pair in rank]
     if parts > 1:
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]

@@ -187,6 +187,7 @@ def record_to_json(record: Record, file: str) -> dict[str, Any]:
         "shape": list(record.shape),
         "file": file,
         **({"recomputed": True} if record.recomputed else {}),
+        **({"part": record.part.to_json()} if record.part is not None else {}),
     }
 
 

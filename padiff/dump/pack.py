@@ -328,10 +328,10 @@ class _Stored:
 
 
 def _record(stored: _Stored, order: int, entry: Entry) -> Record:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where = entry
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where, part = entry
     source: TensorSource
-    if kept_as == "sketch" and where >= 0:
-        source = Sketched(stored.rows[where], numbers)
+    if kept_as in ("sketch", "turned") and where >= 0:
+        source = Sketched(stored.rows[where], numbers, kept_as == "turned")
     else:
         source = stored.source(kept_as, where, dtype, shape, site)
-    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed)
+    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed, part)

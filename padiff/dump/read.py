@@ -54,6 +54,7 @@ from padiff.records import (
 )
 from padiff.records.environment import environment_from_json
 from padiff.records.pack import Pack
+from padiff.records.parts import Part
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 _STEP_NAME = re.compile(r"\d{8,}")
@@ -389,7 +390,8 @@ def _records(folder: Path, layer: str, layer_type: str, entries: Iterable[dict[s
         dtype, shape, order = intern(str(entry["dtype"])), _shape(tuple(entry["shape"])), whole(entry["order"])
         source = TensorFile(folder, intern(str(entry["file"])), dtype, shape, intern(f"{layer}/{stage}/{slot}"))
         recomputed = bool(entry.get("recomputed"))
-        yield Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed)
+        part = Part.of_json(entry["part"], shape) if "part" in entry else None
+        yield Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed, part)
 
 
 _shape = lru_cache(maxsize=4096)(shape_of)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import zlib
 from collections.abc import Mapping
@@ -24,10 +23,17 @@ from padiff.dump.safetensors import Mapped, Place
 from padiff.dump.traces import trace_key, trace_to_json
 from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text, shape_of
 from padiff.errors import RunFolderError
-from padiff.records import STAGES, Step, Trace
+from padiff.records import STAGES, Record, Step, Trace
+from padiff.records.alike import numbers_of
+from padiff.records.parts import Part
 
 STRUCTURES = "structures"
 SCHEMA_VERSION = 1
+#: Where a record is a part of a tensor: its entry has one field more, and sketches are of the whole tensor with zeros
+#: where others' elements are.
+WITH_PARTS = 2
+
+_FIELDS = ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"]
 
 #: Files of structures that a run folder holds. (Ranks that write at the same time may make a few more.)
 MOST = 16
@@ -58,7 +64,7 @@ class StructureWriter:
             traced: likewise of each tensor of the trace.
         """
         entries = [
-            (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place)
+            (r.layer, r.stage, r.slot, r.call, r.layer_type, r.dtype, r.shape, r.recomputed, *place, *_part(r))
             for r, place in zip(step.records, places)
         ]
         key = (tuple(entries), *trace_key(step.trace, traced))
@@ -73,10 +79,10 @@ class StructureWriter:
         self, entries: list[Any], trace: Trace, traced: list[tuple[str, Any]]
     ) -> tuple[str, np.ndarray | None]:
         content = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": WITH_PARTS if any(len(entry) > len(_FIELDS) for entry in entries) else SCHEMA_VERSION,
             "compression": self._compression,
-            "fields": ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"],
-            "records": entries,
+            "fields": _FIELDS,
+            "records": [_as_json(entry) for entry in entries],
             **({"trace": trace_to_json(trace, traced)} if trace.calls else {}),
         }
         text = json.dumps(content)
@@ -95,7 +101,7 @@ class Entry(NamedTuple):
     """What a record is called, as `padiff.records.Record` has it, and where it is kept.
 
     Attributes:
-        numbers: how many numbers it has; a complex one is two.
+        numbers: how many numbers it has, of a part the whole; a complex one is two.
         site: what messages call it.
         kept_as, where: as the step's file has it.
     """
@@ -112,6 +118,7 @@ class Entry(NamedTuple):
     site: str
     kept_as: str
     where: Any
+    part: Part | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -143,10 +150,11 @@ class Structure:
 
 
 def _entry(entry: Any) -> Entry:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where = entry
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where, *more = entry
     if stage not in STAGES:
         raise ValueError(f"unknown stage {stage!r}")
     shape = shape_of(shape)
+    part = Part.of_json(more[0], shape) if more and more[0] is not None else None
     return Entry(
         str(layer),
         stage,
@@ -156,11 +164,20 @@ def _entry(entry: Any) -> Entry:
         str(dtype),
         shape,
         bool(recomputed),
-        math.prod(shape) * (2 if dtype.startswith("complex") else 1),
+        numbers_of(dtype, shape, part),
         f"{layer}/{stage}/{slot}",
         kept_as,
         where,
+        part,
     )
+
+
+def _part(record: Record) -> tuple[Part, ...]:
+    return () if record.part is None else (record.part,)
+
+
+def _as_json(entry: tuple[Any, ...]) -> tuple[Any, ...]:
+    return entry if len(entry) == len(_FIELDS) else (*entry[:-1], entry[-1].to_json())
 
 
 class StructureReader:
@@ -213,8 +230,10 @@ def _read(path: Path) -> Structure:
 
 def _parsed(text: bytes) -> Structure:
     content = parse_json(text)
-    if content["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION}")
+    if content["schema_version"] not in (SCHEMA_VERSION, WITH_PARTS):
+        raise ValueError(
+            f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION} and {WITH_PARTS}"
+        )
     return Structure(str(content["compression"]), list(content["records"]), content.get("trace"))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from padiff.frameworks.dropouts import MaskObserver, MaskSource
 from padiff.frameworks.hooking import Handle, Hooking
 from padiff.frameworks.optimizing import Optimizers
+from padiff.frameworks.spreading import Spreading
 from padiff.frameworks.values import Tensors
 
 
@@ -162,3 +163,4 @@ class Framework:
     masks: Masks
     environment: Environment
     data: Data
+    spread: Spreading

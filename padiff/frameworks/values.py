@@ -52,6 +52,9 @@ class Tensors(Protocol):
         ``transposed`` looks at a matrix transposed.
         """
 
+    def elements(self, tensor: Any, chosen: np.ndarray) -> Any:
+        """A copy of some elements of a tensor, by their places row by row; on its device, as `sample` has it."""
+
     def live(self, tensor: Any) -> np.ndarray | None:
         """The tensor's own memory as an array, where it is plain memory of the CPU, else `None`.
 

@@ -58,13 +58,32 @@ def shape_of(framework: Framework, tensor: Any) -> tuple[int, ...]:
 
 def describe(nodes: Collection[Node], framework: Framework, recorded: Collection[str]) -> tuple[Layer, ...]:
     """The tree as values, for the run folder."""
-    first_seen: dict[int, str] = {}
+    first_seen: dict[tuple[int, int], str] = {}
     layers = []
     for node in nodes:
         parameters = []
-        for slot, tensor, role in framework.layers.parameters(node.layer):
+        held = {one.slot: one for one in framework.spread.held(node.layer)}
+        standing = list(framework.layers.parameters(node.layer))
+        # In the order of definition; those that do not stand there now come before what does: buffers.
+        order = {slot: place for place, (slot, _, _) in enumerate(standing)}
+        for one in held.values():
+            site = f"{node.path}/{one.slot}"
+            tied_to = first_seen.setdefault(one.key, site)
+            parameters.append(
+                Parameter(
+                    slot=one.slot,
+                    shape=one.shape,
+                    dtype=one.dtype,
+                    layout=framework.layers.layout(node.layer, one.slot),
+                    trainable=one.trainable,
+                    tied_to="" if tied_to == site else tied_to,
+                )
+            )
+        for slot, tensor, role in standing:
+            if slot in held:
+                continue  # what stands there is for this call only, or a part
             site = f"{node.path}/{slot}"
-            tied_to = first_seen.setdefault(id(tensor), site)
+            tied_to = first_seen.setdefault((id(tensor), -1), site)
             parameters.append(
                 Parameter(
                     slot=slot,
@@ -76,6 +95,7 @@ def describe(nodes: Collection[Node], framework: Framework, recorded: Collection
                     tied_to="" if tied_to == site else tied_to,
                 )
             )
+        parameters.sort(key=lambda parameter: order.get(parameter.slot, -1))
         layers.append(
             Layer(
                 path=node.path,

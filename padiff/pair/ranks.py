@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from padiff.align import Alignment
 from padiff.pair.plans import PairPlans
-from padiff.pair.processes import OWN_SAMPLES, common_part, processes_differ, rest
+from padiff.pair.processes import OWN_SAMPLES, common_part, only_common, rest
 from padiff.pair.steps import pair_steps
 from padiff.records import Both, Diff, Pair, RunInfo, Step
 
@@ -15,9 +15,13 @@ from padiff.records import Both, Diff, Pair, RunInfo, Step
 def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[Step]]:
     """The two sides of one step, by rank; a rank that only one run has stands beside an empty step.
 
-    Runs of different numbers of processes have one: of what does not depend on how the batch was shared out.
+    Runs of different numbers of processes have one: of what does not depend on how the batch was shared out. So have
+    runs whose parameters are spread in different ways.
+
+    Args:
+        steps: of each run, as `padiff.pair.united.united` gives them.
     """
-    if processes_differ(infos) and all(steps):
+    if only_common(steps, infos):
         return [steps.zip(infos).map(lambda side: common_part(*side))]
     empty = Step((steps.reference or steps.candidate)[0].number, ())
     return [Both(*(step or empty for step in rank)) for rank in zip_longest(*steps)]
@@ -51,7 +55,7 @@ def left_out(
     steps: Both[Sequence[Step]], infos: Both[RunInfo], ranks: Sequence[Both[Step]], stages: Collection[str]
 ) -> list[Diff]:
     """What is not compared of runs of different numbers of processes: shown, and not judged."""
-    if not (processes_differ(infos) and all(steps)):
+    if not only_common(steps, infos):
         return []
     number, alone = ranks[0].reference.number, steps.zip(ranks[0]).map(lambda side: rest(*side))
     found = [Pair(number, record, None, optional=True) for record in alone.reference]

@@ -70,6 +70,7 @@ class Layers:
         if stamp is not None and stamp == self.stamp:
             return False
         self.stamp = stamp
+        self.framework.spread.look(self._model)
         if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
             return False

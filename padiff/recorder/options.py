@@ -31,7 +31,7 @@ class RunOptions(TypedDict, total=False):
     """In which steps a replay pack is kept (`padiff.records.pack.Pack`): what it takes to do the step again elsewhere.
     Such a step is due whatever ``every_n_steps`` says, and recorded in full. Default: none."""
     white_list: Iterable[Any] | None
-    """Record these layers only; see `padiff.model.selection.select`. A white list makes a black list void."""
+    """Record these layers only; see `padiff.model.selection.select`. With a white list, a black list does nothing."""
     black_list: Iterable[Any] | None
     """Record all layers but these; see `padiff.model.selection.select`."""
     functions: bool
@@ -43,7 +43,7 @@ class RunOptions(TypedDict, total=False):
     """Whether all of a step goes into one file, in the safetensors format. Default: where the step has sketches, or a
     compression asks for it; else a step is JSON and an ``.npy`` file for each tensor."""
     compression: str
-    """Of packed tensors: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: none."""
+    """How packed tensors are compressed: ``"zlib"``, or ``"zstd"`` (needs the package zstandard). Default: not."""
     max_bytes: float | None
     """How large the run folder may become; of a run in memory, how much of it is held (default: 1 GB). Before a step
     is written that does not fit, others are taken away: first those in the middle; the first step, the worst ones
@@ -67,7 +67,7 @@ class RecordOptions(RunOptions, total=False):
     """The optimizer, or several (a list, a mapping); with it `grad` is what the optimizer consumed (after clipping and
     unscaling) and `update` is what it did. Without it `grad` is what backward left."""
     layer_map: Sequence[Any] | None
-    """Layers that answer, in order, to those of the other run's ``layer_map``; their sublayers are not recorded."""
+    """Layers that correspond, in order, to those of the other run's ``layer_map``; their sublayers are not recorded."""
     rank: int | None
     """Number of this process in a distributed run. Default: what the framework says."""
     world_size: int | None

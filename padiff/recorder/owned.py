@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from padiff.frameworks.base import Framework
+from padiff.frameworks.spreading import Held
 from padiff.model.selection import Node
 from padiff.recorder.detail import SKETCH
 from padiff.recorder.known import Known
+from padiff.recorder.left_out import Left
 from padiff.recorder.record_buffer import LevelOf
 from padiff.recorder.taken import Sampled
 from padiff.records.alike import Site
+from padiff.records.parts import Part
 from padiff.sketches.sketch import Cut
 
 #: What a record of something owned is: the stage, its place, the dtype, the shape and the number of the call.
@@ -27,12 +31,20 @@ _AT_ONCE = 100
 
 
 class Owner(NamedTuple):
-    """A parameter or buffer, and the first layer that reaches it."""
+    """A parameter or buffer, and the first layer that reaches it.
+
+    Attributes:
+        tensor: of one that is spread over processes, what this one holds, as a plain tensor.
+        part: which part of the whole that is; `None`: all of it.
+        held: how it is spread; `None`: it is not.
+    """
 
     node: Node
     slot: str
     tensor: Any
     role: str
+    part: Part | None = None
+    held: Held | None = None
 
 
 class Owned:
@@ -47,26 +59,42 @@ class Owned:
         tensors: these, in the same order.
         index: by identity, the place in that order.
         transposed: of each, whether its samples are of the transposed matrix: they lie as (out, in) in both frameworks.
-        sharded: the layers that hold parts of parameters, which are not among these.
+        sharded: the layers that hold parts of parameters of which nothing is known; these are not among the owners.
+        pieces: by the identity of a tensor that optimizers step, the keys of the parameters inside of it, each with
+            where it begins there and how long it is.
+        unplaced: layers with parameters of which it can't be said what this process holds, and why.
     """
 
     def __init__(self, nodes: Sequence[Node], owning: Collection[str], framework: Framework) -> None:
         self._framework = framework
         self.owners: dict[int, Owner] = {}
         self.sharded: list[Node] = []
+        self.pieces: dict[int, list[tuple[int, int, int]]] = {}
+        self.unplaced: list[tuple[Node, str]] = []
+        self._seen: set[tuple[int, int]] = set()
         layers = framework.layers
         for node in nodes:
             if node.path not in owning:
                 continue
-            sharded = layers.sharded(node.layer)
+            held = framework.spread.held(node.layer)
+            sharded = not held and layers.sharded(node.layer)
             if sharded:
                 self.sharded.append(node)
+            for one in held:
+                self._own_part(node, one)
+            elsewhere = {one.slot for one in held}
             for slot, tensor, role in layers.parameters(node.layer):
-                if not (sharded and role == "parameter"):
+                if slot in elsewhere or (sharded and role == "parameter"):
+                    continue
+                if role == "parameter" and framework.spread.is_spread(tensor):
+                    self._own_part(node, _itself(slot, tensor, framework))
+                else:
                     self.owners.setdefault(id(tensor), Owner(node, slot, tensor, role))
+        self.spread = any(owner.part is not None for owner in self.owners.values())
         self.tensors = [owner.tensor for owner in self.owners.values()]
         self.index = {key: place for place, key in enumerate(self.owners)}
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
+        self.parts = [owner.part for owner in self.owners.values()]
         self._memories: list[Any] = [None] * len(self.tensors)
         self._cuts: list[Cut | None] = [None] * len(self.tensors)
         #: As long as dtypes and shapes are what they were.
@@ -77,7 +105,58 @@ class Owned:
     def training(self) -> list[bool]:
         """Which of them are parameters that a backward gives gradients now."""
         trains = self._framework.tensors.all_trainable(self.tensors)
-        return [each and owner.role == "parameter" for each, owner in zip(trains, self.owners.values())]
+        return [
+            owner.role == "parameter" and (each if owner.held is None else owner.held.trainable)
+            for each, owner in zip(trains, self.owners.values())
+        ]
+
+    def trains(self, key: int) -> bool:
+        """Whether one of them is a parameter that a backward gives gradients now."""
+        owner = self.owners[key]
+        if owner.role != "parameter":
+            return False
+        return self._framework.tensors.trainable(owner.tensor) if owner.held is None else owner.held.trainable
+
+    def keys_of(self, parameters: Iterable[Any]) -> set[int]:
+        """The keys of what tensors that an optimizer steps are, or hold."""
+        pieces = self.pieces
+        found: set[int] = set()
+        for parameter in parameters:
+            found.update([key for key, _, _ in pieces[id(parameter)]] if id(parameter) in pieces else [id(parameter)])
+        return found
+
+    def apart(self, pairs: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+        """Parameters that an optimizer steps, with their gradients; one that holds several, as keys of these."""
+        pieces = self.pieces
+        if not pieces:
+            return pairs
+        return (
+            one
+            for parameter, gradient in pairs
+            for one in (
+                [(key, gradient[start : start + count]) for key, start, count in pieces[id(parameter)]]
+                if gradient is not None and id(parameter) in pieces
+                else [(parameter, gradient)]
+            )
+        )
+
+    def _own_part(self, node: Node, held: Held) -> None:
+        """Take what this process holds of a parameter among the owners; nothing of one that it holds nothing of."""
+        if held.key in self._seen:
+            return
+        self._seen.add(held.key)
+        try:
+            tensor, part = held.local()
+        except Exception as error:  # whatever kind of spreading this is, the training goes on
+            self.unplaced.append((node, Left.because(error).reason))
+            return
+        if tensor is None:
+            return
+        # A tensor of its own is known by its identity; those inside of another one by a number that is no identity.
+        key = id(held.stepped) if held.within is None else -(id(held.stepped) << 32) - held.number
+        self.owners[key] = Owner(node, held.slot, tensor, "parameter", part, held)
+        if held.within is not None:
+            self.pieces.setdefault(id(held.stepped), []).append((key, *held.within))
 
     def all_sketched(self, levels: LevelOf) -> bool:
         """Whether of all of these, and of their gradients and updates, sketches are kept."""
@@ -148,7 +227,7 @@ class Owned:
     def _made(self, about: Sequence[About], known: Known) -> list[Site]:
         owners, sites = list(self.owners.values()), []
         for stage, place, dtype, shape, call in about:
-            node, slot, _, _ = owners[place]
+            node, slot = owners[place][:2]
             kind = type(node.layer).__name__
             transposed = self.transposed[place]
             sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, transposed)))
@@ -160,9 +239,27 @@ class Owned:
         return None
 
     def _cut(self, place: int) -> Cut | None:
+        if self.parts[place] is not None:
+            return None  # where the whole's sample lies in a part, its shape does not tell
         with suppress(Exception):
             return self._framework.tensors.cut(self.tensors[place], self.transposed[place])
         return None
+
+
+def _itself(slot: str, tensor: Any, framework: Framework) -> Held:
+    """A parameter that stands on its layer and is spread over processes by its own kind."""
+    tensors = framework.tensors
+    return Held(
+        slot,
+        tensors.shape(tensor),
+        tensors.dtype(tensor),
+        tensors.trainable(tensor),
+        tensor,
+        None,
+        partial(framework.spread.local, tensor),
+        lambda: tensor.grad,
+        heard=True,
+    )
 
 
 class LastOwned:
@@ -178,7 +275,7 @@ class LastOwned:
         Args:
             stamp: another value once it may be something else (`padiff.frameworks.base.Layers.stamp`, and the paths).
         """
-        if self._owned is None or self._stamp != stamp:
+        if self._owned is None or self._stamp != stamp or self._owned.spread:
             self._stamp, self._owned = stamp, Owned(nodes, owning, framework)
         return self._owned
 

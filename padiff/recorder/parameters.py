@@ -14,13 +14,15 @@ from padiff.recorder.left_out import Left
 from padiff.recorder.owned import WIDE, LastOwned, Owned, Owner
 from padiff.recorder.record_buffer import LevelOf, RecordBuffer
 from padiff.recorder.taken import Sampled, Taken, Whole
+from padiff.records.parts import Part
 
 # How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8
 # Elements of a gradient that are looked at.
 _ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
-_SHARDED = "FSDP spreads them over the processes: this one holds a part of each"
+_UNHEARD = "FSDP reduces them out of sight, and they were cleared before the step ended: give record() the optimizer"
+_SHARDED = "they are spread over the processes, and nothing here tells which part of each this one holds"
 
 
 @dataclass(slots=True)
@@ -127,7 +129,11 @@ class Parameters:
     def trainable(self) -> list[tuple[int, Any]]:
         """The parameters that a backward gives gradients, with their identities."""
         trains = self._owned.training()
-        return [(key, owner.tensor) for (key, owner), each in zip(self._owners.items(), trains) if each]
+        return [
+            (key, owner.tensor if owner.held is None else owner.held.stepped)
+            for (key, owner), each in zip(self._owners.items(), trains)
+            if each and (owner.held is None or owner.held.heard)
+        ]
 
     def gradients_left(self) -> bool:
         """Whether parameters hold gradients that are not zero, as the step's first backward begins; some of them tell.
@@ -140,7 +146,9 @@ class Parameters:
         held = [tensor for tensor in optimized if tensor.grad is not None]
         for tensor in held[:: max(1, len(held) // _LOOKED_AT)]:
             try:
-                if bool((tensor.grad.reshape([-1])[:_ELEMENTS] != 0).any()):
+                # Of one that is spread, what this process holds: to look at all of it, processes have to wait.
+                gradient, _ = self._framework.spread.local(tensor.grad)
+                if bool((gradient.reshape([-1])[:_ELEMENTS] != 0).any()):
                     return True
             except Exception:  # of a kind that has no values to look at
                 continue
@@ -174,12 +182,12 @@ class Parameters:
         return True
 
     def _snapshot_of(self, key: int) -> None:
-        node, slot, tensor, role = self._owners[key]
+        node, slot = self._owners[key][:2]
         level, later = self._levels[node.path, "weight"], self._levels[node.path, "update"]
         taken = self._take(key, level) if level != NOTHING else None
         if taken is not None:
             self._records.write(node, "weight", slot, taken, 0)
-        if role == "parameter" and later != NOTHING and self._tensors.trainable(tensor):
+        if later != NOTHING and self._owned.trains(key):
             # Compared as it is kept: a sample with a sample.
             before = taken if taken is not None and level == later else self._take(key, later)
             if not isinstance(before, Left):
@@ -191,6 +199,8 @@ class Parameters:
                 for _, _, role in self._framework.layers.parameters(node.layer):
                     if role == "parameter":
                         self._records.left_out.add(node.path, _SHARDED, training=True, what="parameter")
+        for node, reason in self._owned.unplaced:
+            self._records.left_out.add(node.path, reason, training=True, what="parameter")
 
     def finish(self, updates: bool = True) -> None:
         """Record what is not recorded yet; without ``updates`` no optimizer has stepped."""
@@ -229,16 +239,17 @@ class Parameters:
         unknown, together, cuts = set(), [], []
         owned, levels = self._owned, self._levels
         index, owners, transposed, cut_of = owned.index, owned.owners, owned.transposed, self._tensors.cut
-        for parameter, gradient in pairs:
+        for parameter, gradient in self._owned.apart(pairs):
             if gradient is None:
                 continue
-            key = id(parameter)
+            key = parameter if isinstance(parameter, int) else id(parameter)
             place = index.get(key)
             if place is None:
                 unknown.add(key)
                 continue
             level = levels[owners[key].node.path, "grad"]
-            cut = cut_of(gradient, transposed[place]) if level == SKETCH else None
+            whole = level == SKETCH and owned.parts[place] is None
+            cut = cut_of(gradient, transposed[place]) if whole else None
             if cut is None:
                 self._consumed[key] = self._take(key, level, gradient) if level != NOTHING else None
             else:
@@ -263,13 +274,13 @@ class Parameters:
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
         self._taken[id(optimizer)] += 1
-        its = {id(parameter) for parameter in self._framework.optimizers.optimized(optimizer)}
+        its = self._owned.keys_of(self._framework.optimizers.optimized(optimizer))
         self._record([key for key in self._consumed if key in its])
 
     def _note_exchanged(self, keys: Collection[int]) -> None:
         """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
         kept = (owner for key, owner in self._owners.items() if self._level(key, "grad") != NOTHING)
-        known = {(node.path, slot) for node, slot, _, _ in kept}
+        known = {(owner.node.path, owner.slot) for owner in kept}
         for node in self._nodes:
             for slot, tensor, _ in self._framework.layers.parameters(node.layer):
                 if id(tensor) in keys and (node.path, slot) in known:
@@ -279,7 +290,7 @@ class Parameters:
         """Whether parameters of the optimizers have changed since the step began; some of them tell."""
         self._leave_batch()
         optimized = self._framework.optimizers.optimized
-        stepping = {id(parameter) for optimizer in self._optimizers for parameter in optimized(optimizer)}
+        stepping = {key for optimizer in self._optimizers for key in self._owned.keys_of(optimized(optimizer))}
         keys = [key for key in self._before if key in stepping]
         some = keys[:: max(1, len(keys) // _LOOKED_AT)]
         now = {key: self._take(key, self._before[key].level) for key in some}
@@ -294,7 +305,9 @@ class Parameters:
         """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
         owned = self._owned
         place = owned.index[key]
-        parameter = owned.tensors[place]
+        parameter, part = owned.tensors[place], owned.parts[place]
+        if part is not None:
+            return self._take_part(parameter if tensor is None else tensor, part, level, owned.transposed[place])
         if self._records.resolved(parameter, level) != SKETCH:
             return self._records.take(parameter if tensor is None else tensor, level)
         is_transposed = owned.transposed[place]
@@ -306,6 +319,12 @@ class Parameters:
             return self._records.take(parameter, SKETCH, is_transposed)
         return Sampled(cut[0].dtype, cut[0].shape, self._records.samples, first, is_transposed)
 
+    def _take_part(self, tensor: Any, part: Part, level: str, turned: bool) -> Taken | Left:
+        """Copy what this process holds of a parameter, or of a tensor like it."""
+        if self._framework.spread.is_spread(tensor):
+            return self._records.take(tensor, level, turned)  # a gradient may be spread in another way
+        return self._records.take_part(tensor, part, level, turned)
+
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
         keys = list(keys)
@@ -314,7 +333,7 @@ class Parameters:
         self._leave_batch()
         for key in keys:
             taken = self._consumed.pop(key)
-            node, slot, tensor, _ = self._owners[key]
+            node, slot, tensor = self._owners[key][:3]
             call = self._steps[key]
             self._steps[key] += 1
             if taken is not None:
@@ -328,7 +347,7 @@ class Parameters:
                     continue
                 self._before[key] = after
                 dtype = after.dtype if tensor.element_size() >= WIDE else "float32"
-                self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call)
+                self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call, part=after.part)
 
     def _record_together(self, keys: Sequence[int]) -> bool:
         """`_record`, of samples, at once. Whether that could be done."""
@@ -374,8 +393,11 @@ class Parameters:
                 )
 
     def _take_what_is_there(self) -> None:
-        for key, tensor in self.trainable():
-            gradient = tensor.grad
+        trains = self._owned.training()
+        for (key, owner), each in zip(self._owners.items(), trains):
+            if not each:
+                continue
+            gradient = owner.tensor.grad if owner.held is None else owner.held.gradient()
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:
@@ -386,6 +408,8 @@ class Parameters:
                 taken = self._sums.get(key, taken)  # cleared already
             if taken is not None:
                 self._consumed[key] = taken
+            elif owner.held is not None and not owner.held.heard:
+                self._records.left_out.add(owner.node.path, _UNHEARD, training=True, what="gradient")
         self._sums.clear()
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from padiff.frameworks.base import Framework
+from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.known import Known
@@ -16,6 +17,8 @@ from padiff.recorder.left_out import Left, LeftOut
 from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
 from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
+from padiff.records.parts import PARTIAL, Part
+from padiff.sketches.parts import own_of
 from padiff.sketches.samples import Empty, Samples
 from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
 
@@ -69,7 +72,7 @@ class RecordBuffer:
         known: Known | None = None,
         room: float = SMALL_BYTES,
     ) -> None:
-        self._tensors = framework.tensors
+        self._tensors, self._spread = framework.tensors, framework.spread
         self._empty, self._room, self.within = empty, room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self.known = Known() if known is None else known
@@ -112,6 +115,10 @@ class RecordBuffer:
         tensors, samples = self._tensors, self.samples
         RecordBuffer.copying = True
         try:
+            if self._spread.is_spread(tensor):
+                tensor, part = self._spread.local(tensor)
+                if part is not None:
+                    return self._take_part(tensor, part, level, transposed)
             if level == SMALL and self.resolved(tensor, level) == FULL:
                 array = tensors.copy(tensor, self._empty)
                 self._room -= array.nbytes
@@ -137,9 +144,39 @@ class RecordBuffer:
         finally:
             RecordBuffer.copying = False
 
+    def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> Taken | Left:
+        """`take`, of a part of a tensor that is spread over processes; ``transposed`` is said of the whole."""
+        RecordBuffer.copying = True
+        try:
+            return self._take_part(tensor, part, level, transposed)
+        except Exception as error:
+            return Left.because(error)
+        finally:
+            RecordBuffer.copying = False
+
+    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken:
+        tensors = self._tensors
+        name, shape = tensors.dtype(tensor), tensors.shape(tensor)
+        if not part.fits(shape):
+            raise UncopiedError(f"a part {shape} at {part.offset} does not lie in a tensor {part.shape}")
+        if level == SMALL:
+            # By the whole's size: all processes have to keep the same of a tensor.
+            level = FULL if part.size <= SMALL_ELEMENTS else SKETCH
+        if level == WITHIN:
+            fits = math.prod(shape) * int(tensor.element_size()) <= self.within
+            level = FULL if fits else SKETCH
+            self.within = self.within - math.prod(shape) * int(tensor.element_size()) if fits else 0.0
+        # What is kept of terms beside their projections does not tell what that of their sum is.
+        if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
+            array = tensors.copy(tensor, self._empty)
+            return Whole(name, array.shape, array, part=part)
+        own = own_of(part.shape, part.offset, shape, transposed)
+        values = tensors.elements(tensor, own.elements)
+        return Sampled(name, shape, self.samples, self.samples.add_part(values, own), transposed, part=part)
+
     def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
         """The tensor's values as they are now, all of them; from another device they come when the step is over."""
-        if self._tensors.device(tensor) == "cpu":
+        if self._tensors.device(tensor) == "cpu" or self._spread.is_spread(tensor):
             return self.take(tensor, FULL)
         RecordBuffer.copying = True
         try:
@@ -178,13 +215,13 @@ class RecordBuffer:
     ) -> None:
         """`write`, given a layer's path and class."""
         if isinstance(taken, Sampled):
-            about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed
+            about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed, taken.part
             self._sites.append(self.known.sites.get(about) or self.known.site(Site(*about)))  # type: ignore[call-overload]
             self._numbers.append(taken.number)
         elif isinstance(taken, Left):
             self.left_out.add(path, taken.reason, training)
         else:
-            site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False)
+            site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False, taken.part)
             self._put(site, taken.source)
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
@@ -202,10 +239,11 @@ class RecordBuffer:
         shape: tuple[int, ...],
         call: int,
         training: bool = True,
+        part: Part | None = None,
     ) -> None:
         """Write down values that are copied already."""
         kind = type(node.layer).__name__
-        self._put(Site(node.path, kind, stage, slot, dtype, tuple(shape), call, training, False), source)
+        self._put(Site(node.path, kind, stage, slot, dtype, tuple(shape), call, training, False, part), source)
 
     def scalar(self, stage: str, slot: str, value: float, call: int, dtype: str = "float64") -> None:
         """Write down a number that belongs to the whole step."""
@@ -228,7 +266,8 @@ class RecordBuffer:
         if isinstance(taken, Left):
             self.left_out.add(LOOP, taken.reason, training)
             return
-        site = Site(LOOP, "", stage, slot, taken.dtype, tuple(taken.shape), call, training, False)
+        part = None if isinstance(taken, OnItsWay) else taken.part
+        site = Site(LOOP, "", stage, slot, taken.dtype, tuple(taken.shape), call, training, False, part)
         self._put(site, taken.source, place)
 
     def _put(self, site: Site, source: TensorSource, place: int | None = None) -> None:
@@ -270,13 +309,16 @@ class RecordBuffer:
                     site.layer,
                     site.stage,
                     site.slot,
-                    sketched(self.samples, number, site.dtype, site.shape, site.transposed) if other is None else other,
+                    sketched(self.samples, number, site.dtype, site.shape, site.transposed, site.part)
+                    if other is None
+                    else other,
                     site.dtype,
                     site.shape,
                     site.call,
                     order,
                     site.layer_type,
                     site.stage == "forward" and site.layer in recomputed,
+                    site.part,
                 )
                 for order, (site, number, other) in enumerate(kept)
             ]

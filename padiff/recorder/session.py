@@ -146,15 +146,16 @@ class Recorder:
             self._capture.log_loss(loss)
 
     def log_batch(self, inputs: Any, labels: Any = None) -> None:
-        """Say what the micro-batch is that begins, for a replay pack, where it is not seen. Costs nothing in steps
+        """Log the batch that begins, for a replay pack, if the recorder can't see it. Costs nothing in steps
         without one.
 
-        Seen is what the model is called with, and what loss functions of the framework are called with outside of it.
+        The recorder sees what the model is called with, and what the framework's loss functions outside of it are
+        called with.
 
         Args:
             inputs: what the model is called with: a tuple, by position; a mapping, by name; or one tensor.
-            labels: what the loss takes besides: a tuple, or one tensor; of a mapping it is the one label. Default: what
-                is seen to go into loss functions.
+            labels: what else the loss takes: a tuple, one tensor, or a mapping as the one label. Default: what loss
+                functions are called with.
         """
         if self._capture is not None and self._capture.packing is not None:
             self._capture.packing.give(inputs, labels)
@@ -229,8 +230,8 @@ class Recorder:
         return self._output.run
 
     def declare(self, settings: Mapping[str, Any]) -> None:
-        """Say what the training is set to, where a host knows it: names and plain values as `padiff.records.settings`
-        has them. What is seen of the training itself wins.
+        """Declare settings of the training that a trainer knows: names and plain values as `padiff.records.settings`
+        has them. What the recorder sees itself takes precedence.
         """
         self._settings.declare(settings)
 

@@ -13,6 +13,7 @@ from padiff.frameworks.values import Tensors
 from padiff.recorder.detail import FULL, SKETCH
 from padiff.records import InMemory, Sketched, TensorSource
 from padiff.records.alike import sketched
+from padiff.records.parts import Part
 from padiff.sketches.samples import Samples
 
 
@@ -46,12 +47,14 @@ class Whole:
     Attributes:
         dtype, shape: of the tensor.
         values: its own.
+        part: which part of a tensor it is, where processes hold parts.
     """
 
     dtype: str
     shape: tuple[int, ...]
     values: np.ndarray
     _source: TensorSource | None = None
+    part: Part | None = None
 
     level = FULL
 
@@ -86,6 +89,7 @@ class Sampled:
         dtype, shape: of the tensor.
         samples, number: where the sample is.
         transposed: whether it is of the transposed matrix.
+        part: which part of a tensor it is, where processes hold parts.
     """
 
     dtype: str
@@ -94,6 +98,7 @@ class Sampled:
     number: int
     transposed: bool = False
     _source: TensorSource | None = None
+    part: Part | None = None
 
     level = SKETCH
 
@@ -120,7 +125,7 @@ class Sampled:
         self.samples.add_to(self.number, other.number)
 
     def _sketched(self, number: int) -> Sketched:
-        return sketched(self.samples, number, self.dtype, self.shape, self.transposed)
+        return sketched(self.samples, number, self.dtype, self.shape, self.transposed, self.part)
 
 
 class Awaited(TensorSource):

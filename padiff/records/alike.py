@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from padiff.records.parts import Part
 from padiff.records.recorded import Record, Step
 from padiff.records.sources import Sketched, TensorSource
 from padiff.records.traces import TracedCall, TracedTensor
@@ -30,6 +31,7 @@ class Site(NamedTuple):
 
     Attributes:
         transposed: whether a sketch of it is of the transposed matrix.
+        part: which part of the tensor it is; `None`: all of it.
     """
 
     layer: str
@@ -41,6 +43,7 @@ class Site(NamedTuple):
     call: int
     training: bool
     transposed: bool
+    part: Part | None = None
 
 
 class TracedSite(NamedTuple):
@@ -148,17 +151,27 @@ def alike(
     )
 
 
-def sketched(samples: Samples, number: int, dtype: str, shape: tuple[int, ...], transposed: bool = False) -> Sketched:
-    """The source of a sample of a tensor."""
-    # Real and imaginary parts are numbers of their own.
-    size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-    return Sketched((samples, number), size, transposed)
+def sketched(
+    samples: Samples,
+    number: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    transposed: bool = False,
+    part: Part | None = None,
+) -> Sketched:
+    """The source of a sample of a tensor; of a part of one, it is the whole's with zeros where others' elements are."""
+    return Sketched((samples, number), numbers_of(dtype, shape, part), transposed)
+
+
+def numbers_of(dtype: str, shape: tuple[int, ...], part: Part | None = None) -> int:
+    """How many numbers a sketch of a tensor stands for. Real and imaginary parts are numbers of their own."""
+    return math.prod(shape if part is None else part.shape) * (2 if dtype.startswith("complex") else 1)
 
 
 def _record(pattern: Pattern, order: int, samples: Samples, number: int, other: TensorSource | None) -> Record:
-    layer, layer_type, stage, slot, dtype, shape, call, _, transposed = pattern.sites[order]
-    source = sketched(samples, number, dtype, shape, transposed) if other is None else other
-    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type)
+    layer, layer_type, stage, slot, dtype, shape, call, _, transposed, part = pattern.sites[order]
+    source = sketched(samples, number, dtype, shape, transposed, part) if other is None else other
+    return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, part=part)
 
 
 def _traced(pattern: Pattern, place: int, samples: Samples, number: int, other: TensorSource | None) -> TracedTensor:

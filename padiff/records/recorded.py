@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.records.floors import Floors
+from padiff.records.parts import Part
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
 from padiff.sketches.sketch import Sketch
@@ -54,6 +55,7 @@ class Record:
         source: where the values are; `value` reads them.
         recomputed: whether the layer's forward ran again inside of a backward (activation checkpointing); it is
             recorded once.
+        part: which part of the tensor this is, where processes hold parts; `shape` is the part's own then.
     """
 
     layer: str
@@ -66,6 +68,7 @@ class Record:
     order: int = 0
     layer_type: str = ""
     recomputed: bool = False
+    part: Part | None = None
 
     @property
     def site(self) -> str:
@@ -173,6 +176,8 @@ class Step:
             `None` for a name that is gone (`padiff.records.settings`). Said by rank 0.
         trace: the calls that the step was made of, which tell where a diff comes from.
         floors: what rounding makes of its tensors, where that was measured.
+        spread: how parameters were spread over the step's processes, where they were put together; equal for steps
+            whose parameters lay alike, empty where nothing was spread.
     """
 
     number: int
@@ -184,6 +189,7 @@ class Step:
     settings: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace = NO_TRACE
     floors: Floors | None = None
+    spread: Hashable = ()
 
 
 @dataclass(frozen=True, slots=True)

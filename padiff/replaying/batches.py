@@ -21,7 +21,7 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class RunBatch:
-    """A micro-batch of a recorded run. Tensors are made when they are asked for; each time anew.
+    """A micro-batch of a recorded run. Tensors are made each time they are asked for.
 
     Going through it gives the inputs and then the labels: ``for *inputs, labels in padiff.batches(run)``. Labels are
     one tensor where there is one, else a tuple.
@@ -48,7 +48,7 @@ class RunBatch:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """What it was called with by name, where a pack says so; else empty."""
+        """The inputs that were given by name, if a pack says so; else empty."""
         return {name: with_leaves(value, self._make) for name, value in self._kwargs.items()}
 
     @property
@@ -138,7 +138,7 @@ def batches(
     framework: str | None = None,
     missing: str = "error",
 ) -> Batches:
-    """The very batches of a recorded run, in order, as tensors.
+    """The batches of a recorded run, in order, as tensors.
 
     Of each recorded step all micro-batches, from the step's pack where there is one, else from what was recorded at
     the model's call and at the loss functions.

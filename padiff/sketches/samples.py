@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from padiff.sketches.parts import Own
 from padiff.sketches.sketch import BLOCK, BUCKETS, ELEMENTS, FIGURES, Cut, Kind, arithmetic, padded, rows_of
 
 #: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
@@ -98,6 +99,8 @@ class Samples:
         self._elsewhere: dict[int, Any] = {}
         self._fetched: Callable[[], list[np.ndarray]] | None = None
         self._table: np.ndarray | None = None
+        #: By number: which elements of a sample are a part's own.
+        self._own: dict[int, Own] = {}
 
     # -- while the training runs ---------------------------------------------------------------------------
 
@@ -131,6 +134,24 @@ class Samples:
             else:
                 row[...] = view.take(chosen, 0)
         return first
+
+    def add_part(self, values: Any, own: Own) -> int:
+        """Note the elements of a part of a tensor that the whole's sketch looks at; on whatever device."""
+        number = len(self._rows)
+        self._own[number] = own
+        self._rows.append(None)
+        if isinstance(values, np.ndarray):
+            self._put_part(number, values)
+        else:
+            self._elsewhere[number] = values
+        return number
+
+    def _put_part(self, number: int, values: np.ndarray) -> None:
+        own = self._own[number]
+        row = self._rows[number] = self._new((own.length, arithmetic(values.dtype)), number)
+        row = row.reshape(-1)
+        row[...] = 0
+        row[own.places] = values
 
     def add_elsewhere(self, taken: Any) -> int:
         """Note a sample that is on another device, until `fetch`."""
@@ -195,6 +216,9 @@ class Samples:
             memory = np.empty(max((p.nbytes for group in groups for p in group.pieces), default=0), np.uint8)
             for group in groups:
                 group.sketch(self._table, memory)
+            for number, own in self._own.items():
+                # Zeros stand for what others hold: its own extremes are those of its own elements.
+                self._table[number, :2] = _extremes(self._rows[number], own)
         return self._table
 
     def close(self) -> None:
@@ -216,6 +240,9 @@ class Samples:
                 self.fetch()
             assert self._fetched is not None
             for number, array in zip(self._elsewhere, self._fetched()):
+                if number in self._own:
+                    self._put_part(number, array)
+                    continue
                 row = self._rows[number] = self._new((array.size, arithmetic(array.dtype)), number)
                 row.reshape(-1)[...] = array
             self._elsewhere.clear()
@@ -226,4 +253,13 @@ class Samples:
                 assert one is not None and other is not None
                 row = self._rows[number] = self._new((one.size, one.dtype.type), number)
                 np.subtract(one, other, out=row)
+                if after in self._own:
+                    self._own[number] = self._own[after]
         self._differences.clear()
+
+
+def _extremes(row: np.ndarray | None, own: Own) -> tuple[float, float]:
+    """The least and the most of the finite values that are a part's own; zeros where there are none."""
+    values = np.zeros(0) if row is None else row.reshape(-1)[own.places]
+    values = values[np.isfinite(values)]
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

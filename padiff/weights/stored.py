@@ -13,6 +13,7 @@ from padiff.dump.local import local_folder
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
+from padiff.pair.united import united
 from padiff.records import Layer, OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
 from padiff.records.pack import Pack
 from padiff.weights.stored_model import StoredModel
@@ -120,7 +121,7 @@ def stored_step(run: Any, step: int | None, label: str) -> Stored:
             f"{min(numbers, key=lambda other: abs(other - number))}"
         )
     pack = run.packs.get(number)
-    recorded: Step | None = run.steps(number)[0] if number in run.numbers() else None
+    recorded: Step | None = united(run.steps(number))[0] if number in run.numbers() else None
     weights = _weights(pack, recorded)
     info: RunInfo = run.info
     lacking = _lacking(info, weights)
@@ -170,7 +171,7 @@ def _without(
     run: Any, numbers: list[int], number: int, label: str, info: RunInfo, weights: _Weights, lacking: list[str]
 ) -> str:
     """What to say of a step whose weights were not kept, or not all."""
-    step = run.steps(number)[0] if number in run.numbers() else None
+    step = united(run.steps(number))[0] if number in run.numbers() else None
     sketched = {
         f"{r.layer}/{r.slot}"
         for r in (step.records if step is not None else ())

@@ -19,7 +19,10 @@ from padiff_atlas.table import difference_text, markdown
 from padiff_hooks.cli import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "atlas.md"
-ANEW = "write it anew: padiff atlas --json padiff/compare/diagnose/known.json --markdown docs/atlas.md"
+ANEW = (
+    "write it anew: padiff atlas --json padiff/compare/diagnose/known.json --markdown docs/atlas.md; "
+    "python docs/zh/write_atlas.py"
+)
 
 
 @pytest.mark.slow

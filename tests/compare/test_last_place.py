@@ -39,6 +39,21 @@ def test_how_an_update_is_rounded_into_its_weight_is_no_diff():
     assert (update.judgement.figure, update.judgement.rule) == (Figure.BEYOND_LAST_PLACE, Rule.LAST_PLACE)
 
 
+def test_three_roundings_of_either_side_are_no_diff():
+    # As measured: a weight of one, decayed and stepped by a few units of the numbers below one.
+    weight = np.full((64,), 1 - 2.0**-22, np.float32)
+    before, step = weight - np.float32(0), np.full((64,), -(2.0**-20), np.float32)
+    other = step.copy()
+    other[:6] += 3 * np.float32(2.0**-24)
+    pairs = [two("weight", "weight", before, before), two("update", "weight", step, other)]
+    (_, update) = NoisePolicy().judge([measure_pair(pair) for pair in pairs])
+    assert update.figures.rel_l2 > 0.05 and update.passed and update.judgement.rule == Rule.LAST_PLACE
+    other[:6] += np.float32(2.0**-24)
+    pairs = [two("weight", "weight", before, before), two("update", "weight", step, other)]
+    (_, update) = NoisePolicy().judge([measure_pair(pair) for pair in pairs])
+    assert not update.passed
+
+
 @pytest.mark.parametrize("other", [{"rate": np.float32(1.5e-6)}, {"decay": np.float32(1.0)}, {"rate": np.float32(0)}])
 def test_an_update_that_is_another_is_one(other):
     assert not judged(**other).passed

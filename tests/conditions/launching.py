@@ -11,32 +11,32 @@ from subprocess import STDOUT
 from hard.children import started
 
 
-def launch(script, *arguments, python=(sys.executable,), seconds=120):
-    """Start two processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
+def launch(script, *arguments, python=(sys.executable,), seconds=120, processes=2):
+    """Start processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
     with ExitStack() as stack:  # all open at once, so that no port is given out twice
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(processes + 1)]
         ports = [each.getsockname()[1] for each in free]
     places = [f"127.0.0.1:{port}" for port in ports]
     environments = [
         {
             **os.environ,
             "RANK": str(rank),
-            "WORLD_SIZE": "2",
+            "WORLD_SIZE": str(processes),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(ports[2]),
+            "MASTER_PORT": str(ports[-1]),
             "GLOO_SOCKET_IFNAME": "lo",
-            "PADDLE_MASTER": places[2],
+            "PADDLE_MASTER": places[-1],
             "PADDLE_DISTRI_BACKEND": "gloo",
             "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": "2",
+            "PADDLE_TRAINERS_NUM": str(processes),
             "PADDLE_CURRENT_ENDPOINT": places[rank],
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(places[:2]),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(places[:-1]),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        for rank in range(2)
+        for rank in range(processes)
     ]
     command = [*python, "-W", "ignore", script, *arguments]
     with ExitStack() as stack:  # a rank whose partner is gone waits for it
-        processes = [stack.enter_context(started(command, env=env, stderr=STDOUT)) for env in environments]
-        outputs = [process.communicate(timeout=seconds)[0][-2000:] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+        running = [stack.enter_context(started(command, env=env, stderr=STDOUT)) for env in environments]
+        outputs = [process.communicate(timeout=seconds)[0][-2000:] for process in running]
+    assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)

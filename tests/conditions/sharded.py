@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -83,21 +83,28 @@ KINDS = {
     for make in (fully_sharded, half, flattened, original, tensor_parallel, distributed_outputs, replicated)
 }
 #: Kinds in which each process has a batch of its own.
-DATA_PARALLEL = frozenset({"fully_sharded", "half", "flattened", "original"})
+DATA_PARALLEL = frozenset({"fully_sharded", "half", "flattened", "original", "wrapped_later"})
 
 
 def train(kind: str, folder: str, options: dict[str, object], result: str, mesh) -> None:
     import padiff
 
     rank = torch.distributed.get_rank()
-    model = KINDS[kind](mesh)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2, foreach=False)
-    given = {} if options.pop("without_optimizer", False) else {"optimizer": optimizer}
+    model = recorded = KINDS[kind](mesh) if kind in KINDS else plain()
+    unknown = options.pop("without_optimizer", False)
     outputs = set()
-    for layer in model.modules():
-        layer.register_forward_hook(lambda _, args, output: outputs.add(type(output).__name__))
     losses = []
-    with padiff.record(model, folder, **given, **options) if folder else nullcontext() as rec:
+    with ExitStack() as stack:
+        rec = None
+        if kind not in KINDS:  # the model is wrapped when the recorder has looked at it
+            rec = stack.enter_context(padiff.record(recorded, folder, **options)) if folder else None
+            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2, foreach=False)
+        given = {} if unknown else {"optimizer": optimizer}
+        if kind in KINDS and folder:
+            rec = stack.enter_context(padiff.record(recorded, folder, **given, **options))
+        for layer in model.modules():
+            layer.register_forward_hook(lambda _, args, output: outputs.add(type(output).__name__))
         for number in range(STEPS):
             torch.manual_seed(100 * number + (rank if kind in DATA_PARALLEL else 0))
             loss = model(torch.randn(6, 8)).pow(2).mean()

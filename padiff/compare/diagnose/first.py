@@ -18,6 +18,7 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.known_causes import known_cause, says_where
 from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.padding import padding_cause
+from padiff.compare.diagnose.parts import put_together, rank_of
 from padiff.compare.diagnose.place import Place, place_of_diff
 from padiff.compare.diagnose.ranks import first_failed, placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
@@ -25,6 +26,7 @@ from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.diagnose.trainers import trainer_cause
 from padiff.errors import RunFolderError, SketchOnlyError
+from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Record, Run, Step, TracedCall, is_functional
 
 # Lines of a stack that are shown.
@@ -73,7 +75,7 @@ def described(diff: Diff, step: Sequence[Diff], evidence: Evidence, compute: boo
         inside=place.inside,
         call=_call(place),
         recomputed=which_side(scene, place, evidence) if compute else None,
-        rank=scene.rank if min(run.info.world_size for run in evidence.runs) > 1 else None,
+        rank=_rank(place.diff.pair, scene, step),
         stacks=_stacks(place, evidence),
     )
     return found, place
@@ -179,6 +181,14 @@ def _stack(step: Step, record: Record | None) -> tuple[str, ...]:
 
 def _lines(call: TracedCall) -> tuple[str, ...]:
     return tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in call.stack[: -_LINES - 1 : -1])
+
+
+def _rank(pair: Pair, scene: Scene, step: Sequence[Diff]) -> int | None:
+    """Which process a first diff is of."""
+    if put_together(pair):
+        return rank_of(pair)
+    common = any(diff.problem is OWN_SAMPLES for diff in step)
+    return None if common or min(run.info.world_size for run in scene.runs) == 1 else scene.rank
 
 
 def scene_of(diff: Diff, step: Sequence[Diff], alignment: Alignment, runs: Both[Run]) -> Scene:

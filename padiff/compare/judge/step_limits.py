@@ -29,7 +29,7 @@ from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
 from padiff.compare.measure.arrays import few
 from padiff.compare.measure.operands import elements
 from padiff.model import equivalents
-from padiff.records import LOOP, Diff, Figure, Figures, Rule, is_loss, is_of_loss, loss_role
+from padiff.records import LOOP, ROOT, Diff, Figure, Figures, Rule, is_below, is_loss, is_of_loss, loss_role
 
 
 def _goes_into_loss(diff: Diff) -> bool:
@@ -50,6 +50,8 @@ class StepLimits:
         self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
         #: The weights that passed, as they are judged.
         self._explained: dict[Key, Diff] = {}
+        #: Layers that own a parameter which is nothing but rounding any more.
+        self._gone: set[str] = set()
         self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
         self._samples = samples_of(diffs)
         self._deviations = deviations_of(diffs)
@@ -204,6 +206,8 @@ class StepLimits:
             found = self._without_noise(found, limit.value)
         if not found.passed and stage == "update":
             found = self._without_last_places(found, limit.value)
+        if stage == "weight" and found.passed and figures.rel_l2 > limits.MOST and self._is_gone(diff, figures):
+            self._gone.add(anchor.layer)
         if not found.passed and stage == "weight" and explained and diff.pair.step - self._before.step == 1:
             judged = found.judgement
             assert judged is not None
@@ -255,11 +259,25 @@ class StepLimits:
             # What a kink made of a few elements, the layers before spread over all of theirs.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
             relative = max(relative, Limit(spread, Rule.HANDED_BACK), key=value_of)
+        if self._gone and stage in ("forward", "backward"):
+            relative = max(relative, self._multiplied(diff.pair.anchor.layer), key=value_of)
         limit = relative.times(reference)
         if stage == "forward" and is_activation(diff.pair.anchor) and diff.pair.anchor.shape == self._last[0]:
             # Where it lets little through, that little is off by as much as what went in.
             limit = max(limit, Limit(self._factor * limits.STEEPEST * self._last[1], Rule.ACTIVATION), key=value_of)
         return limit, False
+
+    def _is_gone(self, diff: Diff, figures: Figures) -> bool:
+        """Whether next to nothing is left of what a parameter began with."""
+        began = self._before.began.get(key_of(diff), 0.0)
+        return figures.reference_l2 < limits.GONE * began
+
+    def _multiplied(self, layer: str) -> Limit:
+        """What the code of a layer may make of its own parameters, and of those of the layers around it: a scale that a
+        step brought back to almost zero is rounding by then, and so is all that is multiplied by it.
+        """
+        inside = any(layer == path or (path != ROOT and is_below(layer, path)) for path in self._gone)
+        return Limit(self._factor * limits.MULTIPLIED * inside, Rule.INHERITED)
 
     def _output_limit(self) -> Limit:
         """What an output may be off by, given those before it."""
@@ -369,7 +387,9 @@ class StepLimits:
             passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
             return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff
         error = np.abs(sides.candidate - sides.reference)
-        beyond = error > limits.LAST_PLACES * unit * np.maximum(*weights.map(np.abs))
+        # What moves into the next power of two has its units.
+        places = np.spacing(np.maximum(*weights.map(np.abs)).astype(dtype)).astype(np.float64)
+        beyond = error > limits.LAST_PLACES * places * (1 + unit)
         rest = float(np.linalg.norm(error[beyond]))
         if rest > limit:
             return diff

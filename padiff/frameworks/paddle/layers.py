@@ -13,6 +13,8 @@ from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 
+#: What a parameter has whose memory the third stage of group sharding takes away between the layer's calls.
+_SLICED = "fw_storage"
 # paddle keeps a BatchNorm's running statistics among the layer's parameters; they are buffers in every other respect.
 _STATISTICS = frozenset({"_mean", "_variance"})
 
@@ -21,9 +23,29 @@ def is_model(value: Any) -> bool:
     return isinstance(value, paddle.nn.Layer)
 
 
+#: Wrappers that call what they hold, by where it stands. The names of their classes: none is imported for this.
+_INSIDE = {
+    "DataParallel": "_layers",
+    "TensorParallel": "_layers",
+    "ShardingParallel": "_layers",
+    "SegmentParallel": "_layers",
+    "GroupShardedStage2": "_layer",
+    "GroupShardedStage3": "_layer",
+}
+
+
+def _inside(layer: Any) -> Any:
+    """The user's own layer that a wrapper holds; any other layer itself."""
+    name = _INSIDE.get(type(layer).__name__)
+    if name is None or not type(layer).__module__.startswith("paddle."):
+        return layer
+    held = layer._sub_layers.get(name)
+    return layer if held is None else held
+
+
 def unwrap(model: Any) -> Any:
-    while isinstance(model, paddle.DataParallel):
-        model = model._layers
+    while (inside := _inside(model)) is not model:
+        model = inside
     # With full_graph=False (the default) paddle calls hooks inside, with values: nothing is missed.
     whole = [
         path
@@ -38,13 +60,13 @@ def children(layer: Any) -> Iterator[tuple[str, Any]]:
     # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
     for name, child in layer._sub_layers.items():
         if child is not None:
-            yield name, child
+            yield name, _inside(child)
 
 
 def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
     normalisation = "norm" in kind(layer)
     for slot, tensor in layer._parameters.items():
-        if tensor is not None and tensor._is_initialized():
+        if tensor is not None and (tensor._is_initialized() or hasattr(tensor, _SLICED)):
             statistics = normalisation and slot in _STATISTICS
             yield slot, tensor, "buffer" if statistics else "parameter"
     for slot, tensor in layer._buffers.items():
@@ -83,7 +105,7 @@ def is_builtin(layer: Any) -> bool:
 
 
 def sharded(layer: Any) -> bool:
-    return False
+    return any(hasattr(tensor, _SLICED) for tensor in layer._parameters.values() if tensor is not None)
 
 
 def compiled(layer: Any) -> bool:

@@ -107,6 +107,14 @@ def sample(tensor: Any, transposed: bool = False) -> Any:
         return paddle.index_select(blocks, paddle.to_tensor(rows, place=tensor.place), 0).reshape([-1])
 
 
+def elements(tensor: Any, chosen: np.ndarray) -> Any:
+    if tensor.place.is_cpu_place():
+        return copy(tensor).reshape(-1)[chosen]
+    with paddle.no_grad():
+        places = paddle.to_tensor(chosen, place=tensor.place)
+        return paddle.index_select(_whole(tensor).detach().reshape([-1]), places, 0)
+
+
 def live(tensor: Any) -> np.ndarray | None:
     if tensor.dtype not in _SHARED_DTYPES or not tensor.place.is_cpu_place() or not tensor.size:
         return None

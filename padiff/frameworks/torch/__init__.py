@@ -3,8 +3,8 @@
 import torch
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.torch import data, environment, hooks, layers, masks, optimizers, randomness, tensors
+from padiff.frameworks.torch import data, environment, hooks, layers, masks, optimizers, randomness, spread, tensors
 
 FRAMEWORK = Framework(
-    "torch", str(torch.__version__), tensors, layers, hooks, optimizers, randomness, masks, environment, data
+    "torch", str(torch.__version__), tensors, layers, hooks, optimizers, randomness, masks, environment, data, spread
 )

@@ -12,6 +12,7 @@ import torch
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
+from padiff.frameworks.torch import spread
 from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
 
 
@@ -19,10 +20,32 @@ def is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
 
 
+#: Wrappers that call what they hold, by where it stands. The names of their classes: none is imported for this.
+_INSIDE = {
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+
+
+def _inside(layer: Any) -> Any:
+    """The user's own layer that a wrapper holds; any other layer itself."""
+    while (name := _INSIDE.get(type(layer).__name__)) is not None and type(layer).__module__.startswith("torch."):
+        held = layer._modules.get(name)
+        if held is None:
+            break
+        layer = held
+    return layer
+
+
 def unwrap(model: Any) -> Any:
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    while isinstance(model, wrappers):
-        model = model.module
+    spread.look(model)
+    while True:
+        inside = model.module if isinstance(model, wrappers) else _inside(model)
+        if inside is model:
+            break
+        model = inside
     warn_of_compiled(compiled_paths(model), "torch.compile", "set TORCH_COMPILE_DISABLE=1 in the environment")
     return model
 
@@ -31,7 +54,7 @@ def children(layer: Any) -> Iterator[tuple[str, Any]]:
     # Not named_children(): it leaves out repeats, and a shared layer has to be known under all of its paths.
     for name, child in original(layer)._modules.items():
         if child is not None:
-            yield name, child
+            yield name, _inside(child)
 
 
 def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
@@ -39,7 +62,7 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
     layer = original(layer)
     for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
         for slot, tensor in tensors.items():
-            if tensor is not None and not isinstance(tensor, lazy):
+            if tensor is not None and not isinstance(tensor, lazy) and not spread.is_flat(layer, slot):
                 yield slot, tensor, role
 
 

@@ -83,6 +83,16 @@ def sample(tensor: Any, transposed: bool = False) -> Any:
     return blocks.index_select(0, _on_device(flat.numel(), flat.device)).reshape(-1)
 
 
+def elements(tensor: Any, chosen: np.ndarray) -> Any:
+    array = live(tensor)
+    if array is not None:
+        return array.reshape(-1)[chosen]
+    tensor = readable(tensor).detach()
+    if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
+        return array_of(tensor).reshape(-1)[chosen]
+    return tensor.reshape(-1).index_select(0, torch.from_numpy(chosen).to(tensor.device))
+
+
 @lru_cache(maxsize=1024)
 def _on_device(size: int, device: torch.device) -> torch.Tensor:
     """Which blocks a sketch looks at, where the tensor is."""

@@ -91,6 +91,21 @@ def test_a_second_fault_is_told_as_one(style, faults, first, second, framework):
 
 
 @BOTH
+@pytest.mark.parametrize(("style", "faults", "first", "second"), TWO[::3])
+def test_a_second_fault_is_told_from_sketches_too(style, faults, first, second, framework):
+    clips = any("clip" in fault for fault in faults)
+    one, other = (
+        trained(side, style, "sgd", planted, clips=clips, detail="sketch")
+        for side, planted in (("torch", frozenset()), (framework, frozenset(faults)))
+    )
+    report = padiff.compare_runs(one, other)
+    assert (report.first_diff.stage, report.first_diff.reference) == first
+    [found] = report.independent
+    assert (found.stage, found.reference) == second[:2]
+    assert second[2] in found.message
+
+
+@BOTH
 @pytest.mark.parametrize(("style", "fault"), ALONE)
 def test_one_fault_is_one(style, fault, framework):
     report = report_of(style, (fault,), framework)

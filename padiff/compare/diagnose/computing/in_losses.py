@@ -56,8 +56,8 @@ def loss_left_out(sheet: Sheet) -> Iterator[Edit]:
         elif edit.kind == "scale_missing" and (output := _of_model(sheet, edit.at)) is not None:
             size = float(sheet.formula.values[next(g for g in node.given if sheet.is_number(g))])
             how = "divide" if node.operation == "div" else "multiply"
-            what = f"{how} {sheet.named(output)} by {size:.6g}"
-            text = f"{_SIDE} does not {what} for its loss (a temperature), {_OTHER} does"
+            what = f"{sheet.named(output)} by {size:.6g} for its loss (a temperature)"
+            text = f"{_SIDE} does not {how} {what}, {_OTHER} does"
             yield replace(edit, kind="temperature", name="a temperature", text=text)
         elif node.operation == "where" and not sheet.is_float(edit.at):
             continue  # no mask of scores: which of the labels count is said otherwise

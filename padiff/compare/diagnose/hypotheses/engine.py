@@ -111,6 +111,14 @@ def explain(scene: Scene) -> Finding:
     return _finding(tried, recorded)
 
 
+def explained(hypotheses: Iterable[Hypothesis]) -> Finding:
+    """Try some hypotheses, whatever applies to a scene."""
+    tried: list[Tried] = []
+    with np.errstate(all="ignore"):
+        recorded = _tried(hypotheses, tried)
+    return _finding(tried, recorded)
+
+
 def _tried(hypotheses: Iterable[Hypothesis | Cause], tried: list[Tried]) -> Cause | None:
     """Try some hypotheses one after the other; a cause that is recorded as such ends it."""
     for one in hypotheses:

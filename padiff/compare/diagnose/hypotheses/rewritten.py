@@ -26,13 +26,13 @@ from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
-from padiff.records import Both, Layout
+from padiff.records import Both, Layout, Pair
 from padiff.sketches.sketch import sketch_of
 
 # Seconds that are spent on edits of one side, and on the numbers in them.
 _SECONDS = 1.2
-# Share of itself that a recomputed tensor may be off by: more of it, and its code is not what was computed.
-_AGREES = 1e-3
+#: Share of itself that a recomputed tensor may be off by: more of it, and its code is not what was computed.
+AGREES = 1e-3
 # Operations between two places that belong together.
 _TOGETHER = 6
 #: Elements that are computed with, at most.
@@ -89,7 +89,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     place, steps = scene.place, scene.sides(scene.number)
     if place is None or place.ends is None or place.graphs is None or steps is None:
         return
-    case = _case(scene)
+    case = case_of(scene)
     if case is None:
         return
     infos = scene.runs.map(lambda run: run.info)
@@ -105,11 +105,11 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
             written.append(None)
             continue
         off = root(made - side) if made.shape == side.shape else np.inf
-        if off > _AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
+        if off > AGREES * root(side) or sum(value.size for value in formula.values) > _MOST:
             written.append(None)
             continue
         noise = max(noise, off)
-        written.append(Sheet(writer, graph, case.looks.reference is not _same))
+        written.append(Sheet(writer, graph, case.looks.reference is not same))
     case = replace(case, noise=max(noise, 1e-300))
     reference, candidate = written
     found: list[Found] = []
@@ -127,12 +127,15 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     yield from told(case, found)
 
 
-def _case(scene: Scene) -> Case | None:
+def case_of(scene: Scene) -> Case | None:
     """What is known of the tensor; `None` where it can't be told, or tells too little."""
     pair = scene.diff.pair
     sides = whole_of(pair)
+    looks: Both[Look]
     if sides is not None:
-        looks: Both[Look] = Both(_same, partial(_laid, pair.layout, sides.reference.shape))
+        looks = Both(same, partial(_laid, pair.layout, sides.reference.shape))
+    elif (last := _last_place(pair)) is not None:
+        sides, looks = last
     else:
         found = operands(pair)
         if not isinstance(found, Sketches) or found.scales != Both(1.0, 1.0) or not found.aligned:
@@ -146,7 +149,29 @@ def _case(scene: Scene) -> Case | None:
     return Case(scene, sides, looks)
 
 
-def _same(values: np.ndarray) -> np.ndarray:
+def _last_place(pair: Pair) -> tuple[Both[np.ndarray], Both[Look]] | None:
+    """Of a recurrent layer one side may give what each place has, and the other what the last one has."""
+    arrays = []
+    for record in pair.sides:
+        if record is None or record.source.sketched:
+            return None
+        arrays.append(np.asarray(record.value, np.float64))
+    found: list[np.ndarray] = []
+    looks: list[Look] = []
+    for own, other in (arrays, arrays[::-1]):
+        longer = own.ndim == 3 and other.shape == (own.shape[0], own.shape[2])
+        looks.append(_at_the_end if longer else same)
+        found.append(looks[-1](own))
+    if looks[0] is looks[1]:
+        return None
+    return Both(*found), Both(*looks)
+
+
+def _at_the_end(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[:, -1]) if values.ndim == 3 else values
+
+
+def same(values: np.ndarray) -> np.ndarray:
     return values
 
 
@@ -185,7 +210,7 @@ def _declared(case: Case, sheet: Sheet) -> Hypothesis | None:
         return None
     made = formula.values[formula.end]
     target = Target(case.sides.candidate, made.shape, case.looks.reference)
-    if (case.looks.reference is _same and made.shape != case.sides.reference.shape) or not np.isfinite(made).all():
+    if (case.looks.reference is same and made.shape != case.sides.reference.shape) or not np.isfinite(made).all():
         return None
     edit = Edit("layer_setting", "what is declared differently", cause.sentence, {})
     return replace(case.hypothesis(Found(edit, made, 0.0, 1, False, sheet, target), ""), fix=cause.fix)
@@ -206,6 +231,7 @@ class Found:
         sheet: whose edit it is.
         target: what it should give.
         head: what the sentence begins with; `None`: whose calls they are.
+        case: what it is held against, where that is not what all are.
     """
 
     edit: Edit
@@ -216,6 +242,7 @@ class Found:
     sheet: Sheet
     target: Target
     head: str | None = None
+    case: Case | None = None
 
 
 def tried(
@@ -281,7 +308,7 @@ def told(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
             for mark, name in zip(SIDES_OF_EDITS, sides):
                 text = text.replace(mark, name)
             one = replace(one, edit=replace(one.edit, text=text), head="")
-        yield case.hypothesis(one, usual if one.head is None else one.head)
+        yield (one.case or case).hypothesis(one, usual if one.head is None else one.head)
 
 
 def _apart(one: Found, other: Found) -> bool:

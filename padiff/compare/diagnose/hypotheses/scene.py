@@ -14,6 +14,7 @@ from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.compare.measure.operands import Arrays, Sketches, operands
 from padiff.errors import PadiffError
 from padiff.pair.ranks import rank_steps, step_pairs
+from padiff.pair.united import united
 from padiff.records import LOOP, STAGES, Both, Diff, Difference, Pair, Run, Step
 from padiff.sketches.sketch import BUCKETS, sketch_of
 
@@ -84,7 +85,8 @@ class Scene:
 
     def _read(self, number: int) -> Both[Step] | None:
         try:
-            ranks = rank_steps(self.runs.map(lambda run: run.steps(number)), self.runs.map(lambda run: run.info))
+            steps = self.runs.map(lambda run: united(run.steps(number)))
+            ranks = rank_steps(steps, self.runs.map(lambda run: run.info))
         except (PadiffError, KeyError, OSError):
             return None  # it went meanwhile, or is spoilt: what can't be read explains nothing
         return ranks[self.rank] if self.rank < len(ranks) else None

@@ -1,0 +1,93 @@
+"""Tensors of paddle that are spread over processes; see `padiff.frameworks.spreading.Spreading`.
+
+A distributed tensor says by its placements what this process holds. Layers of fleet's model parallelism hold plain
+tensors: these say that they are parts (``is_distributed``) and along which axis (``split_axis``), and the layers among
+how many they are shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from padiff.frameworks.paddle.tensors import dtype
+from padiff.frameworks.spreading import Held
+from padiff.frameworks.values import UncopiedError
+from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
+
+
+def look(model: Any) -> None:
+    """Nothing: parameters stay on their layers."""
+
+
+def held(layer: Any) -> Sequence[Held]:
+    group = getattr(layer, "model_parallel_group", None)
+    if group is None or group.nranks < 2:
+        return ()
+    return [
+        _share(slot, tensor, group.rank, group.nranks, min(group.ranks))
+        for slot, tensor in layer._parameters.items()
+        if tensor is not None and getattr(tensor, "is_distributed", False) and hasattr(tensor, "split_axis")
+    ]
+
+
+def _share(slot: str, tensor: Any, rank: int, ranks: int, first: int) -> Held:
+    """A parameter of a layer of fleet's model parallelism: an equal share along one axis."""
+    own, axis = tuple(tensor.shape), tensor.split_axis
+    whole = (*own[:axis], own[axis] * ranks, *own[axis + 1 :])
+    offset = tuple(own[axis] * rank if each == axis else 0 for each in range(len(own)))
+    return Held(
+        slot,
+        whole,
+        dtype(tensor),
+        not tensor.stop_gradient,
+        tensor,
+        None,
+        lambda: (tensor, Part(whole, offset, SHARD, first)),
+        lambda: tensor.grad,
+        heard=True,
+    )
+
+
+def is_spread(tensor: Any) -> bool:
+    return bool(tensor.is_dist())
+
+
+def local(tensor: Any) -> tuple[Any, Part | None]:
+    if not tensor.is_dist():
+        return tensor, None
+    mesh, shape = tensor.process_mesh, tuple(tensor.shape)
+    ids, lengths = list(mesh.process_ids), list(mesh.shape)
+    me = paddle.distributed.get_rank()
+    if me not in ids:
+        raise UncopiedError("this process holds nothing of a tensor that is spread over others")
+    place = ids.index(me)
+    coordinate: list[int] = []
+    for length in reversed(lengths):
+        place, number = divmod(place, length)
+        coordinate.insert(0, number)
+    start, extent = [0] * len(shape), list(shape)
+    kind, replica, axes = REPLICA, 0, set()
+    for placement, number, length in zip(tensor.placements, coordinate, lengths):
+        if placement.is_replicated():
+            replica = replica * length + number
+        elif placement.is_partial():
+            if "sum" not in str(placement.reduce_type()).lower():
+                raise UncopiedError("its processes hold terms of something that is not a sum")
+            kind = PARTIAL
+        else:
+            axis = placement.get_dim()
+            if axis in axes:
+                raise UncopiedError(f"axis {axis} is shared out twice: which part this process holds can't be said")
+            axes.add(axis)
+            most = -(-extent[axis] // length)
+            begin = min(most * number, extent[axis])
+            start[axis] += begin
+            extent[axis] = min(most, extent[axis] - begin)
+            kind = kind if kind == PARTIAL else SHARD
+    own = tensor.detach()._local_value()
+    if list(own.shape) != extent:
+        raise UncopiedError(f"this process holds {list(own.shape)} of {list(shape)}, not what the placements say")
+    return own, Part(shape, tuple(start), kind, min(ids) * len(ids) + replica)

@@ -1,0 +1,225 @@
+"""Tensors of PyTorch that are spread over processes; see `padiff.frameworks.spreading.Spreading`.
+
+A ``DTensor`` says by its placements what this process holds. FSDP takes the parameters off their layers while these are
+called, and puts whole ones there: ``fully_shard`` has a ``DTensor`` of each, ``FullyShardedDataParallel`` flat
+parameters, of which each process holds a range that begins and ends anywhere. Only FSDP itself knows where these are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from padiff.frameworks.spreading import Held
+from padiff.frameworks.torch.tensors import dtype
+from padiff.frameworks.values import UncopiedError
+from padiff.records.parts import PARTIAL, REPLICA, SHARD, Part
+
+#: By layer, what gives the parameters that stand elsewhere. Weak: nothing is kept alive by having been looked at.
+_FOUND: WeakKeyDictionary[Any, list[Callable[[], Held | None]]] = WeakKeyDictionary()
+
+
+# -- DTensor -----------------------------------------------------------------------------------------------
+
+
+def is_spread(tensor: Any) -> bool:
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    distributed = _dtensor()
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
+def _dtensor() -> Any:
+    """The module of distributed tensors, if anybody has imported it."""
+    return sys.modules.get("torch.distributed.tensor")
+
+
+def local(tensor: Any) -> tuple[Any, Part | None]:
+    if not is_spread(tensor):
+        return tensor, None
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise UncopiedError("this process holds nothing of a tensor that is spread over others")
+    offset, own, kind, replica = _block(shape, tuple(tensor.placements), tuple(coordinate), tuple(mesh.shape))
+    held = tensor.detach()._local_tensor
+    held = held.wait() if hasattr(held, "wait") else held
+    if tuple(held.shape) != own:
+        raise UncopiedError(f"this process holds {tuple(held.shape)} of {shape}, another part than the placements say")
+    # Several meshes may each hold all of it (a dimension of the job that this tensor knows nothing of).
+    return held, Part(shape, offset, kind, int(mesh.mesh.min()) * mesh.size() + replica)
+
+
+@lru_cache(maxsize=4096)
+def _block(
+    shape: tuple[int, ...], placements: tuple[Any, ...], coordinate: tuple[int, ...], lengths: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], str, int]:
+    """What a process holds: where it begins along each axis, its lengths, which kind of part, which of the replicas.
+
+    Args:
+        shape: of the whole.
+        placements: by dimension of the mesh.
+        coordinate, lengths: where in the mesh the process is, and how large that is.
+    """
+    indexes = [torch.arange(length) for length in shape]
+    kind, replica = REPLICA, 0
+    for placement, number, length in zip(placements, coordinate, lengths):
+        name = type(placement).__name__
+        if name == "Replicate":
+            replica = replica * length + number
+        elif name == "Partial":
+            if placement.reduce_op != "sum":
+                raise UncopiedError(f"its processes hold terms of a {placement.reduce_op}, which is not a sum")
+            kind = PARTIAL
+        elif name in ("Shard", "_StridedShard"):
+            along = _along(indexes[placement.dim], placement.dim)
+            pieces, _ = placement._split_tensor(along, length, with_padding=False, contiguous=False)
+            indexes[placement.dim] = pieces[number].reshape(-1)
+            kind = kind if kind == PARTIAL else SHARD
+        else:
+            raise UncopiedError(f"a placement {name} is not known: which part this process holds can't be said")
+    if any(len(index) and int(index[-1] - index[0]) != len(index) - 1 for index in indexes):
+        raise UncopiedError("this process holds elements that are no one block of the whole")
+    offset = tuple(int(index[0]) if len(index) else 0 for index in indexes)
+    return offset, tuple(map(len, indexes)), kind, replica
+
+
+def _along(index: torch.Tensor, axis: int) -> torch.Tensor:
+    """Indexes along an axis, as a tensor that has the axis."""
+    return index.reshape([-1 if each == axis else 1 for each in range(axis + 1)])
+
+
+# -- FSDP --------------------------------------------------------------------------------------------------
+
+
+def look(model: Any) -> None:
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    found: dict[Any, list[Callable[[], Held | None]]] = defaultdict(list)
+    try:
+        for module in model.modules():
+            for place, give in (*_of_fully_shard(module), *_of_flat(module)):
+                found[place] += [give] if give is not None else []
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return  # another version of FSDP keeps them otherwise: they are left out, and that is said
+    for place, gives in found.items():
+        _FOUND[place] = gives
+
+
+def held(layer: Any) -> Sequence[Held]:
+    if not _FOUND:
+        return ()
+    try:
+        return [one for give in _FOUND.get(layer, ()) if (one := give()) is not None]
+    except Exception:  # never the training's trouble: they are left out, and that is said
+        return ()
+
+
+def is_flat(layer: Any, slot: str) -> bool:
+    """Whether a layer's parameter is a flat one, whose own parameters are known."""
+    return slot == "_flat_param" and layer in _FOUND
+
+
+def _of_fully_shard(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
+    """Layers and their parameters, of those that this module's ``fully_shard`` manages."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    state = _get_module_fsdp_state(module)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        only = getattr(state, "_fsdp_param_group", None)
+        groups = [only] if only is not None else []
+    for group in groups:
+        for parameter in group.fsdp_params:
+            about = parameter._module_info
+            weak = ref(parameter)
+            yield about.module, partial(_sharded, weak, about.param_name)
+            for shared, name in zip(about.shared_modules, about.shared_param_names):
+                yield shared, partial(_sharded, weak, name)
+
+
+def _sharded(weak: Callable[[], Any], slot: str) -> Held | None:
+    parameter = weak()
+    if parameter is None:
+        return None
+    whole = parameter.sharded_param
+    return Held(
+        slot,
+        tuple(whole.shape),
+        dtype(whole),
+        bool(whole.requires_grad),
+        whole,
+        None,
+        partial(local, whole),
+        lambda: whole.grad,
+    )
+
+
+def _of_flat(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None] | None]]:
+    """Layers and their parameters, of those that this module's flat parameter holds; first the layer that has this."""
+    handle = module.__dict__.get("_handle") if type(module).__name__ == "FullyShardedDataParallel" else None
+    if handle is None:
+        return
+    flat, weak, places = handle.flat_param, ref(handle), {}
+    yield handle._fully_sharded_module, None
+    for number, about in enumerate(flat._param_infos):
+        places[id(about.module), about.param_name] = number
+        yield about.module, partial(_range, weak, number, about.param_name)
+    for about in flat._shared_param_infos:
+        first = places.get((id(about.prim_module), about.prim_param_name))
+        if first is not None:
+            yield about.module, partial(_range, weak, first, about.param_name)
+
+
+def _kept(flat: Any) -> Any:
+    """What of a flat parameter this process keeps; before the first forward it stands where it always will."""
+    kept = getattr(flat, "_local_shard", None)
+    return (flat if kept is None else kept).detach()
+
+
+def _range(weak: Callable[[], Any], number: int, slot: str) -> Held | None:
+    handle = weak()
+    if handle is None:
+        return None
+    flat = handle.flat_param
+    shape, place = tuple(flat._shapes[number]), flat._shard_param_infos[number]
+    own = flat._params[number] if handle._use_orig_params else None
+    values = _kept(flat)
+    start, count = (place.offset_in_shard, place.numel_in_shard) if place.in_shard else (0, 0)
+    kind = SHARD if handle.uses_sharded_strategy else REPLICA
+    copy = min(torch.distributed.get_process_group_ranks(handle.process_group)) if kind == SHARD else 0
+
+    def part() -> tuple[Any, Part | None]:
+        if not place.in_shard:
+            return None, None
+        own_range = _kept(flat)[start : start + count]
+        if kind == REPLICA:
+            as_stepped = own_range if own is None else own_range.reshape(own.shape)
+            return as_stepped, Part(shape, (0,) * as_stepped.dim(), kind)
+        return own_range, Part(shape, (place.intra_param_start_idx,), kind, copy)
+
+    def gradient() -> Any:
+        whole = flat.grad if own is None else own.grad
+        if whole is None or own is not None:
+            return whole
+        return whole[start : start + count]
+
+    trainable = bool(flat.requires_grad if own is None else own.requires_grad)
+    within = (start, count) if own is None else None
+    return Held(
+        slot,
+        shape,
+        dtype(values),
+        trainable,
+        flat if own is None else own,
+        within,
+        part,
+        gradient,
+        number if own is None else -1,
+    )
