@@ -110,13 +110,15 @@ class Doing:
             array = source.read()
             if move.units or move.exact:
                 array = move.moved(array, 1, numbers.setdefault(source.identity, len(numbers)))
-            return framework.tensors.make(array, near)
+            with self._recorder.unheard():  # it is made in the loop, and no call of the loop's
+                return framework.tensors.make(array, near)
 
         def make_label(source: TensorSource) -> Any:
             array = source.read()
             # Labels are what is asked for, not what is computed: they stay.
             exact = move.exact and array.dtype.kind == "f"
-            return framework.tensors.make(array.astype(np.float64) if exact else array, near)
+            with self._recorder.unheard():
+                return framework.tensors.make(array.astype(np.float64) if exact else array, near)
 
         several = len(pack.batches) > 1
         return ReplayStep(

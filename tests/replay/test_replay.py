@@ -219,7 +219,8 @@ def test_what_is_fed_stands_in_the_trace_as_what_was_called(references, tmp_path
     replayed(SIDES[name], references / name, tmp_path / "candidate")
     traces = [padiff.open_run(run).steps(3)[0].trace for run in (references / name, tmp_path / "candidate")]
     assert all(trace.functions for trace in traces)
-    calls = [[(call.layer, call.function) for call in trace.calls] for trace in traces]
-    assert calls[0] == calls[1]
+    # The recorded loop makes its batch into tensors, which a replay hands over.
+    calls = [[(c.layer, c.function) for c in trace.calls if c.layer != "(loop)"] for trace in traces]
+    assert len(calls[0]) > 40 and calls[0] == calls[1]
     dropped = {"torch": "scaled_dot_product_attention", "paddle": "dropout"}[name]
     assert sum(function == dropped for _, function in calls[0]) >= 4
