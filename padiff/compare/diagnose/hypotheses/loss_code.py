@@ -199,6 +199,8 @@ def _outputs(scene: Scene, graphs: Both[Graph]) -> Iterator[_Output]:
         )
         if of_reference is None or of_candidate is None or (of_reference, of_candidate) in known:
             continue  # of a container, it is what its last layer gave
+        if _is_used_inside(graphs.reference, of_reference) or _is_used_inside(graphs.candidate, of_candidate):
+            continue  # its gradient is not the loss's alone
         known.add((of_reference, of_candidate))
         tensors = Both(of_reference, of_candidate)
         far = _FAR * (root(given.reference) or 1.0)
@@ -206,6 +208,11 @@ def _outputs(scene: Scene, graphs: Both[Graph]) -> Iterator[_Output]:
         shape = pair.candidate.shape
         own = [np.asarray(pair.layout.undo(one, shape)) for one in toward]
         yield _Output(tensors, whole, Both(toward, own))
+
+
+def _is_used_inside(graph: Graph, tensor: int) -> bool:
+    """Whether the model goes on with a tensor that it gives."""
+    return any(o.tensor == tensor for call in graph.trace.calls if call.layer != LOOP for o in call.inputs)
 
 
 def _losses(scene: Scene, sheets: Sequence[Sheet | None], graphs: Both[Graph]) -> Both[tuple[int, float]] | None:
