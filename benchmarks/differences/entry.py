@@ -28,14 +28,20 @@ class Difference:
         name: the word by which it is called on the command line.
         packages: what has to be installed, as pip calls it; their versions stand on the page.
         find: makes both runs, in a folder that is given, and returns what padiff says of them.
+        shows: what that has to contain to be this difference.
         english, chinese: the text.
     """
 
     name: str
     packages: tuple[str, ...]
     find: Callable[[Path], str]
+    shows: str
     english: Words
     chinese: Words
+
+    def reproduced(self, said: str) -> bool:
+        """Whether what padiff says is this difference, and not that the two match or part elsewhere."""
+        return self.shows in said
 
     def missing(self) -> list[str]:
         return [name for name in self.packages if version(name) is None]

@@ -68,6 +68,7 @@ FOUND = [
         "ignored_labels",
         ("torch", "paddlepaddle"),
         ignored_labels,
+        "paddle counts ignored rows",
         Words(
             "paddle: the mean of `cross_entropy` counts ignored labels",
             "With `ignore_index=-100`, which is the default of both, torch divides the loss by the number of labels that "
@@ -86,6 +87,7 @@ FOUND = [
         "padding_idx",
         ("torch", "paddlepaddle"),
         padding_idx,
+        "gives zeros",
         Words(
             "paddle: `Embedding(padding_idx)` gives zeros",
             "In torch, `padding_idx` only keeps the row from being trained: the layer gives whatever the row holds. In "

@@ -77,6 +77,7 @@ FOUND = [
         "inception_v3",
         ("torch", "torchvision", "paddlepaddle"),
         inception_v3,
+        "eps 0.001 against 1e-05",
         Words(
             "paddle.vision: `inception_v3` has another epsilon in its BatchNorms",
             "The original network and torchvision have 0.001. paddle.vision leaves paddle's default, 1e-5. Weights of "
@@ -96,6 +97,7 @@ FOUND = [
         "inception_v4",
         _CLAS,
         inception_v4,
+        "eps 0.001 against 1e-05",
         Words(
             "PaddleClas: `InceptionV4` has another epsilon in its BatchNorms",
             "timm has 0.001, as the original. PaddleClas leaves paddle's default, 1e-5. Behind it the 1x7 and 7x1 kernels "
@@ -113,6 +115,7 @@ FOUND = [
         "fasternet",
         _CLAS,
         fasternet,
+        "momentum 0.1 against 0.9",
         Words(
             "PaddleClas: FasterNet takes BatchNorm's momentum as torch counts it",
             "torch's `momentum=0.1` is paddle's `momentum=0.9`. The port has 0.1, so its running statistics are almost "
@@ -130,32 +133,34 @@ FOUND = [
         "hrnet",
         _CLAS,
         hrnet,
+        "has no parameter for `bias`",
         Words(
             "PaddleClas: the head of HRNet has no biases",
             "timm's convolutions in front of the head's BatchNorms have a bias each, PaddleClas's have none. The weights "
             "can't be carried over completely, and `assign_weight` says where.",
-            "Fold the bias into the running mean of the BatchNorm behind it.",
+            "Subtract the bias from the running mean of the BatchNorm behind it. In training it has no effect.",
         ),
         Words(
             "PaddleClas：HRNet 的 head 没有 bias",
             "timm 的 head 中，BatchNorm 之前的卷积都带 bias，PaddleClas 的没有。权重无法完整拷贝，"
             "`assign_weight` 会指出位置。",
-            "把 bias 合并进其后 BatchNorm 的滑动均值。",
+            "从其后 BatchNorm 的滑动均值中减去 bias。训练时它不起作用。",
         ),
     ),
     Difference(
         "resnest",
         _CLAS,
         resnest,
+        "has no parameter for `bias`",
         Words(
             "PaddleClas: ResNeSt's attention has no biases",
             "As with HRNet: timm's convolutions in the split attention have biases.",
-            "Fold the bias into the running mean of the BatchNorm behind it.",
+            "Subtract the bias from the running mean of the BatchNorm behind it. In training it has no effect.",
         ),
         Words(
             "PaddleClas：ResNeSt 的注意力部分没有 bias",
             "与 HRNet 相同：timm 的 split attention 中，卷积带 bias。",
-            "把 bias 合并进其后 BatchNorm 的滑动均值。",
+            "从其后 BatchNorm 的滑动均值中减去 bias。训练时它不起作用。",
         ),
     ),
 ]

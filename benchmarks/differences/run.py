@@ -33,6 +33,7 @@ ENGLISH = {
     "differently when they are called alike is in [the atlas](atlas.md).\n",
     "here": "Reproduced here with {versions}.",
     "not": "Not reproduced here: {missing} is not installed.",
+    "other": "Not reproduced here with {versions}: padiff says something else.",
     "equal": "**To make both equal:** ",
 }
 CHINESE = {
@@ -42,6 +43,7 @@ CHINESE = {
     "用同样的写法调用时，paddle 与 torch 还有哪些计算不同，见[差异表](atlas.md)。\n",
     "here": "已在此环境中复现：{versions}。",
     "not": "未在此环境中复现：没有安装 {missing}。",
+    "other": "未在此环境中复现（{versions}）：padiff 的结论不同。",
     "equal": "**如何对齐：** ",
 }
 
@@ -53,7 +55,8 @@ def section(difference: Difference, words: Words, said: str | None, language: di
         lines += [language["not"].format(missing=", ".join(difference.missing()))]
     else:
         box = "\n".join(line for one in said.splitlines() for line in textwrap.wrap(one, WIDTH, break_on_hyphens=False))
-        lines += ["```text", box, "```", "", language["here"].format(versions=versions)]
+        status = language["here" if difference.reproduced(said) else "other"]
+        lines += ["```text", box, "```", "", status.format(versions=versions)]
     return "\n".join([*lines, "", language["equal"] + words.equal, ""])
 
 
@@ -83,7 +86,9 @@ def main() -> None:
     for one in every:
         if not options.names or one.name in options.names:
             said[one.name] = found(one)
-            print(f"{one.name}: {said[one.name] or 'not installed: ' + ', '.join(one.missing())}\n", flush=True)
+            text = said[one.name]
+            status = "" if text is None or one.reproduced(text) else "NOT REPRODUCED: "
+            print(f"{one.name}: {status}{text or 'not installed: ' + ', '.join(one.missing())}\n", flush=True)
     if options.write:
         about = {"python": platform.python_version(), "machine": platform.machine()}
         for path, language, words in (("", ENGLISH, "english"), ("zh", CHINESE, "chinese")):

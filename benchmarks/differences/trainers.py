@@ -47,6 +47,7 @@ FOUND = [
         "divided_twice",
         ("torch", "transformers", "accelerate"),
         divided_twice,
+        "is divided by 2 against 4",
         Words(
             "transformers 5.2 to 5.5: the loss is divided twice by the accumulation steps",
             "With `gradient_accumulation_steps=2` the Trainer divides the loss by the tokens of the whole step. Then "
@@ -66,6 +67,7 @@ FOUND = [
         "left_over",
         ("torch", "transformers", "paddlepaddle", "paddleformers"),
         left_over,
+        "are left over",
         Words(
             "PaddleFormers 1.2: gradients are carried over the end of an epoch",
             "An epoch has 5 batches, and a step takes 2 of them. transformers makes a step of the fifth batch alone. "

@@ -42,6 +42,13 @@ class _Made(TensorSource):
     def sketched(self) -> bool:
         return self.whole.sketched
 
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        return (self.whole,)
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        return replace(self, whole=inside[0])  # type: ignore[type-var]
+
 
 @dataclass(frozen=True, slots=True)
 class _Rows(_Made):
@@ -87,6 +94,13 @@ class _Sum(TensorSource):
     @property
     def sketched(self) -> bool:
         return any(term.sketched for term in self.terms)
+
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        return self.terms
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        return replace(self, terms=tuple(inside))
 
     def read(self) -> np.ndarray:
         arrays = [term.read() for term in self.terms]

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -57,21 +56,35 @@ class Pieces(TensorSource):
     Attributes:
         shape: of the whole.
         pieces: each place of the whole is held by at least one.
+        choice: which replica of each part is taken.
     """
 
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    choice: int = 0
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are of a part, if any of them differs from the first one; else one."""
+        found = [_copies(group) for group in self._places()]
+        if not any(_differ(copies[0], other) for copies in found for other in copies[1:]):
+            return 1
+        return max(map(len, found))
+
+    def _chosen(self) -> list[list[Piece]]:
+        copies = [_copies(group) for group in self._places()]
+        return [each[min(self.choice, len(each) - 1)] for each in copies]
 
     @property
     def sketched(self) -> bool:
-        return any(piece.record.source.sketched for piece in self.pieces)
+        return _is_sketched(self.pieces)
 
     @property
     def sketch(self) -> Sketch | None:
         if not self.sketched:
             return None
-        groups = self._places()
-        turned = next(s.transposed for piece in self.pieces if (s := piece.record.source.sketch) is not None)
+        groups = self._chosen()
+        turned = _turned(self.pieces)
         sketches = [_one(group, turned) for group in groups]
         if len(groups) == 1 and not _partial(self.pieces):
             return sketches[0]
@@ -83,7 +96,7 @@ class Pieces(TensorSource):
             raise SketchOnlyError(
                 "of this tensor sketches were recorded, not its values: record it with detail='full' to look at them"
             )
-        groups = self._places()
+        groups = self._chosen()
         values = [_added(group) for group in groups]
         if len(groups) == 1 and values[0].shape == self.shape:
             return values[0]
@@ -133,53 +146,52 @@ def _copies(group: Sequence[Piece]) -> list[list[Piece]]:
     return list(copies.values())
 
 
-def _added(group: Sequence[Piece]) -> np.ndarray:
-    """What stands at one place: terms added up; of replicas that differ, one that departs."""
-    found: list[np.ndarray] = []
-    for terms in _copies(group):
-        arrays = [piece.record.source.read() for piece in terms]
-        found.append(arrays[0] if len(arrays) == 1 else np.asarray(np.sum(arrays, axis=0, dtype=arrays[0].dtype)))
-    first = found[0]
-    if all(np.array_equal(first, each, equal_nan=first.dtype.kind in "fc") for each in found[1:]):
-        return first
-    return np.asarray(_departing([each.astype(np.float64) for each in found])).astype(first.dtype)
+def _added(terms: Sequence[Piece]) -> np.ndarray:
+    """What stands at one place, as one of the replicas has it: terms added up."""
+    arrays = [piece.record.source.read() for piece in terms]
+    return arrays[0] if len(arrays) == 1 else np.asarray(np.sum(arrays, axis=0, dtype=arrays[0].dtype))
 
 
-def _weights(arrays: Sequence[np.ndarray]) -> list[float]:
-    """What to take of each of some replicas that should be equal and are not, so that the outcome is not what it should
-    be whichever of them departs. The mean is no such thing: of gradients that were not reduced it is the reduced one.
-    """
-    if len(arrays) == 2:
-        return [1 / 3, 2 / 3]
-    usual = np.median(arrays, axis=0)
-    farthest = max(range(len(arrays)), key=lambda k: float(np.linalg.norm(np.nan_to_num(arrays[k] - usual))))
-    return [float(k == farthest) for k in range(len(arrays))]
-
-
-def _departing(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.asarray(sum(weight * each for weight, each in zip(_weights(arrays), arrays) if weight))
-
-
-def _one(group: Sequence[Piece], transposed: bool) -> Sketch:
+def _one(terms: Sequence[Piece], transposed: bool) -> Sketch:
     """`_added`, of sketches."""
-    found = []
-    for terms in _copies(group):
-        sketches = [_sketch(piece, transposed) for piece in terms]
-        total = np.sum([sketch.projection for sketch in sketches], axis=0)
-        found.append(sketches[0] if len(sketches) == 1 else replace(sketches[0], projection=total))
-    first = found[0]
-    if all(np.array_equal(first.projection, each.projection) for each in found[1:]):
-        return first
-    weights = _weights([each.projection.astype(np.float64) for each in found])
-    names = ("mean", "mean_abs", "mean_square", "zeros", "nonfinite")
-    means: dict[str, Any] = {name: float(np.dot(weights, [getattr(each, name) for each in found])) for name in names}
-    return replace(
-        first,
-        minimum=min(each.minimum for each in found),
-        maximum=max(each.maximum for each in found),
-        projection=_departing([each.projection for each in found]),
-        **means,
-    )
+    sketches = [_sketch(piece, transposed) for piece in terms]
+    if len(sketches) == 1:
+        return sketches[0]
+    return replace(sketches[0], projection=np.sum([sketch.projection for sketch in sketches], axis=0))
+
+
+def _differ(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
+    """Whether two replicas differ, in a bit."""
+    if _is_sketched((*one, *other)):
+        turned = _turned((*one, *other))
+        a, b = (_one(terms, turned).projection for terms in (one, other))
+    else:
+        a, b = _added(one), _added(other)
+    return not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+
+
+def _turned(pieces: Iterable[Piece]) -> bool:
+    """Whether the sketches among these are of the transposed matrix."""
+    return next(s.transposed for piece in pieces if (s := piece.record.source.sketch) is not None)
+
+
+def _is_sketched(pieces: Iterable[Piece]) -> bool:
+    return any(piece.record.source.sketched for piece in pieces)
+
+
+def replicas_of(source: TensorSource) -> int:
+    """How many replicas a tensor has that are to be looked at: one, where all processes hold the same."""
+    if isinstance(source, Pieces):
+        return source.replicas
+    return max((replicas_of(inner) for inner in source.inside), default=1)
+
+
+def as_held(source: TensorSource, choice: int) -> TensorSource:
+    """A tensor as one of its replicas has it; any other one itself."""
+    if isinstance(source, Pieces):
+        return replace(source, choice=choice)
+    inner = source.inside
+    return source.made_of([as_held(one, choice) for one in inner]) if inner else source
 
 
 def spread(steps: Iterable[Step]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,15 @@ class TensorSource(ABC):
     def arrays(self) -> tuple[np.ndarray, ...]:
         """The arrays in memory that hold the values, or what they are worked out from."""
         return ()
+
+    @property
+    def inside(self) -> Sequence[TensorSource]:
+        """The sources that it is made of."""
+        return ()
+
+    def made_of(self, inside: Sequence[TensorSource]) -> TensorSource:
+        """What is made of others likewise."""
+        return self
 
     @property
     def refetchable(self) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from padiff.compare.diagnose.kernels import windows
+from padiff.compare.diagnose.kernels import cells, windows
 
 F = torch.nn.functional
 
@@ -56,3 +56,41 @@ def test_pooling_to_a_size_that_does_not_divide(axes):
     for by, name in (("mean", "avg"), ("max", "max")):
         expected = getattr(F, f"adaptive_{name}_pool{axes}d")(torch.tensor(x), 4).numpy()
         np.testing.assert_allclose(windows.pool_to(x, by, [4] * axes), expected, rtol=1e-10)
+
+
+def weights(gates):
+    rng = np.random.default_rng(gates)
+    shapes = (gates * 4, 3), (gates * 4, 4), (gates * 4,), (gates * 4,)
+    return values(2, 5, 3), [rng.normal(size=shape) for shape in shapes]
+
+
+@pytest.mark.parametrize(("kind", "cell", "gates"), [("LSTM", cells.lstm, 4), ("GRU", cells.gru, 3)])
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_recurrent_cells(kind, cell, gates, start):
+    x, parts = weights(gates)
+    layer = getattr(torch.nn, kind)(3, 4, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        for own, value in zip(layer.parameters(), parts):
+            own.copy_(torch.tensor(value))
+    first = torch.full((1, 2, 4), start, dtype=torch.float64)
+    expected = layer(torch.tensor(x), (first, first) if kind == "LSTM" else first)[0].detach().numpy()
+    np.testing.assert_allclose(cell(x, *parts, start=start), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reset", ["before", "never"])
+def test_a_gru_that_resets_elsewhere(reset):
+    """Cho's form, and one without the gate, written out."""
+    x, (w, u, one, other) = weights(3)
+
+    def sigmoid(v):
+        return 1 / (1 + np.exp(-v))
+
+    h, states = np.zeros((2, 4)), []
+    for t in range(5):
+        given = x[:, t] @ w.T + one
+        r = sigmoid(given[:, :4] + h @ u[:4].T + other[:4])
+        z = sigmoid(given[:, 4:8] + h @ u[4:8].T + other[4:8])
+        kept = (r * h if reset == "before" else h) @ u[8:].T + other[8:]
+        h = (1 - z) * np.tanh(given[:, 8:] + kept) + z * h
+        states.append(h)
+    np.testing.assert_allclose(cells.gru(x, w, u, one, other, reset=reset), np.stack(states, 1), rtol=1e-10)

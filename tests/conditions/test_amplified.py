@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -39,6 +40,12 @@ def trained(
     detail: Any, seed: int = 0, every: int = 1, fault: int | None = None, stages: Collection[str] = STAGES
 ) -> padiff.Report:
     """Both frameworks train the same network; in step ``fault`` a weight of paddle's is changed behind its back."""
+    runs = recorded(detail if isinstance(detail, str) else tuple(detail.items()), seed, every, fault)
+    return padiff.compare_runs(*runs, stages=stages)
+
+
+@functools.cache
+def recorded(detail: str | tuple[tuple[str, str], ...], seed: int, every: int, fault: int | None) -> tuple[Any, Any]:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     one, other = torch_net(), paddle_net()
@@ -47,7 +54,7 @@ def trained(
         torch.optim.SGD(one.parameters(), 0.1, momentum=0.9),
         paddle.optimizer.Momentum(0.1, 0.9, parameters=other.parameters()),
     )
-    options = {"detail": detail, "every_n_steps": every}
+    options: dict[str, Any] = {"detail": detail if isinstance(detail, str) else dict(detail), "every_n_steps": every}
     with (
         padiff.record(one, optimizer=optimizers[0], **options) as ours,
         padiff.record(other, optimizer=optimizers[1], **options) as theirs,
@@ -70,7 +77,7 @@ def trained(
             optimizers[1].step()
             optimizers[1].clear_grad()
             theirs.try_dump()
-    return padiff.compare_runs(ours.run, theirs.run, stages=stages)
+    return ours.run, theirs.run
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -58,6 +58,11 @@ class Page:
         return lengths
 
     @property
+    def items(self) -> int:
+        """How many items its lists have."""
+        return len(re.findall(r"^ *(\*|\d+\.) ", self.prose, re.MULTILINE))
+
+    @property
     def shown(self) -> list[str]:
         """Names of which the reference shows what their docstrings say."""
         return re.findall(r"^::: (\S+)$", self.prose, re.MULTILINE)

@@ -35,6 +35,7 @@ def test_what_needs_the_frameworks_alone_is_reproduced(script, name, words):
     pytest.importorskip("paddle")
     (one,) = (one for one in script.differences() if one.name == name)
     said = script.found(one)
+    assert one.reproduced(said)
     text = " ".join(text for _, text in PAGE.blocks)
     for word in words:
         assert word in said
@@ -62,4 +63,14 @@ def test_a_package_that_is_missing_is_named_and_nothing_is_claimed(script):
     assert script.found(lacking) is None
     text = script.section(lacking, lacking.english, None, script.ENGLISH)
     assert "Not reproduced here: a-package-that-is-not-there is not installed." in text
+    assert "Reproduced here with" not in text
+
+
+def test_a_verdict_that_is_another_one_is_not_called_reproduced(script):
+    pytest.importorskip("torch")
+    pytest.importorskip("paddle")
+    one = script.differences()[0]
+    assert "Reproduced here with" in script.section(one, one.english, f"... {one.shows} ...", script.ENGLISH)
+    text = script.section(one, one.english, "The runs match.", script.ENGLISH)
+    assert "Not reproduced here with torch" in text
     assert "Reproduced here with" not in text

@@ -1,4 +1,4 @@
-"""The Chinese pages keep step with the English ones: the same headings, tables and code."""
+"""The Chinese pages keep step with the English ones: the same headings, tables, lists and code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from .pages import DOCS, ROOT, Page, partners
 
 
 @pytest.mark.parametrize(("english", "chinese"), partners(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_and_its_partner_have_the_same_headings_tables_and_code(english, chinese):
+def test_a_page_and_its_partner_have_the_same_headings_tables_lists_and_code(english, chinese):
     assert chinese.exists(), f"{english.relative_to(ROOT)} has no Chinese partner: write {chinese.relative_to(ROOT)}"
     page, partner = Page.of(english), Page.of(chinese)
     assert page.levels == partner.levels, "the headings' levels"
     assert page.blocks == partner.blocks, "the blocks of code"
     assert page.rows == partner.rows, "the rows of the tables"
+    assert page.items == partner.items, "the items of the lists"
     assert page.shown == partner.shown, "the names of the reference"
 
 
@@ -38,5 +39,6 @@ def test_blocks_headings_tables_and_names_are_found_as_they_stand():
     page = Page(DOCS, text)
     assert page.levels == [1, 2]
     assert page.rows == [2]
+    assert page.items == 1
     assert page.blocks == [("python", "# no heading\n| no table |\n"), ("", "  e\n")]
     assert page.shown == ["f.g"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from padiff.compare.measure.pairs import measure_pair
 from padiff.errors import SketchOnlyError
 from padiff.pair.united import united
-from padiff.records import InMemory, Record, Sketched, Step
+from padiff.records import InMemory, Pair, Record, Sketched, Step
 from padiff.records.parts import Part
 from padiff.sketches.parts import own_of
 from padiff.sketches.samples import Samples
@@ -92,7 +93,7 @@ WRONG = {
     "a range is missing": WAYS["ranges"][::2],
     "two hold the same rows": [_block((0, 60), (0, 70)), _block((30, 60), (0, 70)), _block((60, 90), (0, 35))],
     "ranges overlap": [_range(0, 3150), _range(3000, 6150)],
-    "of tensors of two shapes": [WAYS["rows"][0], (WHOLE[30:, :60], Part((90, 60), (30, 0), "shard"))],
+    "of tensors of two shapes": [_block((0, 45), (0, 70)), (WHOLE[45:], Part((100, 70), (45, 0), "shard"))],
 }
 
 
@@ -104,24 +105,26 @@ def test_what_is_not_whole_has_no_record_and_that_is_said(wrong):
     assert note.startswith("parts of 1 parameter(s) are not recorded (layer/weight)")
 
 
-#: What processes hold of what should be equal: by what each multiplies it.
+#: What processes hold of what should be equal: by what each multiplies it, and the share by which one departs most.
 DEPARTING = {
-    "the first of two": (10, 1),
-    "the second of two": (1, 10),
-    "halved on one": (1, 0.5),
-    "not reduced: the mean is as it should be": (1.5, 0.5),
-    "one of three": (1, 1, 10),
-    "the first of four": (0.5, 1, 1, 1),
-    "not reduced, of four": (0.4, 0.8, 1.2, 1.6),
+    "the first of two": ((10, 1), 9),
+    "the second of two": ((1, 10), 9),
+    "halved on one": ((1, 0.5), 0.5),
+    "not reduced: the mean is as it should be": ((1.5, 0.5), 0.5),
+    "one of three": ((1, 1, 10), 9),
+    "not reduced, of four": ((0.4, 0.8, 1.2, 1.6), 0.6),
+    "equal": ((1, 1, 1), 0),
 }
 
 
-@pytest.mark.parametrize("factors", DEPARTING.values(), ids=DEPARTING)
-def test_replicas_that_differ_make_the_whole_differ_whichever_it_is(factors):
+@pytest.mark.parametrize(("factors", "apart"), DEPARTING.values(), ids=DEPARTING)
+def test_a_replica_that_differs_is_what_is_measured_whichever_it_is(factors, apart):
     values = [WHOLE * np.float32(factor) for factor in factors]
     first, *_ = united(_steps([_block((0, 90), (0, 70), "replica", values=each) for each in values]))
-    whole = first.records[0].value
-    assert np.linalg.norm(whole - WHOLE) > 0.15 * np.linalg.norm(WHOLE)
+    other = Record("layer", "weight", "weight", InMemory(WHOLE), "float32", SHAPE)
+    for pair in (Pair(0, other, first.records[0]), Pair(0, first.records[0], other)):
+        figures = measure_pair(pair).figures
+        assert figures.l2 == pytest.approx(apart * np.linalg.norm(WHOLE), rel=1e-5)
 
 
 def test_what_is_no_parameter_stays_where_it_is():

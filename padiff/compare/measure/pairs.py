@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 
 from padiff.compare.measure.arrays import figures_of, measured
 from padiff.compare.measure.operands import Arrays, operands
 from padiff.compare.measure.sketches import estimated
+from padiff.pair.united import as_held, replicas_of
 from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
+
+# Two replicas of a gradient that was not reduced are as far to either side of it: rounding is not to choose.
+_FARTHER = 1.01
 
 
 def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> Diff:
@@ -21,6 +28,33 @@ def measure_pair(pair: Pair, elementwise: tuple[float, float] | None = None) -> 
         The diff, not judged yet: ``passed`` is false only where ``problem`` says why. Parts of a sketch can't be
         measured: such a pair passes, and has no figures.
     """
+    if pair.reference is not None and pair.candidate is not None:
+        replicas = Both(replicas_of(pair.reference.source), replicas_of(pair.candidate.source))
+        if replicas != Both(1, 1):
+            return _farthest(pair, replicas, elementwise)
+    return _measured(pair, elementwise)
+
+
+def _farthest(pair: Pair, replicas: Both[int], elementwise: tuple[float, float] | None) -> Diff:
+    """A pair of which processes hold replicas that differ: as those are that are farthest from the other side."""
+    found = []
+    for choices in product(*map(range, replicas)):
+        a, b = (replace(r, source=as_held(r.source, k)) for r, k in zip(pair.sides, choices) if r is not None)
+        found.append(_measured(replace(pair, reference=a, candidate=b), elementwise))
+    worst, *others = found
+    for diff in others:
+        if _apart(diff) > _FARTHER * _apart(worst):
+            worst = diff
+    return replace(worst, pair=pair)
+
+
+def _apart(diff: Diff) -> float:
+    if diff.problem is not None or diff.figures is None:
+        return np.inf
+    return diff.figures.l2
+
+
+def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
     if pair.reference is None or pair.candidate is None:
         side = "reference" if pair.reference is None else "candidate"
         return Diff(pair, figures=_lone(pair), problem=Problem(Kind.MISSING, f"missing on the {side}"))

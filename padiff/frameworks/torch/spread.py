@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -43,14 +43,32 @@ def _dtensor() -> Any:
 def local(tensor: Any) -> tuple[Any, Part | None]:
     if not is_spread(tensor):
         return tensor, None
-    mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise UncopiedError("this process holds nothing of a tensor that is spread over others")
-    lengths = mesh.shape
+    offset, own, kind, replica = _block(shape, tuple(tensor.placements), tuple(coordinate), tuple(mesh.shape))
+    held = tensor.detach()._local_tensor
+    held = held.wait() if hasattr(held, "wait") else held
+    if tuple(held.shape) != own:
+        raise UncopiedError(f"this process holds {tuple(held.shape)} of {shape}, another part than the placements say")
+    # Several meshes may each hold all of it (a dimension of the job that this tensor knows nothing of).
+    return held, Part(shape, offset, kind, int(mesh.mesh.min()) * mesh.size() + replica)
+
+
+@lru_cache(maxsize=4096)
+def _block(
+    shape: tuple[int, ...], placements: tuple[Any, ...], coordinate: tuple[int, ...], lengths: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], str, int]:
+    """What a process holds: where it begins along each axis, its lengths, which kind of part, which of the replicas.
+
+    Args:
+        shape: of the whole.
+        placements: by dimension of the mesh.
+        coordinate, lengths: where in the mesh the process is, and how large that is.
+    """
     indexes = [torch.arange(length) for length in shape]
-    replica = 0
-    kind = REPLICA
+    kind, replica = REPLICA, 0
     for placement, number, length in zip(placements, coordinate, lengths):
         name = type(placement).__name__
         if name == "Replicate":
@@ -60,23 +78,16 @@ def local(tensor: Any) -> tuple[Any, Part | None]:
                 raise UncopiedError(f"its processes hold terms of a {placement.reduce_op}, which is not a sum")
             kind = PARTIAL
         elif name in ("Shard", "_StridedShard"):
-            pieces, _ = placement._split_tensor(
-                _along(indexes[placement.dim], placement.dim), length, with_padding=False, contiguous=False
-            )
+            along = _along(indexes[placement.dim], placement.dim)
+            pieces, _ = placement._split_tensor(along, length, with_padding=False, contiguous=False)
             indexes[placement.dim] = pieces[number].reshape(-1)
             kind = kind if kind == PARTIAL else SHARD
         else:
             raise UncopiedError(f"a placement {name} is not known: which part this process holds can't be said")
-    held = tensor.detach()._local_tensor
-    held = held.wait() if hasattr(held, "wait") else held
-    if tuple(held.shape) != tuple(map(len, indexes)):
-        raise UncopiedError(f"this process holds {tuple(held.shape)} of {shape}, another part than the placements say")
     if any(len(index) and int(index[-1] - index[0]) != len(index) - 1 for index in indexes):
         raise UncopiedError("this process holds elements that are no one block of the whole")
     offset = tuple(int(index[0]) if len(index) else 0 for index in indexes)
-    # Several meshes may each hold all of it (a dimension of the job that this tensor knows nothing of).
-    others = int(mesh.mesh.min()) * mesh.size()
-    return held, Part(shape, offset, kind, others + replica)
+    return offset, tuple(map(len, indexes)), kind, replica
 
 
 def _along(index: torch.Tensor, axis: int) -> torch.Tensor:

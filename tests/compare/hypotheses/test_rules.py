@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from padiff.compare.diagnose.hypotheses import rules
+from padiff.compare.diagnose.hypotheses.fitting import residual_of, residuals_of
 from padiff.compare.diagnose.hypotheses.rules import History, updates
 
 STEPS, SIZE, RATE = 5, 40, 0.01
@@ -139,3 +140,19 @@ def test_a_lost_state_begins_anew():
     g = whole.gradients
     expected = -0.1 * np.stack([g[0], 0.9 * g[0] + g[1], g[2], 0.9 * g[2] + g[3]])
     assert np.allclose(updates(rules.SGD, whole, {**settings, "lost": 2.0}), expected)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("whole", [True, False])
+def test_settings_side_by_side_leave_what_each_leaves_by_itself(rule, whole):
+    rng = np.random.default_rng(2)
+    given, weights, made, noise = (rng.normal(size=(STEPS, SIZE)) for _ in range(4))
+    given[:, :5] = 0.0
+    seen = History(given, weights, made, np.full(STEPS, RATE), (slice(0, 15), slice(15, SIZE)), whole)
+    for form in (None, *rule.forms):
+        start = {**rule.defaults, **({} if form is None else {form: 1.0 - rule.forms[form]})}
+        several = [{**start, "rate": rate} for rate in (1.0, 2.0)]
+        several += [{**start, name: value} for name, usual in rule.numbers.items() for value in usual]
+        alone = [residual_of(rule, settings, seen, noise) for settings in several]
+        assert residuals_of(rule, several, seen, noise) == pytest.approx(alone, rel=1e-12)
+        assert len({*alone}) > 4

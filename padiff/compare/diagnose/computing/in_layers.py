@@ -117,7 +117,19 @@ def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
         text = f"bias {sheet.named(bias)} is not added ({where})"
         zeros: Change = lambda get, own, bias=bias: np.zeros_like(own(bias))  # type: ignore[misc]  # noqa: E731
         yield Edit("bias_missing", "a bias", text, {bias: zeros}, 1, at=k)
+    if node.operation in _GATES:
+        for function in ("Hardsigmoid", "tanh", _NONE):
+            text = f"{function} for the reference's sigmoid of the gates ({where})"
+            yield Edit("activation", "another activation", text, {k: given(sheet, k, gate=function)}, 1, at=k)
     if node.operation == "gru":
+        for reset, what in (
+            ("before", "resets the state before its matrix product, the reference after it"),
+            ("never", "does not reset the state, the reference does (the reset gate is not used)"),
+        ):
+            text = f"the candidate {what}: {where}"
+            yield Edit("gate_reset", "another reset gate", text, {k: given(sheet, k, reset=reset)}, 1, at=k)
+        text = f"the share of the state before, which the update gate keeps, is left out ({where})"
+        yield Edit("state_missing", "no state before", text, {k: given(sheet, k, keeps=False)}, 1, at=k)
         yield Edit("gate_order", "update gate turned", f"the update gate keeps what the reference's replaces ({where})",
                    {k: given(sheet, k, turned=True)}, 1, at=k)  # fmt: skip
 

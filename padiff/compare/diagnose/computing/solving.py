@@ -65,6 +65,11 @@ def numbers(sheet: Sheet) -> Iterator[Number]:
         elif node.operation == "lstm":
             what = f"what is added to the forget gate of {sheet.where(k)} (a bias)"
             yield Number("forget_bias", "a bias of the forget gate", what, 0.0, _given(sheet, k, "forget"), k, (1.0,))
+            what = f"each number of the initial state of {sheet.where(k)}"
+            yield Number("initial_state", "another initial state", what, 0.0, _given(sheet, k, "start"), k, (1.0,))
+        elif node.operation == "gru":
+            what = f"each number of the initial state of {sheet.where(k)}"
+            yield Number("initial_state", "another initial state", what, 0.0, _given(sheet, k, "start"), k, (1.0,))
         elif node.operation in ("add", "sub"):
             for given in node.given:
                 if not sheet.is_number(given) and sheet.is_float(given):

@@ -91,5 +91,7 @@ def _comes_from(graph: Graph, cut: TracedCall, record: Record, agreeing: Collect
     if record.stage == "backward":
         there = starts | {given.tensor for call in before for given in call.inputs}
         return graph.tensor_of(record) in there
-    # Of a layer of the framework the output's gradient would differ before.
-    return any(f"{record.layer}/{record.slot}" in call.parameters for call in (cut, *before))
+    # Of a layer of the framework the output's gradient would differ before. That a parameter was turned (`w.T`) is not
+    # always heard, so another one of the layer whose own code it is will do.
+    own = f"{record.layer}/" if cut.layer == record.layer else f"{record.layer}/{record.slot}"
+    return any(name.startswith(own) for call in (cut, *before) for name in call.parameters)

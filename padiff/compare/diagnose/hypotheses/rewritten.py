@@ -26,7 +26,7 @@ from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
 from padiff.compare.diagnose.settings import cause_of
 from padiff.compare.measure.operands import Sketches, operands
 from padiff.errors import PadiffError
-from padiff.records import Both, Layout
+from padiff.records import Both, Layout, Pair
 from padiff.sketches.sketch import sketch_of
 
 # Seconds that are spent on edits of one side, and on the numbers in them.
@@ -131,8 +131,11 @@ def case_of(scene: Scene) -> Case | None:
     """What is known of the tensor; `None` where it can't be told, or tells too little."""
     pair = scene.diff.pair
     sides = whole_of(pair)
+    looks: Both[Look]
     if sides is not None:
-        looks: Both[Look] = Both(same, partial(_laid, pair.layout, sides.reference.shape))
+        looks = Both(same, partial(_laid, pair.layout, sides.reference.shape))
+    elif (last := _last_place(pair)) is not None:
+        sides, looks = last
     else:
         found = operands(pair)
         if not isinstance(found, Sketches) or found.scales != Both(1.0, 1.0) or not found.aligned:
@@ -144,6 +147,28 @@ def case_of(scene: Scene) -> Case | None:
     if sides.reference.size < 2 or not all(np.isfinite(side).all() for side in sides):
         return None
     return Case(scene, sides, looks)
+
+
+def _last_place(pair: Pair) -> tuple[Both[np.ndarray], Both[Look]] | None:
+    """Of a recurrent layer one side may give what each place has, and the other what the last one has."""
+    arrays = []
+    for record in pair.sides:
+        if record is None or record.source.sketched:
+            return None
+        arrays.append(np.asarray(record.value, np.float64))
+    found: list[np.ndarray] = []
+    looks: list[Look] = []
+    for own, other in (arrays, arrays[::-1]):
+        longer = own.ndim == 3 and other.shape == (own.shape[0], own.shape[2])
+        looks.append(_at_the_end if longer else same)
+        found.append(looks[-1](own))
+    if looks[0] is looks[1]:
+        return None
+    return Both(*found), Both(*looks)
+
+
+def _at_the_end(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[:, -1]) if values.ndim == 3 else values
 
 
 def same(values: np.ndarray) -> np.ndarray:

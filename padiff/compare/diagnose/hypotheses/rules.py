@@ -313,6 +313,6 @@ def updates(rule: Rule, history: History, settings: _Settings) -> np.ndarray:
 
 
 def side_by_side(rule: Rule, several: Sequence[Settings]) -> _Settings:
-    """Settings of equal forms as one, of which `updates` makes an array for each: (settings, steps, elements)."""
+    """Settings of equal forms (and one momentum decay) as one, of which `updates` makes (settings, steps, elements)."""
     numbers = [name for name in ("rate", *rule.numbers) if name != "momentum_decay"]
     return {**several[0], **{name: np.array([[one[name]] for one in several]) for name in numbers}}
