@@ -26,9 +26,7 @@ import padiff
 data = np.random.default_rng(0).normal(size=(3, 8, 16)).astype("float32")""",
     """torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
-port = paddle.nn.Sequential(
-    paddle.nn.Linear(16, 32), paddle.nn.LayerNorm(32, epsilon=1e-3), paddle.nn.Linear(32, 4)
-)
+port = paddle.nn.Sequential(paddle.nn.Linear(16, 32), paddle.nn.LayerNorm(32, epsilon=1e-3), paddle.nn.Linear(32, 4))
 padiff.assign_weight(net, port);""",
     """optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 with padiff.record(net, optimizer=optimizer, name="torch") as reference:

@@ -43,7 +43,8 @@ def test_small_runs_are_kept_in_full(framework):
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_full_steps_take_no_more_than_the_budget(framework, steps, budget, tmp_path, capsys):
     full = trained(framework, MAKE[framework], steps=1, detail="full").steps(0)[0]
-    arrays = {id(a): a.nbytes for r in full.records for a in r.source.arrays}
+    sources = [r.source for r in full.records] + [t.source for t in full.trace.tensors if t.source is not None]
+    arrays = {id(a): a.nbytes for source in sources for a in source.arrays}
     budget(sum(arrays.values()) * steps + 100)
     run = trained(framework, MAKE[framework], steps=6)
     kept = [count == 0 for count in sketched(run)]
