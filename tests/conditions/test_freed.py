@@ -185,7 +185,7 @@ def test_gradients_of_parameters_that_others_stood_in_for_are_named(options):
 
 
 def test_paddles_distributed_tensors(options, tmp_path):
-    """Of those that are whole in this process the values are recorded; of parts nothing."""
+    """Of each, the part that this process holds."""
     import paddle.distributed as dist
 
     mesh = dist.ProcessMesh([0], dim_names=["x"])
@@ -203,17 +203,15 @@ def test_paddles_distributed_tensors(options, tmp_path):
                 PADDLE.zero(sgd)
                 rec.try_dump()
 
-    with pytest.warns(RuntimeWarning, match="2 tensor") as reported:
-        twice()
-    assert len(reported) == 1
+    twice()
     for number in (0, 1):
         (step,) = padiff.open_run(tmp_path / "run").steps(number)
-        assert {r.site for r in step.records if r.stage in ("weight", "grad")} == {
-            "(root)/weight/bias", "(root)/grad/bias"
-        }  # fmt: skip
-        assert step.notes == (
-            "2 tensor(s) of 1 layer(s) are not recorded ((root)): distributed tensors are spread over the processes: "
-            "this one holds a part of each",
-        )
+        found = {r.site: r.part for r in step.records if r.stage in ("weight", "grad")}
+        assert found.keys() == {f"(root)/{stage}/{slot}" for stage in ("weight", "grad") for slot in ("weight", "bias")}
+        kinds = {"(root)/weight/weight": "shard", "(root)/weight/bias": "replica"}
+        for site, kind in kinds.items():
+            shape = (200, 100) if site.endswith("weight") else (100,)
+            assert (found[site].kind, found[site].shape, found[site].offset) == (kind, shape, (0,) * len(shape))
+        assert not step.notes
     shapes = {p.slot: (p.shape, p.trainable) for p in padiff.open_run(tmp_path / "run").info.layers[0].parameters}
     assert shapes == {"weight": ((200, 100), True), "bias": ((100,), True)}
