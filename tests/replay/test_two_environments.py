@@ -108,15 +108,15 @@ def example(place: Path, framework: str, name: str, *arguments: object) -> subpr
     root = Path(__file__).parents[2]
     packages = [root, *(root / "integrations" / each for each in ("lightning", "paddle_hapi"))]
     paths = os.pathsep.join([*map(str, packages), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(script), str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    command = [sys.executable, str(script), str(EXAMPLES / "vit_port" / f"{name}.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
-@pytest.mark.parametrize("name", ["vit_lightning", "vit_hapi"])
+@pytest.mark.parametrize("name", ["train_lightning", "replay_hapi"])
 def test_a_port_takes_few_lines(name):
     """Lines that are there for padiff: what names it, and what is done with it."""
-    code = (EXAMPLES / f"{name}.py").read_text().split('"""')[2]
+    code = (EXAMPLES / "vit_port" / f"{name}.py").read_text().split('"""')[2]
     lines = [line for line in code.splitlines() if any(word in line.lower() for word in ("padiff", "callback", "sys."))]
     assert 0 < len(lines) <= MOST_LINES, lines
     assert not any(word in code for word in ("state_dict", "np.save", "load(", "layer_map", "eval()"))
@@ -124,10 +124,10 @@ def test_a_port_takes_few_lines(name):
 
 @pytest.mark.slow
 def test_a_vit_is_ported_from_lightning_to_hapi(tmp_path):
-    first = example(tmp_path, "torch", "vit_lightning", tmp_path / "there")
+    first = example(tmp_path, "torch", "train_lightning", tmp_path / "there")
     assert first.returncode == 0, first.stderr
     (tmp_path / "there").rename(tmp_path / "moved")
-    second = example(tmp_path, "paddle", "vit_hapi", tmp_path / "moved", tmp_path / "here")
+    second = example(tmp_path, "paddle", "replay_hapi", tmp_path / "moved", tmp_path / "here")
     assert second.returncode == 0, second.stdout + second.stderr
     assert "The runs match" in second.stdout
     assert "can't be fed" not in second.stderr and "has no mask" not in second.stderr

@@ -1,6 +1,6 @@
-"""The ViT of `vit_lightning.py`, written again for paddle: its kept steps are done again here, dropout on.
+"""The ViT of `train_lightning.py`, written again for paddle: its kept steps are done again here, dropout on.
 
-    python examples/vit_hapi.py runs/torch runs/paddle
+    python replay_hapi.py runs/torch runs/paddle
 
 Weights, the optimizer's state, batches and what dropout dropped are Lightning's in each step. No weight is exported, no
 name mapped. The exit code is 0 where all steps match.

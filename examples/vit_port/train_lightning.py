@@ -1,8 +1,8 @@
 """A ViT in Lightning, with AdamW, accumulation, clipping and dropout: every fourth step is kept, to be done again.
 
-    python examples/vit_lightning.py runs/torch
+    python train_lightning.py runs/torch
 
-Then, where PaddlePaddle is and PyTorch need not be, `vit_hapi.py` does these steps again.
+Then, where PaddlePaddle is and PyTorch need not be, `replay_hapi.py` does these steps again.
 """
 
 import sys
