@@ -13,7 +13,7 @@ from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
 from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, printable, verdict
 from padiff_hooks.event_files import ScalarSink
-from padiff_hooks.news import SETTLED
+from padiff_hooks.news import CAUSE_KNOWN
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
 from padiff_hooks.tags import LAYERS
@@ -119,10 +119,10 @@ class LiveComparison:
         stream = self._opened_stream()
         if stream is not None:
             stream.write(report)
-        if report.settled is not None:
-            self._remarks.append(f"{SETTLED}: {printable(report.settled.message)}")
+        if report.explained is not None:
+            self._remarks.append(f"{CAUSE_KNOWN}: {printable(report.explained.message)}")
             if self.first_report is not None and self.first_report.first_diff is not None:
-                self.first_report = replace(self.first_report, first_diff=report.settled)
+                self.first_report = replace(self.first_report, first_diff=report.explained)
         first = report.first_diff
         if first is not None:
             self._news.append(report)

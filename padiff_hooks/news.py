@@ -11,7 +11,7 @@ from padiff.records import Report, Standing, count_text
 _FURTHER = 20
 _Place = tuple[Any, ...]
 #: What is said when a step that was recorded in full proves the cause of a first diff that sketches showed.
-SETTLED = "its cause is known now"
+CAUSE_KNOWN = "its cause is known now"
 
 
 class News:
@@ -32,8 +32,8 @@ class News:
             differs: whether a step before it has a diff.
         """
         first, new = report.first_diff, []
-        if report.settled is not None:
-            new.append(f"{SETTLED}: **{report.settled.message}**")
+        if report.explained is not None:
+            new.append(f"{CAUSE_KNOWN}: **{report.explained.message}**")
         if first is None:
             self._told += new
             return "\n\n".join(self._told) if new else ""

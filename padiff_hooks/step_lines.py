@@ -98,7 +98,7 @@ class StepLines:
             "outcome": report.outcome,
             "first_diff": first,
             **({"independent": whole["independent"]} if whole["independent"] else {}),
-            **({"settled": first_to_json(report.settled)} if report.settled is not None else {}),
+            **({"explained": first_to_json(report.explained)} if report.explained is not None else {}),
             **({"settings_differ": settings} if settings != (self._settings or []) else {}),
             "coverage": whole["coverage"]["share"],
         }

@@ -15,7 +15,7 @@ from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
 from padiff_hooks.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, names_of, paths_of, policy_of
 from padiff_hooks.log_folder import check_logdir, explained
-from padiff_hooks.news import SETTLED
+from padiff_hooks.news import CAUSE_KNOWN
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.show import QUIET, STYLES
 from padiff_hooks.stream import DiffStream
@@ -52,7 +52,7 @@ class _Watched:
         Args:
             known: whether a step before it has a diff, also one that was compared by a watch before this one.
         """
-        known_now = f"\n{SETTLED}: {printable(report.settled.message)}" if report.settled is not None else ""
+        known_now = f"\n{CAUSE_KNOWN}: {printable(report.explained.message)}" if report.explained is not None else ""
         return f"{self._added(report, known)}{known_now}"
 
     def _added(self, report: Report, known: bool) -> str:

@@ -15,12 +15,12 @@ from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
+from padiff.compare.diagnose.explained_later import explained_later
 from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
 from padiff.compare.diagnose.first import described, with_proof
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.ranks import first_failed
 from padiff.compare.diagnose.settings import before_the_first, settings_first
-from padiff.compare.diagnose.settling import settled
 from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import EQUAL, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
@@ -143,7 +143,7 @@ class RunComparison:
         """Compare one step, all ranks; what a rank recorded that only one run has stands alone."""
         diffs = self.diffs(number)
         report = self.report(diffs, [number])
-        return replace(report, settled=self.settle(diffs))
+        return replace(report, explained=self.explain_later(diffs))
 
     def diffs(self, number: int) -> list[Diff]:
         """The judged diffs of one step, in causal order."""
@@ -324,7 +324,7 @@ class RunComparison:
             return found
         return self._around.placed(found, failed)
 
-    def settle(self, diffs: Sequence[Diff]) -> FirstDiff | None:
+    def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff, of a step before, if this step is the one that proves its cause: it has in full what that one
         had as sketches. From now on, it is the first diff.
 
@@ -340,7 +340,7 @@ class RunComparison:
         # By then all may pass: of runs that have come apart more is allowed.
         steps = self._compared[first.rank or 0] if (first.rank or 0) < len(self._compared) else None
         evidence = Evidence(self.runs, self.alignment, self._policy, steps, self._declared.at)
-        cause = settled(first, place, diffs, evidence)
+        cause = explained_later(first, place, diffs, evidence)
         if cause is None:
             return None
         self._first_diff = replace(first, cause=cause)

@@ -104,7 +104,7 @@ def compare_runs(
             if first is None:
                 first = comparison.first(found)
             else:
-                first = comparison.settle(found) or first
+                first = comparison.explain_later(found) or first
             if each is not None:
                 each(comparison.report(found, [number.reference]))
             done += 1

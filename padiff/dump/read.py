@@ -110,7 +110,7 @@ class FolderRun(_OnDisk):
         self._packed = PackReader(self.path)
         self._packs = Packs(self.path)
         # What a run declares is fixed with its first step.
-        self._settled = bool(self.numbers())
+        self._info_fixed = bool(self.numbers())
 
     def numbers(self) -> list[int]:
         # By number: as text, 10 would come before 2.
@@ -123,9 +123,9 @@ class FolderRun(_OnDisk):
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         for rank in ranks:
             check_inside(rank, self.path)
-        if not self._settled:
+        if not self._info_fixed:
             self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
-            self._settled = True
+            self._info_fixed = True
         steps = [self._packed.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
         floors = read_floors(self.path, number) if len(steps) == 1 else None
         return steps if floors is None else [replace(steps[0], floors=floors)]

@@ -33,8 +33,8 @@ class ReportData:
         settings_differ: what the two runs declare differently (optimizers, clipping, loss, layers), in causal order.
         aftermath: which diffs follow from the first one.
         independent: further faults that do not follow from the first diff, in causal order; of few that are sure.
-        settled: of a step's report, the first diff of a step before, if this is the step that proves its cause: it has
-            in full what that one had as sketches.
+        explained: of a step's report, the first diff of a step before, if this is the step that proves its cause: it
+            has in full what that one had as sketches.
         environment: what differs around the two trainings (threads, TF32, versions), the most telling first.
         models: both layer trees and the pairs that were found, for those who show them.
     """
@@ -50,7 +50,7 @@ class ReportData:
     aftermath: Aftermath = _NOTHING_FOLLOWS
     independent: tuple[FirstDiff, ...] = ()
     models: Models | None = None
-    settled: FirstDiff | None = None
+    explained: FirstDiff | None = None
 
     def standing(self, diff: Diff) -> Standing | None:
         """How one of the diffs stands to the first one; `None` if it passed."""

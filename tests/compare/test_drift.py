@@ -182,8 +182,8 @@ def test_where_samples_are_all_that_is_known_updates_may_have_left_more_than_is_
 
 def test_a_first_diff_after_rounding_has_grown_large_may_be_more_of_that():
     first = FirstDiff(9, "forward", "fc", "fc", "output.0", Diff(two("forward", "output.0", [1.0], [2.0], step=9)))
-    told = with_caveat(first, Coverage(amplified=7)).message
-    assert "not measured. But from step 7 on" in told and told.endswith("may be more of that.")
+    reported = with_caveat(first, Coverage(amplified=7)).message
+    assert "not measured. But from step 7 on" in reported and reported.endswith("may be more of that.")
     for one, coverage in ((first, Coverage()), (first, Coverage(amplified=9))):
         assert with_caveat(one, coverage) is one
     # A weight is explained by the step before, wherever that is.

@@ -238,7 +238,7 @@ def test_what_ranks_have_besides_what_is_comparable_is_not_lost(tmp_path):
 
 
 def test_one_rank_does_not_loosen_what_is_asked_of_the_next():
-    # The first rank's output is within its limit; the second's, by three limits, is told.
+    # The first rank's output is within its limit; the second's, by three limits, is reported.
     def ranks(*errors):
         values = [np.full(64, 1.0 + error) for error in errors]
         return [step(0, [record("a", "forward", "output.0", v)], rank=rank) for rank, v in enumerate(values)]

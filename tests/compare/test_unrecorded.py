@@ -138,9 +138,9 @@ def test_a_parameter_that_came_later_has_its_record_in_a_later_step():
 def test_a_dump_says_not_what_was_asked_for_so_only_what_it_notes_is_missed():
     plain_dump, noted = {"recording": {}}, ["1 tensor(s) of 1 layer(s) are not recorded (fc2): no memory"]
     silent = without("fc2/weight", recording=plain_dump)
-    told = without("fc2/weight", recording=plain_dump, notes=noted)
+    reported = without("fc2/weight", recording=plain_dump, notes=noted)
     assert compare_runs(silent, silent).outcome == "match"
-    assert compare_runs(told, told).outcome == "cannot tell"
+    assert compare_runs(reported, reported).outcome == "cannot tell"
 
 
 def test_who_asks_for_outputs_alone_is_not_told_of_parameters():

@@ -80,7 +80,7 @@ def measured_here(monkeypatch) -> list[int]:
     return found
 
 
-def told(report):
+def reported(report):
     """All that a report says of its pairs."""
     return [(d.pair.step, d.pair.anchor.site, d.figures, d.passed, d.judgement, d.problem) for d in report.diffs]
 
@@ -115,24 +115,24 @@ def test_the_report_is_the_same_whatever_the_number_of_processes(kind, policy, c
     measured_here.clear()
     several = compare_runs(*folders, policy=policy, workers=count)
     assert set(measured_here) == {0}  # the others measured all but the first step, which is too small to share
-    assert told(several) == told(one) and str(several.first_diff) == str(one.first_diff)
+    assert reported(several) == reported(one) and str(several.first_diff) == str(one.first_diff)
     assert several.coverage == one.coverage
 
 
 def test_large_steps_are_shared_out_among_the_processes(runs, measured_here, monkeypatch):
-    one = told(compare_runs(*runs, workers=1))
+    one = reported(compare_runs(*runs, workers=1))
     measured_here.clear()
     monkeypatch.setattr(padiff.compare.workers, "_PART", 1e-6)
-    assert told(compare_runs(*runs, workers=3)) == one
+    assert reported(compare_runs(*runs, workers=3)) == one
     assert measured_here == []
 
 
 def test_one_large_step_is_shared_out_among_the_processes(runs, measured_here, monkeypatch):
     steps = [run / "steps" / f"{number:08d}" for run, number in zip(runs, (2, 3))]
-    one = told(compare_runs(*steps, workers=1))
+    one = reported(compare_runs(*steps, workers=1))
     measured_here.clear()
     monkeypatch.setattr(padiff.compare.workers, "_PART", 1e-6)
-    assert told(compare_runs(*steps, workers=2)) == one
+    assert reported(compare_runs(*steps, workers=2)) == one
     assert measured_here == []
 
 
@@ -153,7 +153,7 @@ def test_sketches_are_measured_by_the_processes_too(tmp_path, measured_here):
     one = compare_runs(*folders, workers=1)
     assert one.coverage.sketched == STEPS * LAYERS
     measured_here.clear()
-    assert told(compare_runs(*folders, workers=2)) == told(one)
+    assert reported(compare_runs(*folders, workers=2)) == reported(one)
     assert set(measured_here) == {0}
 
 
@@ -251,7 +251,7 @@ def test_measuring_processes_end_with_the_one_that_started_them(runs, how, tmp_p
 @linux
 @pytest.mark.parametrize("when", [1, 3])
 def test_a_process_that_is_killed_changes_nothing(runs, when):
-    one = told(compare_runs(*runs, workers=1))
+    one = reported(compare_runs(*runs, workers=1))
     before = children()
 
     def kill(done, total):
@@ -259,7 +259,7 @@ def test_a_process_that_is_killed_changes_nothing(runs, when):
             for pid in children() - before:
                 os.kill(pid, signal.SIGKILL)
 
-    assert told(compare_runs(*runs, workers=2, progress=kill)) == one
+    assert reported(compare_runs(*runs, workers=2, progress=kill)) == one
 
 
 @linux
@@ -321,10 +321,10 @@ def test_what_the_first_step_shows_of_the_alignment_holds_for_the_processes(runs
     cut = frozenset({("l1", "l1")})
     monkeypatch.setattr(padiff.compare.comparison, "other_boundaries", lambda *_: cut)
     one, several = (compare_runs(*runs, workers=count) for count in (1, 2))
-    assert told(several) == told(one)
+    assert reported(several) == reported(one)
     forward = {d.pair.step for d in several.diffs if d.pair.anchor.site == "l1/forward/output.0" and d.compared}
     assert forward == set()
     monkeypatch.setattr(padiff.compare.workers, "_PART", 1e-6)
     measured_here.clear()
-    assert told(compare_runs(*runs, workers=3)) == told(one)
+    assert reported(compare_runs(*runs, workers=3)) == reported(one)
     assert measured_here == [0] * 4  # outputs and gradients of l1, which have no partner any more

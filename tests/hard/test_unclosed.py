@@ -64,7 +64,9 @@ def test_what_is_queued_is_written_when_the_interpreter_ends(tmp_path, storage, 
 def test_nothing_is_said_of_a_recorder_that_was_closed(tmp_path):
     done = run(tmp_path, "plain", "closed")
     assert done.returncode == 0
-    assert re.fullmatch(r"padiff: recorded 5 steps, \S+ MB, in .*/run\n", done.stderr)
+    assert re.fullmatch(
+        r"padiff: each recorded step takes \S+ kB\npadiff: recorded 5 steps, \S+ MB, in .*/run\n", done.stderr
+    )
     assert padiff.open_run(tmp_path / "run").finished()
 
 

@@ -199,7 +199,7 @@ def _code_of(ended: BaseException) -> int | None:
 def _end() -> None:
     """End a fork at once, when all that was to be done at its end is done."""
     if _end.code is not None:
-        with contextlib.suppress(OSError, ValueError):  # what can't be written is told by the interpreter
+        with contextlib.suppress(OSError, ValueError):  # what can't be written is reported by the interpreter
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(_end.code)

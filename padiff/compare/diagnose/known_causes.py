@@ -21,7 +21,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "forward": _FORWARD, "loss": ("losses",), "update": ("optimizers",), "weight": ("normalisation",),
     "grad": ("clipping",),
 }  # fmt: skip
-# Rows that are told.
+# Rows that are named.
 _MOST = 2
 _KEYWORD = re.compile(r"(\w+)=([^,()\n]+)")
 

@@ -22,7 +22,7 @@ def put_together(pair: Pair) -> bool:
 
 
 def rank_of(pair: Pair) -> int | None:
-    """The process whose part of a tensor parts; `None` where it is in no one's, or that can't be told.
+    """The process whose part of a tensor parts; `None` where it is in no one's, or that is not known.
 
     Args:
         pair: a diff's.

@@ -47,7 +47,7 @@ class Place:
     """Where a diff of an output comes from.
 
     Attributes:
-        diff: what is told: the diff of the output, or of what goes into its layer where that differs already.
+        diff: what is reported: the diff of the output, or of what goes into its layer where that differs already.
         inside: whether what goes into the layer agrees; `None` where that is not known.
         last_agreeing: path of the last layer before it whose output agrees, the reference's; empty: there is none.
         calls: what is called there, where functions were looked at.
@@ -185,7 +185,7 @@ def _calls_between(
 ) -> Calls | None:
     """What of it tells why; not the layers' own calls, whose output it is."""
     found = back.zip(own).map(lambda side: [call for call in side[0] if call is not side[1]])
-    # What only looks at values in another way, or makes a constant, is told where there is nothing else.
+    # What only looks at values in another way, or makes a constant, is reported where there is nothing else.
     others = found.map(lambda calls: [call for call in calls if not is_looking(call)])
     found = others if any(others) else found
     others = found.map(lambda calls: [call for call in calls if call.inputs or call.parameters])

@@ -46,7 +46,7 @@ class Relation(Enum):
 
     AGREE = "they agree"
     DIFFER = "they differ"
-    UNKNOWN = "it can't be told"
+    UNKNOWN = "it is not known"
 
 
 class Graph:

@@ -33,7 +33,7 @@ class _Mode(TorchFunctionMode):
     def __init__(self, listener: FunctionListener) -> None:
         super().__init__()
         self._listener = listener
-        #: Whether nothing is told any more, and whether a function is under way: torch has taken the mode out for as
+        #: Whether nothing is heard any more, and whether a function is under way: torch has taken the mode out for as
         #: long as it is, and puts it back afterwards, whatever is done to it meanwhile.
         self.muted = self.inside = False
 

@@ -231,8 +231,10 @@ def test_json_says_whose_figures_agree():
     found = to_json(
         padiff.compare_runs(reference("towers"), trained("torch", "towers", "sgd", frozenset(["norm:eps"])))
     )
-    told = json.loads(json.dumps(found))["first_diff"]["recomputed"]
-    assert told["wrong"] == "candidate" and told["what"] == "layer" and told["text"] == first.recomputed.text
-    assert told["rules"] == {"reference": "LayerNorm", "candidate": "LayerNorm"} and set(told["errors"]) == set(
-        told["rules"]
+    reported = json.loads(json.dumps(found))["first_diff"]["recomputed"]
+    assert (
+        reported["wrong"] == "candidate" and reported["what"] == "layer" and reported["text"] == first.recomputed.text
+    )
+    assert reported["rules"] == {"reference": "LayerNorm", "candidate": "LayerNorm"} and set(reported["errors"]) == set(
+        reported["rules"]
     )

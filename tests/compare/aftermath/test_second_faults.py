@@ -178,8 +178,8 @@ def test_second_faults_of_settings_are_in_every_report():
     assert second.diff is None and second.cause.fix == "torch.optim.SGD(..., momentum=0.9)"
     assert to_json(report)["independent"][0]["why"]["kind"] == "optimizer_setting"
     suite = ElementTree.fromstring(to_junit(report))
-    told = [case for case in suite.iter("testcase") if case.get("classname") == "settings"]
-    assert [case.find("failure").get("message") for case in told] == [second.message]
+    reported = [case for case in suite.iter("testcase") if case.get("classname") == "settings"]
+    assert [case.find("failure").get("message") for case in reported] == [second.message]
     assert int(suite.get("failures")) == len(report.failed) + 1
 
 

@@ -70,7 +70,7 @@ def cause_of(ours, theirs, steps=4, make=None):
         (by_value(0.01), by_norm(0.3), "clip_value", "the reference clips gradients by value, to 0.01"),
         (by_value(0.01), by_value(0.02), "clip_limit", "by value to 0.02, the reference to 0.01"),
         (None, each(lambda p, k: 65536 * p.grad), "loss_scale", "65536 = a loss scale, not undone in the candidate"),
-        (None, each(lambda p, k: -p.grad), "sign", "the sign is turned over"),
+        (None, each(lambda p, k: -p.grad), "sign", "the sign is flipped"),
         (None, each(lambda p, k: p.grad + 0.01 * p), "weight_decay_in_gradient", "0.01 times the weight is added"),
     ],
 )

@@ -38,7 +38,7 @@ class Around:
         """The first diff was found.
 
         Args:
-            first: as it is told.
+            first: as it is reported.
             diff: it itself.
             place: where in the code it comes from.
             step: the diffs of its step.

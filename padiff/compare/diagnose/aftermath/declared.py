@@ -29,16 +29,16 @@ def declared_besides(
         return
     known = frozenset[str]().union(*(families(one.cause) for one in (first, *others)))
     stages = {one.stage for one in others}
-    told: dict[str, list[tuple[int, Difference]]] = {}
+    reported: dict[str, list[tuple[int, Difference]]] = {}
     for number, one in found:
         alike = _ALIKE.get(one.kind, one.kind.partition("_")[0])
         if not one.changes or alike in known or cause_in_settings(first.diff.pair, [one]) is not None:
             continue
-        # What it acts on is told already, with its cause.
+        # What it acts on is reported already, with its cause.
         later = STAGES.index(one.stage) >= STAGES.index(first.stage)
         if one.kind in _OF_THE_LOOP and later and one.stage not in stages:
-            told.setdefault(one.kind, []).append((number, one))
-    for of_kind in told.values():
+            reported.setdefault(one.kind, []).append((number, one))
+    for of_kind in reported.values():
         number, one = of_kind[0]
         yield FirstDiff(
             number,

@@ -28,5 +28,5 @@ class Fault:
 
     @property
     def diff(self) -> Diff:
-        """What is told: what goes into the layer, where that differs."""
+        """What is reported: what goes into the layer, where that differs."""
         return self.shown if self.inside is None else self.inside

@@ -114,7 +114,7 @@ class Later:
         scene = self._scene(weights[0], diffs, alignment)
         sides = scene.sides(scene.number - 1) if scene.number - 1 in scene.numbers else None
         if sides is None or any(_steps(step) != 1 for step in sides):
-            return None  # an optimizer did not step, or it did twice: that is told by itself
+            return None  # an optimizer did not step, or it did twice: that is reported by itself
         off: list[tuple[Diff, Both[float], Both[float]]] = []
         for diff in largest:
             found = _beside_its_update(scene, diff, place_of(diff.pair))

@@ -170,7 +170,7 @@ _TERMS: dict[str, Callable[[np.ndarray], float]] = {
 
 
 def _mask(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A mask of zeros and ones that is turned over, shifted, or not there."""
+    """A mask of zeros and ones that is inverted, shifted, or not there."""
     values, node = sheet.formula.values[k], sheet.nodes[k]
     if values.size < 2 or values.dtype.kind not in "fb" or sheet.is_parameter(k) or node.operation == "targets":
         return

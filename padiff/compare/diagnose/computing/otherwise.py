@@ -197,7 +197,7 @@ def _triu(sheet: Sheet, k: int) -> Iterator[Edit]:
 
 
 def _masked(sheet: Sheet, k: int) -> Iterator[Edit]:
-    """A mask that is turned over, or shifted."""
+    """A mask that is inverted, or shifted."""
     node, where = sheet.nodes[k], sheet.where(k)
     mask = node.given[0] if node.operation == "where" else node.given[1]
     values = sheet.formula.values[mask]
@@ -271,7 +271,7 @@ def _turned_operands(sheet: Sheet, k: int) -> Iterator[Edit]:
     sign = {"add": "sub", "sub": "add"}.get(sheet.nodes[k].operation)
     if sign and not sheet.is_number(other):
         turned = OPERATIONS[sign]
-        text = f"the sign of {sheet.named(other)} is turned over ({sheet.where(k)})"
+        text = f"the sign of {sheet.named(other)} is flipped ({sheet.where(k)})"
         if sheet.of_operations(k, frozenset({"sin", "cos"})) or sheet.turns(k):
             text += ": rotary embeddings turn the other way"
         yield Edit("sign", "a sign", text, {k: lambda get, own: turned(get(one), get(other))}, 2, at=k)

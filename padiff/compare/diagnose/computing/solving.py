@@ -173,10 +173,10 @@ def solved(sheet: Sheet, number: Number, target: Target, noise: float) -> Edit |
     if adds and value == 0.0:
         text = f"{term} is not added ({sheet.where(number.at)})"
         return Edit("term_missing", "a term", text, number.make(value), number.rank, 1, number.at)
-    more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is turned over)"}
+    more = {0.0: " (it is left out)", 2.0: " (it counts twice)", -1.0: " (its sign is flipped)"}
     said = more.get(value, "") if number.value == 1.0 and number.kind == "scale" else ""
     text = f"{number.text} is {value:.6g} for the reference's {written}{said}"
-    # Of two numbers that come to the same, one that somebody would write is told.
+    # Of two numbers that come to the same, one that somebody would write is named.
     odd = float(f"{value:.2g}") != value
     return Edit(number.kind, number.name, text, number.make(value), number.rank + odd, 1, number.at, not odd)
 

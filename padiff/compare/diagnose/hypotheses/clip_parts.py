@@ -22,7 +22,7 @@ SAME = 1e-3
 AT_LIMIT = 3
 # torch adds this to a norm that it divides by.
 _TORCH = 1e-6
-# Two tensors of one group have one ratio, to this; and groups that are told apart, at most.
+# Two tensors of one group have one ratio, to this; and groups that are distinguished, at most.
 _ONE_RATIO, _GROUPS = 5e-5, 8
 
 

@@ -164,7 +164,7 @@ def _best(some: Sequence[Tried]) -> list[Tried]:
     found = [one for one in found if one in said or all(one.cost <= other.cost for other in said)]
     kept: list[Tried] = []
     for one in sorted(found, key=lambda one: one.cost):
-        # Of what says the same, or a part of it, the first is told.
+        # Of what says the same, or a part of it, the first is reported.
         if not any(_says_as_much(known, one) for known in kept):
             kept.append(one)
     return kept[:3]

@@ -42,7 +42,7 @@ class Hypothesis:
         what: what the tensors are, in the plural.
         free: how many numbers were solved for: so many of those that it explains are no evidence.
         tried: how many values or forms were looked through for it.
-        changes: of how many things it says that they are wrong. What explains as much with fewer is told.
+        changes: of how many things it says that they are wrong. What explains as much with fewer is reported.
         fix: the line that mends it, in the candidate's framework.
         telling: whether it is the cause if it is true; else it is one of several things that come to the same, and is
             never called proven.

@@ -21,7 +21,7 @@ from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
-from padiff.compare.diagnose.hypotheses.rewritten import Case, Found, told, tried
+from padiff.compare.diagnose.hypotheses.rewritten import Case, Found, reported, tried
 from padiff.compare.diagnose.hypotheses.scene import Scene, place_of, whole_of
 from padiff.compare.diagnose.place import graphs_of
 from padiff.compare.diagnose.traced import Graph
@@ -120,7 +120,7 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     if candidate is not None:
         target = Target(few.reference, few.reference.shape, _same)
         found += tried(case, candidate.sheet, (loss_left_out,), target, True)
-    yield from told(case, found)
+    yield from reported(case, found)
 
 
 def _of_scale(found: Found) -> Found:

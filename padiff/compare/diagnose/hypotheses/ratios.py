@@ -130,7 +130,7 @@ def recognised(ratio: float, known: Sequence[Fact], near: float = NEAR) -> Recog
                 how = "not undone in the candidate" if ratio > 1 else "not undone in the reference"
                 return Recognised(ratio, "loss_scale", f"{ratio:.6g} = a loss scale, {how}", scale >= _SURELY)
         if _is(ratio, -1.0, near):
-            return Recognised(-1.0, "sign", "-1: the sign is turned over")
+            return Recognised(-1.0, "sign", "-1: the sign is flipped")
         return None
     kinds = {one.kind for one in found}
     text = "; or ".join(dict.fromkeys(one.text for one in found))

@@ -124,11 +124,11 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     if candidate is not None:
         target = Target(case.sides.reference, candidate.shape(candidate.formula.end), case.looks.candidate)
         found += tried(case, candidate, (left_out,), target, True)
-    yield from told(case, found)
+    yield from reported(case, found)
 
 
 def case_of(scene: Scene) -> Case | None:
-    """What is known of the tensor; `None` where it can't be told, or tells too little."""
+    """What is known of the tensor; `None` where it is not known, or says too little."""
     pair = scene.diff.pair
     sides = whole_of(pair)
     looks: Both[Look]
@@ -291,16 +291,16 @@ def tried(
     return [replace(one, tried=count) for one in (*explaining, *nearest.values())]
 
 
-def told(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
-    """Of what explains it the plainest, and the first that is about another place: these can't be told apart."""
+def reported(case: Case, found: Sequence[Found]) -> Iterator[Hypothesis]:
+    """Of what explains it the plainest, and the first that is about another place: these can't be distinguished."""
     explaining = [one for one in found if one.off <= NEAR * case.noise]
     names = {one.edit.name for one in explaining}
     least = min((one.off for one in explaining), default=0.0)
     explaining = [one for one in explaining if one.off <= max(_NEARER * least, _ROUNDED * case.noise)]
     explaining.sort(key=lambda one: (not one.edit.telling, one.edit.rank, one.surplus, one.edit.free))
-    told = explaining[:1]
-    told += [one for one in explaining[1:] if told and _apart(one, told[0])][:1]
-    for one in (*(_as_order(case, one) for one in told), *(one for one in found if one.edit.name not in names)):
+    reported = explaining[:1]
+    reported += [one for one in explaining[1:] if reported and _apart(one, reported[0])][:1]
+    for one in (*(_as_order(case, one) for one in reported), *(one for one in found if one.edit.name not in names)):
         usual = _OF_CANDIDATE if one.surplus else _OF_REFERENCE
         if one.edit.text.startswith(("the candidate ", SIDES_OF_EDITS[0])):
             sides = ("the reference", "the candidate") if one.surplus else ("the candidate", "the reference")

@@ -92,7 +92,7 @@ def explained(sample: Sample, rules: Sequence[Rule] = RULES) -> list[tuple[Fit, 
     """The plainest rules that explain a side's updates, and which parameter group's learning rate each goes with.
 
     First every rule with usual values, then with values that are solved for, then in its other forms, and at last at a
-    multiple of the recorded learning rate. Of first steps several rules may make the same; of more of them one is told.
+    multiple of the recorded learning rate. Of first steps several rules may make the same; of more of them one is reported.
     """
     usable = [rule for rule in rules if rule.linear or sample.elements]
     for look in (_as_usual, _solved, _in_other_forms, _at_another_rate):
@@ -126,7 +126,7 @@ def _solved(rule: Rule, sample: Sample, group: int, forms: Mapping[str, float] |
 
 
 def _in_other_forms(rule: Rule, sample: Sample, group: int) -> Fit | None:
-    """A rule with one of its forms turned over."""
+    """A rule with one of its forms switched."""
     for name, value in rule.forms.items():
         found = _solved(rule, sample, group, {name: 1.0 - value}) if name != "single" else None
         if found is not None:

@@ -166,7 +166,7 @@ def recorded(steps: Both[Step], infos: Both[RunInfo], graphs: Both[Graph] | None
 
 
 def off_by(part: Part, record: Record) -> float | None:
-    """The relative L2 error of a recorded output; `None` where it can't be told."""
+    """The relative L2 error of a recorded output; `None` where it is not known."""
     try:
         picked = part.pick(record.value).astype(np.float64)
         values = part.values if part.of is None else part.of(picked)

@@ -43,7 +43,7 @@ _UPDATE = 1e-3
 
 
 def which_side(scene: Scene, place: Place, evidence: Evidence) -> Recomputed | None:
-    """Whose figures agree with float64; `None` where that can't be told.
+    """Whose figures agree with float64; `None` where that is not known.
 
     Args:
         scene: the first diff, and what is recorded around it.

@@ -1,4 +1,4 @@
-"""The cause of a first diff that was seen in sketches only, told from a later step that was recorded in full.
+"""The cause of a first diff that was seen in sketches only, found in a later step that was recorded in full.
 
 By then the runs have come apart: weights and what goes in are others on either side. So the reference's calls are
 computed of what went into the candidate's, as they are and with one edit: what gives the candidate's tensor is what is
@@ -22,7 +22,7 @@ from padiff.compare.diagnose.hypotheses.engine import explain, explained
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis
 from padiff.compare.diagnose.hypotheses.layer_output import root
 from padiff.compare.diagnose.hypotheses.proof import NEAR
-from padiff.compare.diagnose.hypotheses.rewritten import AGREES, Case, Found, case_of, told, tried
+from padiff.compare.diagnose.hypotheses.rewritten import AGREES, Case, Found, case_of, reported, tried
 from padiff.compare.diagnose.hypotheses.rewritten import same as _same
 from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
 from padiff.compare.diagnose.place import Place, graphs_of
@@ -39,8 +39,8 @@ _ROUNDINGS = 8.0
 _MOST = 8_000_000
 
 
-def settled(first: FirstDiff, place: Place, diffs: Sequence[Diff], evidence: Evidence) -> Cause | None:
-    """The cause of a first diff, proven by a later step; `None` where that step does not tell it.
+def explained_later(first: FirstDiff, place: Place, diffs: Sequence[Diff], evidence: Evidence) -> Cause | None:
+    """The cause of a first diff, proven by a later step; `None` where that step does not show it.
 
     Args:
         place: where in the code it comes from, in its own step.
@@ -115,7 +115,7 @@ def _hypotheses(scene: Scene, place: Place, steps: Both[Step]) -> Iterator[Hypot
         target = Target(actual, sheet.shape(other.end), look)
         found += [replace(one, case=case) for one in tried(case, sheet, makers, target, bool(k))]
     if case is not None:
-        yield from told(case, found)
+        yield from reported(case, found)
 
 
 def _case(scene: Scene, graphs: Both[Graph], ends: Both[int]) -> Case | None:

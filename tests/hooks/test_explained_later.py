@@ -69,7 +69,7 @@ FAULTS = {
     "tanh": ("activation", "tanh-form GELU"),
     "residual": ("residual_missing", "the residual is missing"),
     "scaled": ("scale", "scaled by 0.9|is 0.9"),
-    "sign": ("scale", "its sign is turned over"),
+    "sign": ("scale", "its sign is flipped"),
 }
 
 
@@ -79,31 +79,31 @@ def test_the_cause_is_proven_by_the_step_that_was_asked_for(kit, fault, tmp_path
     kind, words = FAULTS[fault]
     first = reports[0].first_diff
     assert (first.step, first.stage) == (0, "forward") and not first.cause.proven
-    (settled,) = (report for report in reports if report.settled is not None)
-    assert settled.coverage.steps[0] > 0
-    for found in (settled.settled, padiff.compare_runs(*runs, workers=1).first_diff):
+    (explained,) = (report for report in reports if report.explained is not None)
+    assert explained.coverage.steps[0] > 0
+    for found in (explained.explained, padiff.compare_runs(*runs, workers=1).first_diff):
         assert (found.step, found.reference, found.stage) == (first.step, first.reference, first.stage)
         assert found.cause.proven and any(found.cause.kind.startswith(one) for one in kind.split("|")), found.cause
         assert any(word in found.cause.sentence for word in words.split("|")), found.cause
-        assert found.cause.evidence.startswith(f"at step {settled.coverage.steps[0]}, which was recorded in full, ")
+        assert found.cause.evidence.startswith(f"at step {explained.coverage.steps[0]}, which was recorded in full, ")
 
 
 def test_nothing_is_proven_where_nobody_was_asked(kit, tmp_path):
     reports, runs = trained(kit, "tanh", tmp_path, zoom=False)
-    assert not any(report.settled for report in reports)
+    assert not any(report.explained for report in reports)
     assert not padiff.compare_runs(*runs, workers=1).first_diff.cause.proven
 
 
 def test_clean_runs_are_asked_for_nothing(kit, tmp_path):
     reports, _ = trained(kit, "", tmp_path)
-    assert all(report.passed and report.settled is None for report in reports)
+    assert all(report.passed and report.explained is None for report in reports)
 
 
 def test_what_is_known_now_is_told(tmp_path):
     reports, _ = trained(TORCH, "tanh", tmp_path)
     news = News()
     texts = [news.text(report, number > 0) for number, report in enumerate(reports)]
-    (number,) = (k for k, report in enumerate(reports) if report.settled is not None)
+    (number,) = (k for k, report in enumerate(reports) if report.explained is not None)
     assert "its cause is known now: **The runs part at step 0" in texts[number]
     assert "Cause, proven: the candidate uses tanh-form GELU" in texts[number]
     stream = DiffStream(tmp_path / "tb", padiff.records.Both("one", "other"))
@@ -112,6 +112,6 @@ def test_what_is_known_now_is_told(tmp_path):
         stream.write(report)
     stream.close()
     lines = [json.loads(line) for line in (tmp_path / "tb" / "diffs.jsonl").read_text().splitlines()]
-    told = [line for line in lines if "settled" in line]
-    assert [line["step"] for line in told] == [reports[number].coverage.steps[0]]
-    assert told[0]["settled"]["why"]["proven"]
+    reported = [line for line in lines if "explained" in line]
+    assert [line["step"] for line in reported] == [reports[number].coverage.steps[0]]
+    assert reported[0]["explained"]["why"]["proven"]
