@@ -145,7 +145,7 @@ class LiveComparison:
             self._news.clear()
             self.first_report, self._compared, self._following = None, 0, 0
             self._worst, self._doubt = 0.0, ""
-            self._remarks.append(f"{self._reference} was recorded anew meanwhile: comparing with it starts over")
+            self._remarks.append(f"{self._reference} was recorded again; comparing starts again")
         stream = self._opened_stream()
         if stream is not None:
             stream.begin(recordings)

@@ -20,7 +20,7 @@ def map_to_yaml(alignment: Alignment, reference: str, candidate: str) -> str:
     lines = [
         f"# Which layer of {reference} (reference) answers to which of {candidate} (candidate).",
         "# Edit, and give it back with --layer-map: a pair that stands here always wins, the rest is found around it.",
-        "# Pairs that you delete are found anew, `candidate: null` says that a layer answers to nothing, and a list",
+        "# Pairs that you delete are found anew, `candidate: null` means that the layer has no counterpart, and a list",
         "# names the parts of one layer in their order.",
     ]
     entries = [*(_pair(pair) for pair in alignment.pairs), *_splits(alignment)]

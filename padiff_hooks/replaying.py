@@ -116,7 +116,7 @@ class HostReplay:
         if self._batches != len(self._step.batches):
             raise UsageError(
                 f"replay: the host stepped after {self._batches} of the {len(self._step.batches)} micro-batches of "
-                f"step {self._step.number}: give it a number of batches that its accumulation divides"
+                f"step {self._step.number}: use a number of batches that is a multiple of the accumulation steps"
             )
         # It ends here, and the next one begins with its batch: in between, the host steps its schedule, or evaluates.
         self._over = next(self._steps, _NO_MORE) is _NO_MORE
@@ -157,8 +157,8 @@ class HostReplay:
             replay.close(finished=False)
             if exact:
                 say(
-                    "replay: this training failed in the step that was done in float64: something of it makes tensors "
-                    "of another dtype. Leave float64 away"
+                    "replay: this training failed in the step that was done in float64: some code makes tensors of "
+                    "another dtype. Leave float64 out"
                 )
 
     def _left(self) -> Replay | None:
@@ -205,8 +205,8 @@ def _in_order(what: str, batch: ReplayBatch, theirs: list[Any], own: list[Any], 
     shape, dtype = framework.tensors.shape, framework.tensors.dtype
     if len(theirs) != len(own):
         raise UsageError(
-            f"{batch.where}: the reference's batch has {len(theirs)} {what}, this training's {len(own)}: a replay can "
-            "exchange them where they are as many. Replay it in a loop of your own (padiff.replay)"
+            f"{batch.where}: the reference's batch has {len(theirs)} {what}, this training's {len(own)}: a replay "
+            "needs the same number of tensors. Replay it in a loop of your own (padiff.replay)"
         )
     found = []
     for one, other in zip(theirs, own):

@@ -255,7 +255,7 @@ class DiffStream:
             others = [name for name, was, now in zip(self._names, before, recordings) if was != now]
             self.replaced = (
                 f"{' and '.join(others)} {'were' if len(others) > 1 else 'was'} recorded anew: the log folder "
-                f"{self.path} begins anew; its lines of before are in {BEFORE_FILE}"
+                f"{self.path} begins anew; its old lines are in {BEFORE_FILE}"
             )
         self._forget_steps()
 

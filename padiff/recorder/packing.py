@@ -31,8 +31,8 @@ from padiff.records.pack import Drawn, Mask, Pack
 from padiff.system.switches import say
 
 _PARTS_ARE_CALLED = (
-    "the loop calls parts of the model, not the model: what a batch was is not known. Say it with "
-    "rec.log_batch(inputs, labels) before"
+    "the loop calls parts of the model, not the model: the batch is not "
+    "known. Log it with rec.log_batch(inputs, labels) before"
 )
 
 

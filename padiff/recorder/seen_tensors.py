@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -82,19 +83,19 @@ class SeenTensors:
         `None` where nothing was.
         """
         seen = self._seen.get(id(tensor))
-        if seen is None or seen.alive() is not tensor:
-            seen = self._of_same_memory(tensor)
-        if seen is None or seen.version != self._version_of(tensor) or seen.version < 0:
-            return None
-        taken = seen.copied(level)
-        return None if isinstance(taken, Left) else taken
+        for known in (seen if seen is not None and seen.alive() is tensor else None, *self._of_same_memory(tensor)):
+            if known is None or known.version != self._version_of(tensor) or known.version < 0:
+                continue
+            taken = known.copied(level)
+            if taken is not None:
+                return None if isinstance(taken, Left) else taken
+        return None
 
-    def _of_same_memory(self, tensor: Any) -> SeenTensor | None:
+    def _of_same_memory(self, tensor: Any) -> Iterator[SeenTensor]:
         for seen in islice(reversed(self._seen.values()), _LAST):
             other = seen.alive()
-            if other is not None and self._same_values(tensor, other):
-                return seen
-        return None
+            if other is not None and other is not tensor and self._same_values(tensor, other):
+                yield seen
 
     def clear(self) -> None:
         """Forget all."""

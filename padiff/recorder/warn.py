@@ -26,7 +26,7 @@ class RecorderWarnings:
         if not capture.called:
             self._waiting.append(
                 f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
-                "computes is recorded. Is it this model that the loop trains? (What a compiled function calls is not "
+                "computes is recorded. Does the loop train this model? (What a compiled function calls is not "
                 "seen.)"
             )
 
@@ -35,7 +35,7 @@ class RecorderWarnings:
         if changes and not self._changed:
             self._changed = True
             self._waiting.append(
-                f"padiff: the recorded model has other layers since step {capture.number} ({changes}). They are "
+                f"padiff: the layers of the recorded model changed in step {capture.number} ({changes}). They are "
                 "recorded as they are now, and the run's layer tree is that of the model as it is now. What was "
                 "recorded of layers that are gone can still be read, but is not compared. (Said once, whatever changes "
                 "later.)"
@@ -95,8 +95,8 @@ class RecorderWarnings:
         if why and not self._left_out:
             self._left_out = True
             self._waiting.append(
-                f"padiff: in step {capture.number}, {'; '.join(why)}. All else is recorded, and the training is not "
-                "touched. This is said once; each step's notes tell what it has no records of."
+                f"padiff: in step {capture.number}, {'; '.join(why)}. Everything else is recorded; the training is "
+                "not affected. This is said once; each step's notes list what is missing."
             )
 
     def forked(self) -> None:
@@ -104,7 +104,7 @@ class RecorderWarnings:
         if not self._forked:
             self._forked = True
             self._waiting.append(
-                "padiff: this process is a fork of the one that records, so nothing is recorded here. Open a recorder "
+                "padiff: this process was forked from the recording one; it records nothing. Open a recorder "
                 "after the fork, with a folder of its own"
             )
 

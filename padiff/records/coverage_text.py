@@ -25,8 +25,8 @@ def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
         lines.append(f"{coverage.bounded} of them from norms and means only: the layouts differ")
     if coverage.amplified is not None:
         lines.append(
-            f"from step {coverage.amplified} on the runs are apart by rounding that the training amplified: other "
-            "differences there say little"
+            f"from step {coverage.amplified} on the runs are apart by rounding that the training "
+            "amplified: ignore other differences from there on"
         )
     if coverage.zeros:
         lines.append(f"{zeros_text(coverage.zeros)}: {_first(coverage.zeros, at_most)}")

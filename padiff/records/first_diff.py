@@ -132,7 +132,7 @@ class FirstDiff:
         if self.inside is None and not call:
             return ""
         if self.inside:
-            return f" It is inside of this layer, as what goes in agrees{call}."
+            return f" It is inside of this layer, as its inputs agree{call}."
         if last:
             return f" It is in the code between `{last}`, the last layer that agrees, and `{layer}`{call}."
         return f" It is in the code before `{layer}`, the first layer that is called{call}."

@@ -146,7 +146,7 @@ class Doing:
         if feeder is None or not self._recorder.recorded_anything:
             return
         for call in feeder.unanswered:
-            self.notes[f"{call} has no mask of the reference's: it dropped by itself"] = None
+            self.notes[f"{call} has no mask of the reference's: it used its own random mask"] = None
         for mask in feeder.left:
             self.notes[f"the reference drops in {mask.layer} ({mask.function}); nothing here took that mask"] = None
 

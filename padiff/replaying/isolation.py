@@ -141,7 +141,7 @@ class Isolator:
             number = next(numbers)
             source = self._tensors[number].source
             if source is None or source.sketched:
-                raise LookupError("of what goes in a sketch was recorded")
+                raise LookupError("only a sketch of its input was recorded")
             new = self._like(tensor, source.read())
             given.append((number, new))
             return new

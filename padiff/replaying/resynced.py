@@ -108,7 +108,8 @@ class Resync:
                 "taken from the reference. The model or the loss computes something else: a replay says where."
             )
         if self.together(self.nothing):
-            return f"Nothing is needed: {span}, the runs stay together (updates at most {own} of themselves apart)."
+            apart = f"updates at most {own} of themselves apart"
+            return f"Nothing has to be taken from the reference: {span}, the runs stay together ({apart})."
         if not self.helping:
             return (
                 f"No one of these alone keeps the runs together {span} (updates {own} of themselves apart), all of "

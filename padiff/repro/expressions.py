@@ -105,7 +105,7 @@ def layer_text(
     if kind in _QUIET:
         if kind != "identity" and training is not False and settings.get("p") != 0:
             raise CannotWriteError(
-                f"`{layer.path}` ({layer.type}) drops at random, and what it dropped is not in the run. Record with "
+                f"`{layer.path}` ({layer.type}) uses dropout, and the run has no masks. Record with "
                 "replay_every_n_steps, and do the step again with `padiff replay`, which gives it the same masks"
             )
         return given
@@ -189,7 +189,7 @@ def function_text(
     if name in _DROPS:
         if arguments.get("p") == 0 or arguments.get("training") is False:
             return next(iter(operands.values()))
-        raise CannotWriteError(f"the code of `{call.layer}` drops at random, and what it dropped is not in the run")
+        raise CannotWriteError(f"the code of `{call.layer}` uses dropout, and the run has no masks")
     if name in ("cast", "to"):
         return language.cast.format(next(iter(operands.values())), dtype)
     if name == "getitem":

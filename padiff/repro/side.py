@@ -162,7 +162,7 @@ class Chain:
         layer = side.layers.get(call.layer)
         if layer is None or not is_writable(layer) or len(call.inputs) != 1 or len(call.outputs) != 1:
             raise CannotWriteError(
-                f"`{call.layer}` ({call.layer_type}) of the {side.name} is none of the layers that are known here as a "
+                f"`{call.layer}` ({call.layer_type}) of the {side.name} is not a known layer as a "
                 "function's call, and no functions that its code calls are in this step. Of code that is not the "
                 "framework's own they are heard in the first recorded step: record so that this step is that one "
                 f"(every_n_steps=padiff.Schedule(every=1, first={side.step.number}))"

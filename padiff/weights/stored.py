@@ -202,7 +202,7 @@ def _optimizers(run: Any, pack: Pack | None, number: int, label: str) -> tuple[t
         declared = declared_optimizers(run)
         if declared:
             return declared, ""
-        return None, f"{label} does not say what its optimizer was set to: record it with optimizer=..."
+        return None, f"{label} does not record its optimizer's settings: record it with optimizer=..."
     with_state = [n for n in run.packs if run.packs[n].optimizers]
     near = min(with_state, key=lambda other: abs(other - number), default=None)
     return None, (

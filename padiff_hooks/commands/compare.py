@@ -31,9 +31,9 @@ def add_arguments(parser: Any) -> None:
         "--layer", metavar="PATTERN", action="append", help="only layers like this, e.g. 'encoder.*'; may be repeated"
     )
     parser.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
-    parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - likewise")
-    parser.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
-    parser.add_argument("--html", metavar="OUT", help="write the report as a page in one file, to look at; - likewise")
+    parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - the same")
+    parser.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - the same")
+    parser.add_argument("--html", metavar="OUT", help="write the report as a page in one file, to look at; - the same")
     parser.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
     add_tags(parser)
     parser.add_argument(

@@ -61,8 +61,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--rtol", type=float, help="relative tolerance, instead of the default policy")
     parser.add_argument("--compare-mode", choices=("mean", "strict"), help="mean of the error, or every element")
     parser.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
-    parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - likewise")
-    parser.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - likewise")
+    parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - the same")
+    parser.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - the same")
     parser.set_defaults(run=_replay)
 
 

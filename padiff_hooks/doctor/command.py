@@ -81,8 +81,8 @@ def _print_examination(examination: Examination, console: Console) -> None:
     console.print(table)
     recorded = examination.recording.due
     console.print(
-        f"{plain.length} steps, {recorded} of them recorded, {examination.recording.recorded / 1e6:.1f} MB; what the "
-        "script itself writes went where it always does, once for each run of it"
+        f"{plain.length} steps, {recorded} of them recorded, {examination.recording.recorded / 1e6:.1f} MB; the script "
+        "wrote its own files as usual, once in each run"
     )
     for remark in examination.remarks:
         console.print(f"mind: {remark}")

@@ -87,7 +87,7 @@ function heading(outcome, steps) {
 /** What is known of how far it reaches and where in the code it is. */
 function prose(first) {
   const sentences = [];
-  if (first.inside === true) sentences.push("It is inside of this layer: what goes in agrees.");
+  if (first.inside === true) sentences.push("It is inside of this layer: its inputs agree.");
   if (first.last_agreeing && first.inside !== true) sentences.push(`The last layer that agrees is \`${first.last_agreeing}\`.`);
   if (first.call) sentences.push(`Call: ${first.call}.`);
   if (first.extent) sentences.push(first.extent);

@@ -37,7 +37,7 @@ def other(values: np.ndarray) -> np.ndarray:
         ),
         ("body.1/forward/output.0", lambda v: v * 2, "the candidate's output is 2 times the reference's"),
         ("body.1/forward/output.0", shuffled, "the same values in another order: another layout"),
-        ("body.1/forward/output.0", other, "unknown; what goes in agrees up to here, so it is the computation"),
+        ("body.1/forward/output.0", other, "unknown; its inputs agree up to here, so it is the computation"),
         ("(loop)/loss/loss", lambda v: v * 32, "the loss is 32 times the reference's: another reduction"),
         ("head/backward/output.0", lambda v: v * 4, "gradients of outputs of fc2/output.0 are 4 times the reference's"),
         ("head/backward/output.0", other, "unknown; forward agrees here, so it is the backward of what"),

@@ -158,7 +158,7 @@ def test_a_mistake_inside_of_a_layer_stays_there(detail):
     model.layers[BLOCKS - 1].linear1.register_forward_post_hook(lambda layer, given, output: output * 1.5)
     first = padiff.compare_runs(reference(detail), trained(model, **OPTIONS[detail])).first_diff
     assert (first.reference, first.slot, first.inside, first.call) == (f"{LAST}.fc1", "output.0", True, "")
-    assert "It is inside of this layer, as what goes in agrees." in first.message
+    assert "It is inside of this layer, as its inputs agree." in first.message
     assert "output is 1.5 times the reference's" in first.cause.sentence
 
 

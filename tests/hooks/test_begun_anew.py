@@ -53,7 +53,7 @@ def test_the_log_of_another_recording_begins_anew(tmp_path):
     assert max(value for _, value in points(tmp_path, "diff")[FORWARD]) < 1e-5
     assert texts(tmp_path) == {}
     assert stream.replaced == (
-        f"/runs/paddle was recorded anew: the log folder {tmp_path} begins anew; its lines of before are in "
+        f"/runs/paddle was recorded anew: the log folder {tmp_path} begins anew; its old lines are in "
         "diffs.before.jsonl"
     )
 
@@ -143,8 +143,7 @@ def test_a_candidate_that_was_mended_and_recorded_anew_gets_the_verdict_it_deser
     assert main(call) == 0
     reported = [line for line in capsys.readouterr().out.splitlines() if "recorded anew" in line]
     assert reported == [
-        f"{candidate} was recorded anew: the log folder {logdir} begins anew; its lines of before are in "
-        "diffs.before.jsonl"
+        f"{candidate} was recorded anew: the log folder {logdir} begins anew; its old lines are in diffs.before.jsonl"
     ]
     assert judged(logdir) == [(0, True), (1, True)]
     assert [number for number, _ in points(logdir, "diff")[FORWARD]] == [0, 1]

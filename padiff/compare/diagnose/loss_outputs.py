@@ -1,4 +1,4 @@
-"""Why a loss function gives something else though what goes in agrees: a setting, another function, ignored rows."""
+"""Why a loss function gives something else though its inputs agree: a setting, another function, ignored rows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Calls:
     Attributes:
         only: what has no call of the same function on the other side; calls that only look at values in another way
             are left out where there are others.
-        same: a call of either side of one function whose outcome is the first to differ, though what goes in agrees.
+        same: a call of either side of one function whose outcome is the first to differ, though its inputs agree.
         given_otherwise: whether it is given other arguments.
         slots: what goes into that call and differs, though nothing is known of where it comes from: a mask, say.
     """

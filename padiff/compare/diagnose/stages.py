@@ -82,7 +82,7 @@ def _forward(reference: np.ndarray, candidate: np.ndarray, kind: str, layers: La
     if reference.ndim > 1 and same_values(reference, candidate):
         text = "the same values in another order: another layout, axis or interpolation of indices"
         return Cause("output_order", text)
-    return _unknown("what goes in agrees up to here, so it is the computation at this very place")
+    return _unknown("its inputs agree up to here, so it is the computation at this very place")
 
 
 def _loss(ratio: float | None) -> Cause:

@@ -114,7 +114,7 @@ def evidence(weight: Weight, hypothesis: Hypothesis) -> str:
     with_it = "exactly" if exact else f"to {weight.residual:.2g} times the rounding noise"
     without = "" if exact or not math.isfinite(weight.without) else f", without it to {weight.without:.3g} times"
     solved = f"; {hypothesis.free} number{'s' if hypothesis.free > 1 else ''} solved for" if hypothesis.free else ""
-    return f"with it {many} come out {with_it}{without}{solved}"
+    return f"with it {many} agree {with_it}{without}{solved}"
 
 
 def _square(values: np.ndarray) -> float:

@@ -92,7 +92,8 @@ def explained(sample: Sample, rules: Sequence[Rule] = RULES) -> list[tuple[Fit, 
     """The plainest rules that explain a side's updates, and which parameter group's learning rate each goes with.
 
     First every rule with usual values, then with values that are solved for, then in its other forms, and at last at a
-    multiple of the recorded learning rate. Of first steps several rules may make the same; of more of them one is reported.
+    multiple of the recorded learning rate. Of first steps several rules may make the same; of more of them one is
+    reported.
     """
     usable = [rule for rule in rules if rule.linear or sample.elements]
     for look in (_as_usual, _solved, _in_other_forms, _at_another_rate):
