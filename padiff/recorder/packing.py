@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -252,7 +252,11 @@ class Packing:
 def bytes_owned(framework: Framework, nodes: Sequence[Node]) -> int:
     """Bytes of a model's parameters and buffers."""
     tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
-    return sum(math.prod(framework.tensors.shape(t)) * t.element_size() for t in tensors.values())
+    total = 0
+    for tensor in tensors.values():
+        with suppress(Exception):  # of a kind that has no size
+            total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
+    return total
 
 
 def say_size(packs: Schedule, framework: Framework, nodes: Sequence[Node], optimizers: Sequence[Any]) -> None:

@@ -110,6 +110,13 @@ class RecordBuffer:
             small = False
         return FULL if small else SKETCH
 
+    def _fits(self, tensor: Any) -> bool:
+        """Whether there is room for all of a tensor."""
+        try:
+            return math.prod(self._tensors.shape(tensor)) * int(tensor.element_size()) <= self.within
+        except Exception:  # of a kind that has no shape; copying it says what to make of it
+            return True
+
     def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
         """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
         tensors, samples = self._tensors, self.samples
@@ -124,7 +131,7 @@ class RecordBuffer:
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
             if level == WITHIN:
-                if math.prod(tensors.shape(tensor)) * int(tensor.element_size()) <= self.within:
+                if self._fits(tensor):
                     array = tensors.copy(tensor, self._empty)
                     self.within -= array.nbytes
                     return Whole(tensors.dtype(tensor), array.shape, array)

@@ -46,6 +46,7 @@ class Doing:
         self._batch: int | None = None
         self._drawn: Any = None
         self._narrow: Callable[[], None] | None = None
+        self._unmove: Callable[[], None] | None = None
 
     def begin(
         self,
@@ -75,7 +76,7 @@ class Doing:
         else:
             self._carrying.carry(pack.step, self.kept.undo)
         if move.units:
-            move_weights(self._model, move)
+            self._unmove = move_weights(self._model, move)
         framework.layers.clear_gradients(self._model.model)
         drawing, partners = (pack, self._carrying.partners) if masks is None else masks
         if move is AS_IT_IS:
@@ -168,7 +169,10 @@ class Doing:
             self.narrow()
 
     def narrow(self) -> None:
-        """The model is of its own dtype again; once the step's tensors were taken."""
+        """The model is of its own dtype again, and nothing is moved; once the step's tensors were taken."""
+        unmove, self._unmove = self._unmove, None
+        if unmove is not None:
+            unmove()
         narrow, self._narrow = self._narrow, None
         if narrow is not None:
             self._model.framework.layers.clear_gradients(self._model.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +66,33 @@ def is_floating(array: np.ndarray) -> bool:
     return array.dtype.name in ROUNDING
 
 
-def move_weights(model: LiveModel, move: Move) -> None:
-    """Move all parameters and buffers of a model."""
-    tensors = model.framework.tensors
+def move_weights(model: LiveModel, move: Move) -> Callable[[], None]:
+    """Move all parameters and buffers of a model.
+
+    Returns:
+        What puts back those buffers that the model computes by itself: nothing is carried over to them, so that they
+        would stay moved in the next step.
+    """
+    tensors, layers = model.framework.tensors, model.framework.layers
+    own = {
+        id(tensor)
+        for node in model.nodes
+        for slot, tensor, _ in layers.parameters(node.layer)
+        if slot in layers.computed(node.layer)
+    }
+    before: list[tuple[Any, np.ndarray]] = []
     for number, (_, tensor) in enumerate(model.tensors()):
         if not move.exact and tensors.dtype(tensor) in ROUNDING:
-            tensors.write(tensor, move.moved(tensors.copy(tensor), 0, number))
+            array = tensors.copy(tensor)
+            if id(tensor) in own:
+                before.append((tensor, array))
+            tensors.write(tensor, move.moved(array, 0, number))
+
+    def back() -> None:
+        for tensor, array in before:
+            tensors.write(tensor, array)
+
+    return back
 
 
 def _moved(array: np.ndarray, units: int, dtype: str, random: Any) -> np.ndarray:

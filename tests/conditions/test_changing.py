@@ -122,7 +122,7 @@ def test_a_norm_that_is_put_on_a_weight_does_not_disturb_the_training(kit, every
 
     hooks = int(kit.name == "paddle")  # what works the weight out
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*other layers since step 2 .new: 0.parametrizations")
+        warnings.filterwarnings("ignore", ".*layers of the recorded model changed in step 2 .new: 0.parametrizations")
         run = trained(kit, lambda: mlp(kit, (8, 16, 3)), change, hooks=hooks, every_n_steps=every)
     assert run.numbers() == list(range(0, 6, every))
     for number in run.numbers():
@@ -185,7 +185,7 @@ def changing(kit, change, fault=False, every=1, **options):
         return kit.sgd(model.parameters())
 
     said = CHANGES[change][0]
-    with pytest.warns(RuntimeWarning, match=rf"other layers since step 2 \({said}\)") as caught:
+    with pytest.warns(RuntimeWarning, match=rf"layers of the recorded model changed in step 2 \({said}\)") as caught:
         run = trained(kit, lambda: mlp(kit, (8, 16, 3)), both, every_n_steps=every, **options)
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -13,6 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import padiff
+from padiff.records import LOOP
 
 from .loops import Frozen
 from .training import assert_neutral, train
@@ -131,6 +132,11 @@ class Attending(Functional):
         return Net()
 
 
+def inside(step):
+    """The functions that layers' own code calls, in order; those that make the loss are the loop's."""
+    return [call.function for call in step.trace.calls if call.function and call.layer != LOOP]
+
+
 EVERYWHERE = [Functional, InPlace, Checkpointed, Autocast, Raising]
 WAYS = [(kit, way) for way in EVERYWHERE for kit in (TORCH, PADDLE)]
 WAYS += [(TORCH, way) for way in (Device, Transformed, Attending)]
@@ -149,7 +155,7 @@ def test_what_is_computed_again_is_heard_once(kit, tmp_path):
     counts = []
     for way in (Functional, Checkpointed):
         run = train(way(kit), tmp_path / way.__name__).run
-        counts.append([c.function for c in run.steps(0)[0].trace.calls if c.function])
+        counts.append(inside(run.steps(0)[0]))
     assert counts[0] == counts[1] == ["mul", "gelu", "softmax", "add", "add"]
 
 
@@ -203,7 +209,7 @@ def test_what_runs_before_something_is_compiled_is_heard(forgotten, tmp_path):
             return super().between(net, y + 1)
 
     run = train(Late(TORCH), tmp_path / "run").run
-    assert [c.function for c in run.steps(0)[0].trace.calls if c.function] == ["add"]
+    assert inside(run.steps(0)[0]) == ["add"]
 
 
 @pytest.mark.parametrize("way", ["static", "scripted"])
@@ -223,7 +229,7 @@ def test_compiled_layers_of_the_model_are_left_alone(way, options, tmp_path):
     kit = TORCH if way == "scripted" else PADDLE
     recorded = train(Part(kit), tmp_path / "run", options)
     assert_neutral(train(Part(kit)), recorded)
-    functions = [c.function for c in recorded.run.steps(0)[0].trace.calls if c.function]
+    functions = inside(recorded.run.steps(0)[0])
     assert functions == ["mul", "gelu", "softmax", "add", "add"]
 
 
@@ -233,7 +239,7 @@ def test_the_api_level_hears_them_besides(kit, monkeypatch, tmp_path):
     step = run.steps(0)[0]
     slots = {r.slot for r in step.records if r.stage == "forward" and "()" in r.slot}
     assert {"mul().0", "gelu().0", "softmax().0", "add().0"} <= slots
-    assert [c.function for c in step.trace.calls if c.function] == ["mul", "gelu", "softmax", "add", "add"]
+    assert inside(step) == ["mul", "gelu", "softmax", "add", "add"]
 
 
 def test_two_recorders_hear_their_own(kit):
@@ -251,7 +257,7 @@ def test_two_recorders_hear_their_own(kit):
     model, x = Pair(), Functional(kit).batch(0)[0]
     with padiff.record(inner) as one, padiff.record(model) as other:
         model(x)
-    first, second = ([c.function for c in rec.run.steps(0)[0].trace.calls if c.function] for rec in (one, other))
+    first, second = (inside(rec.run.steps(0)[0]) for rec in (one, other))
     expected = ["mul", "gelu", "softmax", "add", "add"]
     assert first == expected
     # What the other model calls, its layers too, is called by the code of this one; but nothing that padiff calls.

@@ -31,8 +31,8 @@ def test_both_formats_keep_it(form, tmp_path):
 
     options = FORMATS[form]
     make = optimizer_of("torch", "AdamW", {"lr": 0.001})
-    trained("torch", make, dir_path=tmp_path / "a", **options)
-    trained("torch", make, dir_path=tmp_path / "b", each=each, **options)
+    trained("torch", make, folder=tmp_path / "a", **options)
+    trained("torch", make, folder=tmp_path / "b", each=each, **options)
     run = open_run(tmp_path / "b")
     assert [run.steps(number)[0].settings for number in range(3)] == [{}, *[{"optimizer.0.group.0.beta2": 0.9991}] * 2]
     report = padiff.compare_runs(tmp_path / "a", tmp_path / "b")
@@ -46,7 +46,7 @@ def test_both_formats_keep_it(form, tmp_path):
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_folder_without_settings_is_read_as_before(form, tmp_path, off):
     make = optimizer_of("torch", "AdamW", {"lr": 0.001})
-    trained("torch", make, dir_path=tmp_path / "a", **FORMATS[form])
+    trained("torch", make, folder=tmp_path / "a", **FORMATS[form])
     content = json.loads((tmp_path / "a" / "run.json").read_text())
     del content["settings"]
     (tmp_path / "a" / "run.json").write_text(json.dumps(content))
@@ -56,13 +56,13 @@ def test_a_folder_without_settings_is_read_as_before(form, tmp_path, off):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_resumed_run_says_of_each_step_what_held_in_it(known, tmp_path):
-    trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001}), dir_path=tmp_path / "a", steps=2)
+    trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001}), folder=tmp_path / "a", steps=2)
     if not known:  # an older padiff began it
         content = json.loads((tmp_path / "a" / "run.json").read_text())
         del content["settings"]
         (tmp_path / "a" / "run.json").write_text(json.dumps(content))
     make = optimizer_of("torch", "AdamW", {"lr": 0.001, "betas": (0.9, 0.99), "weight_decay": 0.0})
-    trained("torch", make, dir_path=tmp_path / "a", existing="resume", first=2, steps=2)
+    trained("torch", make, folder=tmp_path / "a", existing="resume", first=2, steps=2)
     run = open_run(tmp_path / "a")
     now = [settings_at(run.info.settings, run.steps(number)[0].settings) for number in range(4)]
     betas = [one.get("optimizer.0.group.0.beta2") for one in now]
@@ -73,7 +73,7 @@ def test_a_resumed_run_says_of_each_step_what_held_in_it(known, tmp_path):
 @pytest.mark.parametrize("wrong", [7, {"a": {"b": 1}}, {"a": [[1]]}, {"a": 10**30}, ["a"]])
 @pytest.mark.parametrize("file", ["run.json", "steps/00000000/rank_0/params.json"])
 def test_settings_that_are_none_are_refused_with_the_file(wrong, file, tmp_path):
-    trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01}), dir_path=tmp_path / "a", pack=False, steps=1)
+    trained("torch", optimizer_of("torch", "SGD", {"lr": 0.01}), folder=tmp_path / "a", pack=False, steps=1)
     path = tmp_path / "a" / file
     path.write_text(json.dumps({**json.loads(path.read_text()), "settings": wrong}))
     with pytest.raises(RunFolderError, match="damaged"):
@@ -82,7 +82,7 @@ def test_settings_that_are_none_are_refused_with_the_file(wrong, file, tmp_path)
 
 def test_what_is_named_like_settings_and_is_none_is_passed_over(tmp_path, off):
     make = optimizer_of("torch", "AdamW", {"lr": 0.001})
-    trained("torch", make, dir_path=tmp_path / "a", steps=2)
+    trained("torch", make, folder=tmp_path / "a", steps=2)
     path = tmp_path / "a" / "run.json"
     content = json.loads(path.read_text())
     content["settings"] |= {

@@ -231,7 +231,7 @@ def test_momentum_of_rmsprop_follows_the_rate():
 def test_momentum_of_rmsprop_cannot_be_known_at_a_rate_of_zero():
     training = Training("paddle", RULES["rmsprop with momentum, centered"][1]).go(GRADIENTS[:BEFORE])
     training.optimizer.set_lr(0.0)
-    with pytest.raises(UsageError, match="can't be reported at 0"):
+    with pytest.raises(UsageError, match="can't be known at 0"):
         _ = training.state
 
 

@@ -65,8 +65,8 @@ def test_a_match_is_said_in_one_line(tmp_path, reference, capfd):
     callback, *_ = fit(tmp_path / "run", options={"reference": reference})
     assert callback.first_report is None and callback.first_diff is None
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("padiff")]
-    assert len(said) == 2 and said[0].startswith("padiff: recorded 6 steps, ")
-    assert said[1] == f"padiff: compared 6 steps with {reference}: they match, largest relative L2 0"
+    assert len(said) == 3 and "a step takes" in said[0] and said[1].startswith("padiff: recorded 6 steps, ")
+    assert said[2] == f"padiff: compared 6 steps with {reference}: they match, largest relative L2 0"
 
 
 def test_stop_ends_the_training_at_the_step_that_differs(tmp_path, reference):

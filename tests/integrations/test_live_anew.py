@@ -57,7 +57,7 @@ def test_a_reference_that_is_recorded_anew_meanwhile_is_compared_from_its_start(
         warnings.simplefilter("always")
         callback, *_ = fit(tmp_path / "run", Slow(), options=options)
     messages = [str(w.message) for w in reported if str(w.message).startswith("padiff: ")]
-    assert ["recorded anew" in message for message in messages] == [False, True]
+    assert ["recorded again" in message for message in messages] == [False, True]
     assert messages[1].endswith("reference was recorded again; comparing starts again")
     assert callback.first_report is None and judged(tmp_path / "tb") == [(number, True) for number in range(6)]
 

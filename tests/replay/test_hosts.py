@@ -283,5 +283,5 @@ def test_what_can_not_be_done_in_float64_is_said(references, tmp_path, capfd):
     callback = LightningCallback(tmp_path / "a", replay=references / "hapi", float64=True)
     with pytest.raises(RuntimeError):
         lightning_fit(callback, module=module)
-    assert "Leave float64 away" in capfd.readouterr().err
+    assert "Leave float64 out" in capfd.readouterr().err
     assert all((one == other).all() for one, other in zip(before, Torch.values(module)))
