@@ -294,7 +294,10 @@ class StepLimits:
             return limit
         assert diff.figures is not None
         size = max(diff.figures.reference_l2, limits.LOSS_SCALE)
-        own = limits.allowed(limits.coarse(diff.pair.anchor.dtype), "loss") * size
+        # Where one side keeps it in fewer digits than the other, that alone rounds it.
+        dtypes = [limits.coarse(record.dtype) for record in diff.pair.sides if record is not None]
+        rounding = max(limits.ROUNDING.get(dtype, 0.0) for dtype in dtypes)
+        own = max(limits.allowed(limits.coarse(diff.pair.anchor.dtype), "loss"), rounding) * size
         made_of = limits.LOSS_OF_OUTPUTS * max(outputs.first_order, outputs.error * size)
         return min(limit, Limit(self._factor * (own + made_of), Rule.OUTPUTS), key=value_of)
 
