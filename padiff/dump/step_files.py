@@ -20,7 +20,8 @@ from padiff.records import LOOP, Record, RunInfo, Sketched, Step, TensorSource
 
 #: Steps of many files, without a limit.
 PLAIN = Storage()
-
+#: Files of a step that are written at a time: what the kernel does for a new file takes longer than its bytes do.
+FILES_AT_ONCE = 2
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -142,7 +143,3 @@ def _file_name(record: Record) -> str:
     # The order makes it unique, the rest is for people; a name of 255 bytes is too long for file systems.
     text = _UNSAFE.sub("_", f"{record.stage}-{record.layer}-{record.slot}-{record.call}")
     return f"{record.order:06d}-{text[:120]}.npy"
-
-
-#: Files of a step that are written at a time: what the kernel does for a new file takes longer than its bytes do.
-FILES_AT_ONCE = 2

@@ -82,16 +82,18 @@ class SeenTensors:
 
         `None` where nothing was.
         """
-        seen = self._seen.get(id(tensor))
-        for known in (seen if seen is not None and seen.alive() is tensor else None, *self._of_same_memory(tensor)):
-            if known is None or known.version != self._version_of(tensor) or known.version < 0:
-                continue
-            taken = known.copied(level)
+        version = self._version_of(tensor)
+        for seen in self._that_hold(tensor):
+            taken = seen.copied(level) if seen.version == version >= 0 else None
             if taken is not None:
                 return None if isinstance(taken, Left) else taken
         return None
 
-    def _of_same_memory(self, tensor: Any) -> Iterator[SeenTensor]:
+    def _that_hold(self, tensor: Any) -> Iterator[SeenTensor]:
+        """The tensor itself first, then those that it is another view of: these are looked for only if need be."""
+        own = self._seen.get(id(tensor))
+        if own is not None and own.alive() is tensor:
+            yield own
         for seen in islice(reversed(self._seen.values()), _LAST):
             other = seen.alive()
             if other is not None and other is not tensor and self._same_values(tensor, other):
