@@ -1,1 +1,1 @@
-"""Training loops: recording behind a host's callbacks, comparing while two runs grow, streaming, the command line."""
+"""Training loops: recording behind a host's callbacks, comparing while two runs grow, streaming."""

@@ -16,7 +16,7 @@ from padiff.records import Both
 from padiff_atlas.changes import changes
 from padiff_atlas.probe import Group, Probe
 from padiff_atlas.table import difference_text, markdown
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "atlas.md"
 ANEW = (
@@ -66,7 +66,7 @@ def table(*rows: AtlasRow) -> Atlas:
         ({"torch": "torch.loss(1)"}, "another call"),
     ],
 )
-def test_what_changes_between_two_tables_is_told_but_for_rounding(change, reported):
+def test_what_changes_between_two_tables_is_reported_but_for_rounding(change, reported):
     found = list(changes(table(ROW), table(dataclasses.replace(ROW, **change))))
     assert (
         (found == [])
@@ -75,7 +75,7 @@ def test_what_changes_between_two_tables_is_told_but_for_rounding(change, report
     )
 
 
-def test_a_difference_that_grows_is_told_where_no_ratio_is():
+def test_a_difference_that_grows_is_reported_where_no_ratio_is():
     old = dataclasses.replace(ROW, ratio=None)
     assert not list(changes(table(old), table(dataclasses.replace(old, rel_l2=1.0))))
     assert list(changes(table(old), table(dataclasses.replace(old, rel_l2=5.0))))
@@ -184,7 +184,7 @@ def test_a_table_on_standard_output_is_all_there(monkeypatch, capsys, other):
         (("--json", "no/such/folder/a.json"), "there is no folder"),
     ],
 )
-def test_misuse_has_exit_code_2_and_is_told_before_anything_runs(capsys, arguments, reported):
+def test_misuse_has_exit_code_2_and_is_reported_before_anything_runs(capsys, arguments, reported):
     assert main(["atlas", *arguments]) == 2
     assert reported in capsys.readouterr().err
 
@@ -196,7 +196,7 @@ class Blocked:
         if name.partition(".")[0] == {name!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocked())
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 sys.exit(main(["atlas", "--only", "dropout"]))
 """
 

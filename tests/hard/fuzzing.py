@@ -221,7 +221,7 @@ def mutate(run: Path, outside: Path, rng: random.Random) -> list[str]:
 def readings(good: Path, run: Path, logdir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that reads run folders."""
     from padiff import compare_runs, open_run
-    from padiff_hooks.cli import main
+    from padiff_cli.main import main
 
     def read_all() -> None:
         opened = open_run(run)
@@ -301,7 +301,7 @@ def main() -> None:
     args = parser.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    from padiff_hooks import cli as _  # noqa: F401  imported before memory is limited
+    from padiff_cli import main as _  # noqa: F401  imported before memory is limited
 
     size = args.memory << 20
     resource.setrlimit(resource.RLIMIT_AS, (size, size))

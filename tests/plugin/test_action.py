@@ -13,6 +13,9 @@ import yaml
 from hard.children import run_child
 from kit.records import planted, toy_folder
 
+# Each starts processes of its own.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 

@@ -12,6 +12,9 @@ import pytest
 from hard.children import run_child
 from kit.forking import interpreter, python_with_frameworks
 
+# Each starts pytest in a process of its own.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """

@@ -1,0 +1,52 @@
+"""``padiff calibrate RUN MODULE:FUNCTION``: what rounding makes of each tensor of a run, by its own model."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+import padiff
+from padiff.model.given_map import GivenMap
+from padiff.replaying.moving import RUNS
+from padiff_cli.arguments import Steps
+from padiff_cli.commands.replay import RETURNS, made_by
+
+
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = (
+        "Do the packed steps of a run again with its own model, moved by units in the last place and in "
+        f"float64, and write what comes of it into the run. FUNCTION takes nothing; {RETURNS}. Exit code: 0, "
+        "or 2 where it can't be done."
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="a run with packs, of the framework that is installed here")
+    parser.add_argument("target", metavar="MODULE:FUNCTION", help="e.g. train:replayed, or train.py:replayed")
+    parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,500,1000-2000")
+    parser.add_argument("--runs", metavar="N", type=int, default=RUNS, help="how often each (default: %(default)s)")
+    parser.add_argument("--no-float64", action="store_true", help="not in float64")
+    parser.add_argument("--layer-map", metavar="MAP.yaml", help="which layer answers to which (see `padiff map`)")
+    parser.set_defaults(run=_calibrate)
+
+
+def _calibrate(args: argparse.Namespace, console: Console) -> int:
+    layer_map = GivenMap.of(args.layer_map)
+    model, optimizer, train = made_by(args.target)
+
+    found = padiff.calibrate(
+        args.run_folder,
+        model,
+        train,
+        optimizer=optimizer,
+        steps=None if args.steps is None else Steps(args.steps),
+        runs=args.runs,
+        float64=not args.no_float64,
+        layer_map=layer_map,
+    )
+    for floors in found:
+        exact = f", {len(floors.exact)} of them in float64, too" if floors.exact else ""
+        text = f"step {floors.step}: floors of {len(floors.sites)} tensors, {floors.runs} runs{exact}"
+        for line in (text, *floors.notes):
+            console.print(line, markup=False, emoji=False)
+    return 0

@@ -1,0 +1,105 @@
+"""``padiff compare A B``: two runs, step by step."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from typing import Any
+
+from rich.console import Console
+
+from padiff.compare import compare_runs
+from padiff.compare.workers import check_workers
+from padiff.errors import UsageError
+from padiff.model.given_map import GivenMap
+from padiff.report_formats import head_to_json, steps_to_json, to_json, to_junit, to_markdown
+from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, paths_of, policy_of, steps_of
+from padiff_cli.collecting import few_collections
+from padiff_cli.dask_cluster import dask_client
+from padiff_cli.log_folder import Streaming, check_logdir
+from padiff_hooks.outputs import Progress, check_out, write_out
+from padiff_hooks.show import print_report
+from padiff_hooks.step_lines import page_lines
+
+
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = f"Compare two runs, step by step. Exit code: {EXIT_CODES}."
+    add_pair(parser)
+    parser.add_argument("--steps", metavar="N", help="only these: numbers and ranges, e.g. 0,8,100-200")
+    parser.add_argument("--stage", metavar="S", help="only these stages, e.g. forward,grad")
+    parser.add_argument(
+        "--layer", metavar="PATTERN", action="append", help="only layers like this, e.g. 'encoder.*'; may be repeated"
+    )
+    parser.add_argument("--json", metavar="OUT", help="write the report as JSON; - for standard output")
+    parser.add_argument("--junit", metavar="OUT", help="write the report as JUnit XML; - the same")
+    parser.add_argument("--markdown", metavar="OUT", help="write the report as Markdown; - the same")
+    parser.add_argument("--html", metavar="OUT", help="write the report as a page in one file, to look at; - the same")
+    parser.add_argument("--logdir", metavar="TB", help="write every step's diffs for TensorBoard")
+    add_tags(parser)
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that measure, at most (default: one for each core, if that pays)",
+    )
+    parser.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="let the workers of this dask cluster read and measure (tcp://host:8786): they have to see both runs "
+        "under these paths, on a shared file system or in a store, and have padiff installed",
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--all", action="store_true", help="list every pair that differs, not only the first ones")
+    shown.add_argument("--top", type=int, metavar="N", help="list the N pairs furthest beyond their limits")
+    parser.set_defaults(run=_compare)
+
+
+def _compare(args: argparse.Namespace, console: Console) -> int:
+    outputs = [args.json, args.junit, args.markdown, args.html]
+    for out in outputs:
+        check_out(out)
+    if outputs.count("-") > 1:
+        raise UsageError("only one of --json, --junit, --markdown and --html can go to standard output")
+    if args.top is not None and args.top < 1:
+        raise UsageError(f"--top has to be at least 1, got {args.top}")
+    policy, layer_map = policy_of(args), GivenMap.of(args.layer_map)
+    check_workers(args.workers)
+    check_logdir(args.logdir)
+    check_pair(args)
+    streaming = Streaming(args.logdir, paths_of(args), console, args.tags)
+    with (
+        Progress(console, "comparing") as progress,
+        contextlib.closing(streaming),
+        dask_client(args.dask) as cluster,
+        few_collections(),
+    ):
+        report = compare_runs(
+            args.reference,
+            args.candidate,
+            layer_map=layer_map,
+            policy=policy,
+            progress=progress,
+            each=streaming.write if args.logdir else None,
+            workers=args.workers,
+            executor=cluster,
+            layers=args.layer,
+            **steps_of(args),
+        )
+    print_report(report, console, everything=args.all, top=args.top)
+    if args.json:
+        write_out(args.json, json.dumps(to_json(report), indent=1))
+    if args.html:
+        from padiff_page import page_parts  # few comparisons write one
+
+        write_out(args.html, page_parts(head_to_json(report), page_lines(steps_to_json(report))))
+    if args.junit:
+        write_out(args.junit, to_junit(report))
+    if args.markdown:
+        write_out(args.markdown, to_markdown(report))
+    if streaming.trouble is not None:
+        raise streaming.trouble  # last: it is no reason to keep the report back
+    if args.logdir:
+        console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
+    return CODES[report.outcome]

@@ -1,0 +1,51 @@
+"""``padiff repro REFERENCE CANDIDATE --out DIR``: the first diff as two small scripts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+from padiff.model.given_map import GivenMap
+from padiff.repro import write_repro
+from padiff_cli.arguments import add_pair, check_pair, policy_of
+
+_DESCRIPTION = (
+    "Write the first diff of two runs as two short scripts, one for each side, with the recorded tensors (safetensors) "
+    "and the environments, ready for an upstream issue. Each computes what differs as its run did, and exits with 1 if "
+    "that is apart from what the other run recorded; they need the framework, numpy and safetensors. Exit code: 0 the "
+    "runs match and nothing was written, 1 they differ and scripts were written, 2 misuse, or there is no script for "
+    "this diff"
+)
+
+
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = _DESCRIPTION
+    add_pair(parser)
+    parser.add_argument("--out", metavar="DIR", default="repro", help="the folder to write (default: %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the scripts that the folder holds")
+    parser.set_defaults(run=_repro)
+
+
+def _repro(args: argparse.Namespace, console: Console) -> int:
+    check_pair(args)
+    found = write_repro(
+        args.reference,
+        args.candidate,
+        args.out,
+        layer_map=GivenMap.of(args.layer_map),
+        policy=policy_of(args),
+        overwrite=args.overwrite,
+    )
+    if found is None:
+        console.print("The runs match: there is nothing to reproduce.", style="bold green")
+        return 0
+    console.print(f"The runs part at {found.first.place_text}", style="bold red")
+    for name, path in found.scripts.items():
+        console.print(f"  {name}: python {path}")
+    for name, why in found.reasons.items():
+        console.print(f"  {name}: no script: {why}", style="yellow")
+    console.print(f"Tensors, environments and a text for an issue: {found.folder}")
+    return 1

@@ -1,0 +1,23 @@
+"""``padiff show RUN``: what a run holds."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+from padiff.dump import open_run
+from padiff.dump.local import run_folder
+from padiff_hooks.show import print_run
+
+
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.add_argument("path", metavar="RUN")
+    parser.set_defaults(run=_show)
+
+
+def _show(args: argparse.Namespace, console: Console) -> int:
+    print_run(open_run(args.path), run_folder(args.path, "run"), console)
+    return 0

@@ -1,0 +1,167 @@
+"""``padiff watch``: follows two runs that still grow and streams their diffs."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+from rich.console import Console
+
+from padiff.dump.format import RUN_FILE
+from padiff.errors import UsageError
+from padiff.records import CANNOT_TELL, Both, Report, Standing, count_text, printable, verdict
+from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, names_of, paths_of, policy_of
+from padiff_cli.log_folder import check_logdir, explained
+from padiff_hooks.news import CAUSE_KNOWN
+from padiff_hooks.paired import PairedRuns
+from padiff_hooks.show import QUIET, STYLES
+from padiff_hooks.stream import DiffStream
+
+
+def add_arguments(parser: Any) -> None:
+    """Say what the command takes."""
+    parser.description = f"Compare two runs while they grow. Exit code: {EXIT_CODES}."
+    add_pair(parser)
+    parser.add_argument("--logdir", metavar="TB", required=True, help="where scalars and first-diff events go")
+    add_tags(parser)
+    parser.add_argument("--interval", type=float, default=0.5, metavar="S", help="seconds between looks (%(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="end after so many seconds without a new step (default: never)"
+    )
+    parser.set_defaults(run=run_watch)
+
+
+class _Watched:
+    """What the steps so far came to."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything: a folder holds another recording."""
+        self._first: str | None = None
+        self._doubt, self._worst, self._failed = "", 0.0, 0
+        self._follows = False
+        #: Sentences of steps that a rank did not write.
+        self.lost: list[str] = []
+
+    def add(self, report: Report, known: bool) -> str:
+        """Add a step; returns the lines that say what it came to.
+
+        Args:
+            known: whether a step before it has a diff, also one that was compared by a watch before this one.
+        """
+        known_now = f"\n{CAUSE_KNOWN}: {printable(report.explained.message)}" if report.explained is not None else ""
+        return f"{self._added(report, known)}{known_now}"
+
+    def _added(self, report: Report, known: bool) -> str:
+        step = report.coverage.steps[0]
+        if report.first_diff is None:
+            worst = report.worst
+            figure = f", worst relative L2 {worst.figures.rel_l2:.2g}" if worst and worst.figures else ""
+            self._worst = max(self._worst, worst.figures.rel_l2 if worst and worst.figures else 0.0)
+            if report.outcome == CANNOT_TELL:
+                self._doubt = verdict(report)
+            return f"step {step}: {report.outcome}, {report.coverage.compared} tensors{figure}"
+        self._failed += 1
+        more = "".join(f"\n{Standing.NEW}: {printable(one.message)}" for one in report.independent)
+        if self._first is None:
+            self._first = printable(report.first_diff.message)
+            return f"{'' if known else f'{Standing.FIRST}: '}{self._first}{more}"
+        if not report.failed:
+            return f"step {step}: {printable(report.first_diff.message)}{more}"
+        # Said once: from then on all that differs does.
+        said = "" if self._follows else f", which {Standing.FOLLOWS} from it"
+        self._follows = True
+        return f"step {step}: {count_text(report)}{said}{more}"
+
+    def verdict(self, differs: bool) -> str:
+        """What the steps came to, in one sentence.
+
+        Args:
+            differs: whether one of them had a diff, also one that was compared by a watch before this one.
+        """
+        if self._first is not None:
+            return f"{self._failed} of them differ. {self._first}"
+        if differs:
+            return "A step that was compared before differs (see diffs.jsonl)."
+        lost = "".join(f" {line[0].upper()}{line[1:]}." for line in self.lost)
+        return (self._doubt or f"The runs match, largest relative L2 {self._worst:.2g}.") + lost
+
+
+def run_watch(args: argparse.Namespace, console: Console) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        PadiffError: a run can't be read, or nothing was compared.
+    """
+    if not 0 < args.interval < threading.TIMEOUT_MAX:
+        raise UsageError(f"--interval has to be a number of seconds above 0, got {args.interval}")
+    if args.timeout is not None and not args.timeout >= 0:
+        raise UsageError(f"--timeout has to be a number of seconds of at least 0, got {args.timeout}")
+    check_logdir(args.logdir)
+    policy = policy_of(args)
+    check_pair(args)
+    with explained(args.logdir):
+        stream = DiffStream(args.logdir, names_of(paths_of(args)), tags=args.tags)
+    watched = _Watched()
+
+    def begin(recordings: Both[str]) -> Collection[int]:
+        watched.begin_anew()
+        with explained(args.logdir):
+            done = stream.begin(recordings)
+        if stream.replaced:
+            console.print(stream.replaced)
+        return done
+
+    console.print(f"watching {args.reference} and {args.candidate}; tensorboard --logdir {args.logdir}; Ctrl-C ends")
+    try:
+        pairs = PairedRuns(args.reference, args.candidate, layer_map=args.layer_map, policy=policy, begin=begin)
+        for path, started in paths_of(args).zip(pairs.started):
+            if not started:
+                console.print(f"waiting for {path} to start (there is no {RUN_FILE} in it yet)")
+        ended = _follow(pairs, stream, watched, args, console)
+    except KeyboardInterrupt:
+        ended = "stopped"
+    finally:
+        with explained(args.logdir):
+            stream.close()
+    if not stream.done:
+        raise UsageError(f"no step was compared: {_missing_side(pairs, args)}")
+    came_to = watched.verdict(stream.differs)
+    console.print(f"{ended}; {len(stream.done)} steps compared. {came_to}", style=STYLES[stream.outcome])
+    return CODES[stream.outcome]
+
+
+def _follow(
+    pairs: PairedRuns, stream: DiffStream, watched: _Watched, args: argparse.Namespace, console: Console
+) -> str:
+    """Compare steps as they come; returns why it ended."""
+    last_news = time.monotonic()
+    while True:
+        for report in pairs.poll():
+            console.print(watched.add(report, stream.differs), style=QUIET if report.first_diff is None else "red")
+            with explained(args.logdir):
+                stream.write(report)
+            last_news = time.monotonic()
+            for line in pairs.ranks:
+                console.print(printable(line), style="red")
+            if pairs.asked is not None:
+                layers = ", ".join(sorted(pairs.asked.layers)[:5])
+                console.print(f"asked for full tensors around it, from step {pairs.asked.from_step} on: {layers}")
+        for line in pairs.lost():
+            console.print(printable(line), style="red")
+            watched.lost.append(printable(line))
+        if pairs.finished():
+            return "both runs have ended"
+        if args.timeout is not None and time.monotonic() - last_news > args.timeout:
+            return f"no new step for {args.timeout:g} s"
+        time.sleep(args.interval)
+
+
+def _missing_side(pairs: PairedRuns, args: argparse.Namespace) -> str:
+    absent = [path for path, started in paths_of(args).zip(pairs.started) if not started]
+    return f"{' and '.join(absent)} never started" if absent else "the runs have no common step"

@@ -1,0 +1,42 @@
+"""Records a script that does not record by itself, for the doctor.
+
+The first step is watched only, and recording begins with the second one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from padiff.recorder import Recorder, record
+from padiff.recorder.doctor_recorder import Enough, Plan
+from padiff_cli.finding import ModelFinder
+
+#: What the finder writes where it gives up.
+REFUSED = "refused.txt"
+
+
+class DoctorFinder(ModelFinder):
+    """Looks on until it has found a model, or until the script opens a recorder of its own."""
+
+    def __init__(self) -> None:
+        self._recorder: Recorder | None = None
+        super().__init__()
+
+    def _begin(self) -> None:
+        recorder = record(self.model, "found", optimizer=self.optimizer, start_step=1)
+        recorder.open()
+        recorder.attach()
+        self._recorder = recorder
+
+    def _end_step(self) -> None:
+        if self._recorder is not None:
+            self._recorder.try_dump()
+
+    def _end(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _refuse(self, why: str) -> None:
+        self.leave()
+        (Path(Plan.from_environment().folder) / REFUSED).write_text(why, encoding="utf-8")
+        raise Enough

@@ -1,0 +1,198 @@
+"""Whether a run folder is whole: every tensor of every step is read."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from padiff.compare.replicas import RankFinding, ReplicaCheck
+from padiff.dump import FolderRun
+from padiff.dump.budget import size_of
+from padiff.dump.format import PACKS, STEPS
+from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_steps import lost_steps
+from padiff.dump.whole import incomplete_steps, names_in
+from padiff.errors import PadiffError, RunFolderError
+from padiff.records import Record, Run, Step
+from padiff.records.environment import cautions
+from padiff.records.pack import Pack
+
+# Ranks that are named where they are missing; of more only the first.
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Health:
+    """What a run folder is like.
+
+    Attributes:
+        damaged: what can't be read, or is not as it was recorded, each with its place.
+        remarks: what is worth knowing, though nothing is broken: leftovers of a process that died, NaN.
+        cautions: what of the environment makes the run hard to repeat.
+        ranks: where the processes of the training hold something else than they should, or read the same.
+        steps, tensors, sketches: how many were read whole.
+        bytes: the folder's size.
+    """
+
+    damaged: tuple[str, ...]
+    remarks: tuple[str, ...]
+    cautions: tuple[str, ...]
+    ranks: tuple[RankFinding, ...]
+    steps: int
+    tensors: int
+    sketches: int
+    bytes: int
+
+    @property
+    def well(self) -> bool:
+        """Whether all can be read, and nothing is wrong between the ranks."""
+        return not self.damaged and not any(found.kind.fault for found in self.ranks)
+
+
+def check_run(run: Run, path: AnyPath) -> Health:
+    """Read everything that a run folder holds."""
+    damaged: list[str] = []
+    nonfinite: list[str] = []
+    whole = tensors = sketches = 0
+    numbers = run.numbers()
+    replicas = ReplicaCheck(run.info)
+    for number in numbers:
+        found: list[str] = []
+        try:
+            steps = run.steps(number)
+        except PadiffError as error:
+            damaged.append(f"step {number}: {error}")
+            continue
+        found += _missing_ranks(number, steps, run.info.world_size)
+        for record in (record for step in steps for record in step.records):
+            try:
+                finite = _finite(record)
+            except (PadiffError, OSError, ValueError) as error:
+                found.append(f"step {number}: {error}")
+                continue
+            tensors += record.sketch is None
+            sketches += record.sketch is not None
+            if not finite and len(nonfinite) < 1:
+                nonfinite.append(f"NaN or infinity, first in step {number} at {record.site}")
+        for step in steps:
+            try:
+                _read_trace(step)
+            except (PadiffError, OSError, ValueError) as error:
+                found.append(f"step {number}: {error}")
+        if not found:
+            replicas.look(steps)
+        whole += not found
+        damaged += found
+    packs = run.packs if isinstance(run, FolderRun) else None
+    for number in packs or ():
+        try:
+            tensors += sum([_read_pack(pack) for pack in packs.ranks(number)] if packs is not None else [])
+        except (PadiffError, OSError, ValueError) as error:
+            damaged.append(f"the replay pack of step {number}: {error}")
+    lacking = incomplete_steps(path) if run.finished() and run.info.world_size > 1 else {}
+    damaged += _lacking(lacking, run.info.world_size)
+    remarks = [*_leftovers(path, numbers, run.info.world_size, lacking), *nonfinite]
+    if not numbers:
+        remarks.append("no step was recorded")
+    if not run.finished():
+        remarks.append("the run has not ended: it is still growing, or its process died")
+    if not run.info.environment:
+        remarks.append("nothing is known of the environment: an older padiff recorded this run")
+    remarks += _lost(path)
+    size = size_of(path) if isinstance(path, RemotePath) else _bytes_below(path)
+    return Health(
+        tuple(damaged),
+        tuple(remarks),
+        tuple(cautions(run.info.environment)),
+        tuple(replicas.findings),
+        whole,
+        tensors,
+        sketches,
+        size,
+    )
+
+
+def _finite(record: Record) -> bool:
+    sketch = record.sketch
+    if sketch is not None:
+        return not sketch.nonfinite
+    values = record.value
+    if tuple(values.shape) != tuple(record.shape):
+        raise RunFolderError(f"{record.site} has shape {values.shape}, but {record.shape} was recorded")
+    # A part at a time: a tensor may be larger than the memory. Reading all of it also shows a file that was cut.
+    flat = values.reshape(-1)
+    return all(bool(np.isfinite(part).all()) for part in _parts(flat))
+
+
+def _read_pack(pack: Pack) -> int:
+    """Read all of a pack; returns how many tensors it has."""
+    sources = [*pack.weights.values(), *pack.seeds.values(), *(mask.bits for mask in pack.masks)]
+    sources += [source for batch in pack.batches for source in batch.sources]
+    arrays = [source.read() for source in sources]
+    arrays += [array for optimizer in pack.optimizers for array in optimizer.arrays().values()]
+    for array in arrays:
+        for part in _parts(np.asarray(array).reshape(-1)):
+            part.sum()  # reading all of it shows a file that was cut
+    return len(arrays)
+
+
+def _read_trace(step: Step) -> None:
+    """Read the calls of a step, and what was kept of their tensors besides records."""
+    list(step.trace.calls)
+    for tensor in step.trace.tensors:
+        if tensor.source is not None and not tensor.source.sketched:
+            tensor.source.read()
+
+
+def _parts(flat: np.ndarray, size: int = 1 << 22) -> Iterator[np.ndarray]:
+    for start in range(0, flat.size, size):
+        part = flat[start : start + size]
+        yield part if part.dtype.kind in "biufc" else part.astype(np.float32)
+
+
+def _missing_ranks(number: int, steps: list[Step], world_size: int) -> list[str]:
+    there = {step.rank for step in steps if 0 <= step.rank < world_size}
+    # Not all that could be: what a run says of itself may be any number.
+    first = list(islice((rank for rank in range(world_size) if rank not in there), _NAMED + 1))
+    if len(first) <= _NAMED:
+        return [f"step {number}: rank {rank} of {world_size} is missing" for rank in first]
+    named = ", ".join(map(str, first[:_NAMED]))
+    return [f"step {number}: {world_size - len(there)} of {world_size} ranks are missing: {named}, ..."]
+
+
+def _lacking(lacking: Mapping[int, list[int]], world_size: int) -> list[str]:
+    """The steps of a finished run that some ranks did not write, and nobody will."""
+    return [
+        f"step {number} can't be read: of {world_size} ranks only {', '.join(map(str, there)) or 'none'} wrote it"
+        for number, there in islice(lacking.items(), _NAMED)
+    ] + ([f"and {len(lacking) - _NAMED} more such steps"] if len(lacking) > _NAMED else [])
+
+
+def _bytes_below(path: Path) -> int:
+    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+
+
+def _lost(path: AnyPath) -> list[str]:
+    """What a recorder says that its store did not take."""
+    count, why = lost_steps(path)
+    return [f"{count} step{'s' if count > 1 else ''} could not be written into the store: {why}"] if count else []
+
+
+def _leftovers(path: AnyPath, numbers: list[int], world_size: int, lacking: Container[int]) -> list[str]:
+    found: list[str] = []
+    if isinstance(path, RemotePath):  # where nothing is written aside
+        return found
+    for left in sorted([*(path / STEPS).glob(".*"), *(path / PACKS).glob(".*")]):
+        digits = left.name[1:].partition(".")[0]
+        if not digits.isdecimal() or int(digits) in lacking:
+            continue
+        there = [name for name in names_in(left) if name.startswith("rank_")]
+        text = f"step {int(digits)} was being written when its process died, or is being written ({left.name})"
+        if world_size > 1 and int(digits) not in numbers:
+            text += f"; of {world_size} ranks {', '.join(there) or 'none'} wrote"
+        found.append(text)
+    return found

@@ -1,0 +1,26 @@
+"""Runs a user's script as ``python SCRIPT ARGS`` would; started by `padiff doctor`, in a process of its own."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """``python script_child.py PARENT SCRIPT ARGS``: PARENT is the number of the process that started it."""
+    parent, script, *args = sys.argv[1:]
+    sys.argv = [script, *args]
+    sys.path[0] = str(Path(script).resolve().parent)
+    # Last: whatever padiff the script itself would find comes first.
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+    from padiff.system.follow import follow
+    from padiff_cli.doctor.model_finder import DoctorFinder
+
+    follow(int(parent))
+    DoctorFinder()
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The log folder of `padiff compare` and `padiff watch`, and what is said where it can't be written to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from padiff.dump import open_run
+from padiff.dump.format import RUN_FILE
+from padiff.dump.trouble import explain
+from padiff.errors import PadiffError, UsageError, WriterError
+from padiff.records import Both, Report
+from padiff_cli.arguments import names_of
+from padiff_hooks.stream import DiffStream
+from padiff_hooks.tags import LAYERS
+
+
+def check_logdir(logdir: str | Path | None) -> None:
+    """Refuse a log folder that lies in a run folder, which holds what was recorded and nothing else.
+
+    Raises:
+        UsageError: it lies in one.
+    """
+    if logdir is None:
+        return
+    place = Path(logdir).resolve()
+    for folder in (place, *place.parents):
+        if (folder / RUN_FILE).is_file():
+            raise UsageError(
+                f"cannot make the log folder {logdir}: it lies in the run folder {folder}. Give one outside of it"
+            )
+
+
+@contextlib.contextmanager
+def explained(logdir: str) -> Iterator[None]:
+    """Say of an error of the operating system which folder it is about, and what it means.
+
+    Raises:
+        WriterError: instead of the operating system's.
+    """
+    try:
+        yield
+    except PadiffError:
+        raise
+    except OSError as error:
+        what = explain(error, Path(logdir))[0].replace("run folder", "folder")
+        raise WriterError(f"cannot write to the log folder {logdir}: {what}. Mend that, or give another one") from error
+
+
+@contextlib.contextmanager
+def quiet_threads() -> Iterator[None]:
+    """TensorBoard's writing threads hand their errors on; they are not to print tracebacks, too."""
+    before = threading.excepthook
+
+    def printed(failed: threading.ExceptHookArgs) -> None:
+        if not issubclass(failed.exc_type, OSError):
+            before(failed)
+
+    threading.excepthook = printed
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+class Streaming:
+    """Writes the reports of steps for TensorBoard as they come; the log folder is made with the first one.
+
+    Args:
+        logdir: the log folder.
+        runs: paths of the two runs.
+        console: where it is said what of the log folder is replaced.
+        tags: which curves are written, as `DiffStream` takes it.
+
+    Attributes:
+        trouble: why nothing more is written; the comparison goes on.
+    """
+
+    def __init__(self, logdir: str, runs: Both[str], console: Console, tags: str = LAYERS) -> None:
+        self._logdir, self._runs, self._console, self._tags = logdir, runs, console, tags
+        self._stream: DiffStream | None = None
+        self.trouble: WriterError | None = None
+
+    def write(self, report: Report) -> None:
+        if self.trouble is not None:
+            return
+        try:
+            with explained(self._logdir):
+                if self._stream is None:
+                    self._stream = self._begun()
+                self._stream.write(report)  # passes over what the log folder has already
+        except WriterError as error:
+            self.trouble = error
+
+    def _begun(self) -> DiffStream:
+        stream = DiffStream(self._logdir, names_of(self._runs), tags=self._tags)
+        stream.begin(self._runs.map(lambda path: open_run(path).info.identity))
+        if stream.replaced:
+            self._console.print(stream.replaced)
+        return stream
+
+    def close(self) -> None:
+        if self._stream is None:
+            return
+        try:
+            with explained(self._logdir):
+                self._stream.close()
+        except WriterError as error:
+            self.trouble = self.trouble or error

@@ -1,0 +1,125 @@
+"""The command line: ``padiff demo | run | show | compare | watch | replay | ... | doctor | atlas``.
+
+Exit codes: 0 the runs match, 1 they differ, 2 misuse, or something can't be read or written, 3 cannot tell
+(parameters that train have no record).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from padiff import __version__
+from padiff.errors import PadiffError
+from padiff.system.distribution import warn_of_older
+from padiff.system.printable import printable
+from padiff.system.streams import give_up_output, show_anything
+from padiff_cli.parser import Parser, split_arguments
+
+MISUSE, INTERRUPTED = 2, 130
+
+
+class Command(NamedTuple):
+    """A command: what it does in a line, and the module that says what it takes (``add_arguments``) and does it."""
+
+    help: str
+    module: str
+
+
+# A module is imported when its command is given: `padiff --help` needs none, and no command those of the others.
+COMMANDS = {
+    "demo": Command("train two real runs and compare them; nothing to prepare", "padiff_cli.commands.demo"),
+    "run": Command("record a training script of which no line changes", "padiff_cli.commands.run"),
+    "show": Command("what a run holds: layers, steps, sizes", "padiff_cli.commands.show"),
+    "compare": Command("compare two runs", "padiff_cli.commands.compare"),
+    "watch": Command("follow two growing runs and stream their diffs to TensorBoard", "padiff_cli.commands.watch"),
+    "replay": Command(
+        "do the packed steps of a run again with another model, each from where the run was",
+        "padiff_cli.commands.replay",
+    ),
+    "calibrate": Command(
+        "measure what rounding makes of each tensor of a run's packed steps, for compare to judge by",
+        "padiff_cli.commands.calibrate",
+    ),
+    "resync": Command(
+        "train on from a packed step with one thing at a time taken from the reference", "padiff_cli.commands.resync"
+    ),
+    "repro": Command("write the first diff as two small scripts that need no padiff", "padiff_cli.commands.repro"),
+    "doctor": Command(
+        "does recording change a training script, is a run folder whole; exit code 0 all is well, 1 something is "
+        "wrong, 2 misuse",
+        "padiff_cli.commands.doctor",
+    ),
+    "map": Command("print the found layer map as YAML, to edit and give back", "padiff_cli.commands.map"),
+    "atlas": Command(
+        "what the installed torch and paddle do differently when they are called alike, and how to call them",
+        "padiff_cli.commands.atlas",
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["run"]:
+        # Its output, its exit code and its errors are the script's.
+        code: int = importlib.import_module(COMMANDS["run"].module).main(given[1:])
+        return code
+    show_anything()
+    try:
+        code = _run(given)
+        sys.stdout.flush()  # a full disk is an error here, and not when the interpreter ends
+        return code
+    except BrokenPipeError:  # the reader of our output left
+        give_up_output()
+        return MISUSE
+    except (PadiffError, OSError) as error:  # also a disk that is full, a name that is too long
+        give_up_output(error)
+        print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
+        return MISUSE
+    except MemoryError:
+        print(
+            "padiff: out of memory; record less (detail, white_list), or compare on a larger machine", file=sys.stderr
+        )
+        return MISUSE
+    except KeyboardInterrupt:
+        print("padiff: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # never the exit code that says that the runs differ
+        text = f"padiff: this should not have happened, please report it: {type(error).__name__}: {error}"
+        print(f"{text}\n\npadiff {__version__}, python {sys.version.split()[0]}", file=sys.stderr)
+        traceback.print_exc()
+        return MISUSE
+
+
+def _run(arguments: Sequence[str]) -> int:
+    warn_of_older()
+    own, behind = split_arguments(arguments)
+    args = _parser(own).parse_args(own)
+    if behind is not None:
+        args.args = [*args.args, *behind]
+    from padiff_cli.log_folder import quiet_threads
+    from padiff_hooks.outputs import console_for
+
+    reports = [getattr(args, name, None) for name in ("json", "junit", "markdown", "html")]
+    with quiet_threads():
+        code: int = args.run(args, console_for(stderr="-" in reports))
+    return code
+
+
+def _parser(given: Sequence[str]) -> Any:
+    parser = Parser(prog="padiff", description="Where do two training runs that should be equal part?")
+    parser.add_argument("--version", action="version", version=f"padiff {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(name, help=command.help)
+        if given[:1] == [name]:
+            importlib.import_module(command.module).add_arguments(one)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
