@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from padiff.dump.format import PACKS, STEPS, step_folder
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import UsageError
 from padiff.records import InMemory, Record, Sketched, Step
 
@@ -35,9 +36,11 @@ class Budget:
         ranks: how many processes write into it.
     """
 
-    def __init__(self, path: Path, max_bytes: float, ranks: int = 1) -> None:
+    def __init__(self, path: AnyPath, max_bytes: float, ranks: int = 1) -> None:
         self._path, self._limit, self._ranks = path, int(max_bytes), ranks
         self._sizes: dict[int, int] = {}
+        #: Steps whose sizes are those of the other ranks' parts, too: what ranks hold alike is stored once.
+        self._measured: set[int] = set()
         self._severity: dict[int, float] = {}
         self._overhead, self._per_record = 0, 0.0
         self._lock = threading.Lock()
@@ -63,6 +66,7 @@ class Budget:
         places = (self._path / STEPS, self._path / PACKS)
         ahead = [entry for place in places for entry in place.glob(".*") if not entry.name.startswith(own)]
         fixed += sum(map(size_of, ahead))
+        self._measure()
         while fixed + sum(self._sizes.values()) + needed > self._limit:
             number = self._next(step.number)
             if number is None:
@@ -73,12 +77,21 @@ class Budget:
                 )
             drop(number)
             del self._sizes[number]
+            self._measured.discard(number)
+
+    def _measure(self) -> None:
+        for number in {*self._sizes} - self._measured if self._ranks > 1 else ():
+            places = [self._path / place / step_folder(number) for place in (STEPS, PACKS)]
+            if places[0].exists():  # all ranks have written it
+                self._sizes[number] = sum(map(size_of, places))
+                self._measured.add(number)
 
     def written(self, step: Step, size: int, more: int = 0) -> None:
         """This rank's part of a step is written, in so many bytes, and more with it; the other ranks' are taken to be
         as large.
         """
         self._sizes[step.number] = (size + more) * self._ranks
+        self._measured.discard(step.number)
         # A part goes with the records, a part (the tree of layers) is always there.
         more = max(size - self._values(step), 0)
         self._overhead = max(self._overhead, more)
@@ -126,8 +139,10 @@ def _nonfinite(record: Record) -> bool:
     return record.stage == "loss" and not bool(np.isfinite(record.value).all())
 
 
-def size_of(path: Path) -> int:
+def size_of(path: AnyPath) -> int:
     """Bytes of a file, or of all files below a folder."""
+    if isinstance(path, RemotePath):
+        return sum(path.sizes().values())
     return sum(_files(path))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import numpy as np
 
 from padiff.dump.files import aside, digest, write_npy
+from padiff.dump.format import to_storable
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.records import Record, RunInfo
 
 #: Where packed steps find what they share; each file is named after its content.
@@ -29,6 +32,8 @@ class Deduplication:
     def __init__(self, info: RunInfo) -> None:
         # By layer and slot: what the content was called, and the file that has it.
         self._known: dict[tuple[str, str], tuple[str, Path | None]] = {}
+        # In a store, where to ask whether a file is there takes long: those that this process put.
+        self._put: set[str] = set()
         self.follow(info)
 
     def follow(self, info: RunInfo) -> None:
@@ -56,12 +61,19 @@ class Deduplication:
             return False
         return True
 
-    def share(self, record: Record, array: np.ndarray, run: Path) -> str:
+    def share(self, record: Record, array: np.ndarray, run: AnyPath) -> str:
         """The name of the file below `SHARED` that holds the same, written if need be; empty if it has changed."""
         name, _ = self._same_as_before(record, array)
         if not name:
             return ""
         path = run / SHARED / f"{name}.npy"
+        if isinstance(path, RemotePath):
+            if name not in self._put:
+                content = io.BytesIO()
+                np.save(content, to_storable(array), allow_pickle=False)
+                path.write_bytes(content.getvalue())
+                self._put.add(name)
+            return path.name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             with aside(path) as partial:

@@ -6,9 +6,9 @@ import atexit
 import sys
 import time
 import weakref
-from pathlib import Path
 from typing import Protocol
 
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import WriterError
 
 #: Seconds that the end of the interpreter waits, for all of them together.
@@ -18,7 +18,8 @@ AT_EXIT = 60.0
 class Writer(Protocol):
     """A writer, as far as its end is concerned."""
 
-    path: Path
+    @property
+    def path(self) -> AnyPath: ...
 
     def end(self, seconds: float) -> None:
         """Write what is queued, for so many seconds at most."""

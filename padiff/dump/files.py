@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.format import to_storable
+from padiff.dump.remote_path import AnyPath, RemotePath
 
 
 @contextlib.contextmanager
@@ -29,13 +30,16 @@ def aside(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     """Write a text that is never seen half-written."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(text.encode())
+        return
     with aside(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: AnyPath, content: Any) -> None:
     """Write JSON that is never seen half-written."""
     write_text(path, json.dumps(content))
 
@@ -62,8 +66,12 @@ def bytes_of(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def digest(array: np.ndarray) -> str:
-    """Equal for arrays that are the same to the bit, of one dtype and shape."""
-    content = blake2b(bytes_of(array), digest_size=8)
+def digest(array: np.ndarray, size: int = 8) -> str:
+    """Equal for arrays that are the same to the bit, of one dtype and shape.
+
+    Args:
+        size: of the digest, in bytes.
+    """
+    content = blake2b(bytes_of(array), digest_size=size)
     content.update(repr((array.dtype.name, array.shape)).encode())
     return content.hexdigest()

@@ -13,7 +13,6 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,9 @@ import numpy as np
 from padiff.dump.files import write_json
 from padiff.dump.format import FLOORS, step_folder
 from padiff.dump.json_files import Explained, read_json
-from padiff.dump.pack import PackedTensor
-from padiff.dump.safetensors import Mapped, write_safetensors
+from padiff.dump.pack import PackedTensor, opened
+from padiff.dump.remote_path import AnyPath
+from padiff.dump.safetensors import write_safetensors
 from padiff.dump.untrusted import check_inside, whole
 from padiff.dump.whole import write_whole
 from padiff.records import TensorSource
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 _DTYPE = re.compile(r"[a-z]+\d+")
 
 
-def write_floors(run: Path, floors: Floors) -> None:
+def write_floors(run: AnyPath, floors: Floors) -> None:
     """Write the floors of a step into a run folder; those that it has of that step are replaced.
 
     Raises:
@@ -43,7 +43,7 @@ def write_floors(run: Path, floors: Floors) -> None:
     """
     (run / FLOORS).mkdir(exist_ok=True)
 
-    def write(folder: Path) -> None:
+    def write(folder: AnyPath) -> None:
         arrays = {str(number): np.asarray(source.read()) for number, source in enumerate(floors.exact.values())}
         if arrays:
             write_safetensors(folder / EXACT_FILE, arrays, {"schema_version": str(SCHEMA_VERSION)})
@@ -70,7 +70,7 @@ def write_floors(run: Path, floors: Floors) -> None:
     write_whole(run / FLOORS / step_folder(floors.step), floors.rank, 1, write)
 
 
-def read_floors(run: Path, step: int) -> Floors | None:
+def read_floors(run: AnyPath, step: int) -> Floors | None:
     """The floors of a step of a run folder; `None` where none were measured.
 
     Raises:
@@ -109,11 +109,11 @@ def _floor(entry: Mapping[str, Any]) -> Floor:
     return Floor(error, norm, whole(entry["size"]))
 
 
-def _exact(folder: Path, run: Path, entries: Any) -> dict[str, TensorSource]:
+def _exact(folder: AnyPath, run: AnyPath, entries: Any) -> dict[str, TensorSource]:
     if not entries:
         return {}
     check_inside(folder / EXACT_FILE, run)
-    file = Mapped(folder / EXACT_FILE, deque())
+    file = opened(folder / EXACT_FILE, deque())
     _, places = file.header()
     found: dict[str, TensorSource] = {}
     for entry in entries:

@@ -18,6 +18,7 @@ unsigned integer of its width, and named truly in the JSON.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -76,6 +77,17 @@ def from_stored(array: np.ndarray, dtype: str) -> np.ndarray:
     """Undo `to_storable`, given the dtype's true name."""
     foreign = _FOREIGN.get(dtype)
     return array.view(foreign) if foreign is not None and array.dtype.kind == "u" else array
+
+
+@lru_cache(maxsize=64)
+def stored_dtype(dtype: str) -> np.dtype[Any] | None:
+    """What a dtype's values are stored as; `None` of one that is not known here."""
+    foreign = _FOREIGN.get(dtype)
+    try:
+        found = np.dtype(dtype if foreign is None else f"u{np.dtype(foreign).itemsize}")
+    except TypeError:
+        return None
+    return found if found.kind in "biufc" else None
 
 
 def fits_stored(array: np.ndarray, dtype: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.untrusted import check_inside, parse_json, read_text
 from padiff.errors import RunFolderError
 
@@ -12,7 +12,7 @@ from padiff.errors import RunFolderError
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError)
 
 
-def read_json(path: Path, root: Path, version: int, missing: str) -> Any:
+def read_json(path: AnyPath, root: AnyPath, version: int, missing: str) -> Any:
     """A JSON object of one schema version.
 
     Args:
@@ -44,7 +44,7 @@ def read_json(path: Path, root: Path, version: int, missing: str) -> Any:
 class Explained:
     """Turns the errors of picking a damaged file apart into one that names the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._path = path
 
     def __enter__(self) -> None:

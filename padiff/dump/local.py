@@ -1,4 +1,4 @@
-"""The one door for paths of folders that a user gives: padiff writes to, and reads from, folders of this machine."""
+"""The doors for paths that a user gives: run folders may lie in a store, all others are on this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.store import SCHEMES, FsspecStore
 from padiff.errors import UsageError
 
 # ``s3://bucket``, and what a Path makes of it: ``s3:/bucket``. One letter is a Windows drive.
@@ -16,6 +18,36 @@ _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/")
 def is_remote(path: Any) -> bool:
     """Whether a path has a scheme, as ``s3://bucket/run`` has: as a folder it would be made below the current one."""
     return _REMOTE.match(str(path)) is not None
+
+
+def run_folder(path: Any, what: str) -> AnyPath:
+    """The place of a run: a folder on this machine, or a url of a store.
+
+    Args:
+        path: as the user gave it.
+        what: what it is, for the message.
+
+    Raises:
+        UsageError: it is no path; one with a scheme that no run is stored under; or what it takes to reach it is not
+            installed.
+    """
+    if isinstance(path, RemotePath):
+        return path
+    if not is_remote(path):
+        return local_folder(path, what)
+    # A Path makes one slash of two.
+    scheme, _, place = str(path).partition(":")
+    if scheme not in SCHEMES:
+        raise UsageError(
+            f"{what}: runs are recorded to and read from local folders, and {', '.join(f'{s}://' for s in SCHEMES)}; "
+            f"got {str(path)!r}. Record into one of these"
+        )
+    place = place.strip("/")
+    if not place or (scheme != "memory" and "/" not in place) or ".." in place.split("/"):
+        raise UsageError(
+            f"{what} has to name a bucket and a place in it, as {scheme}://bucket/run does, got {str(path)!r}"
+        )
+    return RemotePath(FsspecStore(f"{scheme}://{place}"))
 
 
 def local_folder(path: Any, what: str) -> Path:
@@ -30,8 +62,8 @@ def local_folder(path: Any, what: str) -> Path:
     """
     if is_remote(path):
         raise UsageError(
-            f"{what}: padiff records to a local folder, and reads from local folders, got {str(path)!r}. Record into a "
-            "local folder (or a mounted one) and copy it when the run is over; to read a run, copy it here first"
+            f"{what} has to be a local folder, got {str(path)!r}: only runs are recorded to and read from "
+            "stores. Give a local folder, or copy it here first"
         )
     if not isinstance(path, (str, os.PathLike)):
         raise UsageError(f"{what} has to be the path of a folder, got {type(path).__name__}")

@@ -23,6 +23,7 @@ from typing import Any
 from padiff.dump.files import write_json
 from padiff.dump.forks import own
 from padiff.dump.format import RUN_FILE
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import RunFolderError
 
@@ -39,7 +40,7 @@ _BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF})
 
 
-class _BusyError(Exception):
+class BusyError(Exception):
     """The lock is somebody else's; holds who, as far as is known."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
@@ -49,17 +50,19 @@ class _BusyError(Exception):
 class FolderLock:
     """Says that this process records a rank into a run folder; made by `take`."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    _path: Any
+
+    def __init__(self, folder: AnyPath, rank: int) -> None:
         self._folder = folder
         self._path = folder / f".rank_{rank}.lock"
         self._rank = rank
         self._fd: int | None = None
-        self._mine: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
         self._identity: tuple[int, int] = (0, 0)
         self._ended = threading.Event()
 
     @classmethod
-    def take(cls, folder: Path, rank: int) -> FolderLock:
+    def take(cls, folder: AnyPath, rank: int) -> FolderLock:
         """Take the lock of a folder that is there.
 
         Raises:
@@ -69,14 +72,14 @@ class FolderLock:
         lock = cls(folder, rank)
         try:
             lock._acquire()
-        except _BusyError as busy:
+        except BusyError as busy:
             if busy.owner.get("pid") != os.getpid():
                 raise lock._refused(busy.owner) from None
             # A recorder of this process that was dropped without being closed may hang in a cycle.
             gc.collect()
             try:
                 lock._acquire()
-            except _BusyError as still:
+            except BusyError as still:
                 raise lock._refused(still.owner) from None
         own(lock)
         return lock
@@ -96,19 +99,18 @@ class FolderLock:
         # Somebody tidied hidden files away, or the folder is not the one that it was.
         if not (self._folder / RUN_FILE).exists() or _identity(self._folder) != self._identity:
             raise FileNotFoundError(errno.ENOENT, "the run folder was removed, moved or replaced", str(self._folder))
-        self._drop()
-        self._ended = threading.Event()
-        try:
-            self._acquire()
-        except _BusyError as busy:
-            raise self._refused(busy.owner) from None
+        self._take_again()
 
     def release(self) -> None:
         """Let others record into the folder. May be called twice; a fork of the holder can't do it."""
-        if self._mine.get("pid") == os.getpid():
+        if self._own.get("pid") == os.getpid():
             with contextlib.suppress(OSError):
                 if self._is_held():
-                    os.unlink(self._path)  # while it is held: takers look whether the file is still there
+                    self._remove()  # while it is held: takers look whether the file is still there
+        self._drop()
+
+    def abandon(self) -> None:
+        """Leave the file where it is, without looking: it counts as that of a process that has ended."""
         self._drop()
 
     def __del__(self) -> None:
@@ -118,9 +120,17 @@ class FolderLock:
 
     # -- taking ------------------------------------------------------------------------------------------------
 
+    def _take_again(self) -> None:
+        self._drop()
+        self._ended = threading.Event()
+        try:
+            self._acquire()
+        except BusyError as busy:
+            raise self._refused(busy.owner) from None
+
     def _acquire(self) -> None:
         self._identity = _identity(self._folder)
-        self._mine = {"pid": os.getpid(), "machine": _machine(), "started": _started(os.getpid()), "since": time.time()}
+        self._own = {"pid": os.getpid(), "machine": machine(), "started": started(os.getpid()), "since": time.time()}
         # A holder that lets go removes the file: then what we locked is nobody's any more, and we look again.
         for _ in range(100):
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -135,39 +145,42 @@ class FolderLock:
                     # A full disk takes no text; the lock holds without.
                     with contextlib.suppress(OSError):
                         os.ftruncate(fd, 0)
-                        os.pwrite(fd, json.dumps(self._mine).encode(), 0)
+                        os.pwrite(fd, json.dumps(self._own).encode(), 0)
                     self._fd = fd
                     return None
             except BlockingIOError:
                 owner = _read_owner(self._path)
                 os.close(fd)
-                raise _BusyError(owner) from None
+                raise BusyError(owner) from None
             except BaseException:
                 if fd >= 0:
                     os.close(fd)
                 raise
             os.close(fd)
-        raise _BusyError({})
+        raise BusyError({})
 
     def _acquire_by_content(self) -> None:
         owner = _read_owner(self._path)
         if owner and _alive(owner, self._path):
-            raise _BusyError(owner)
-        write_json(self._path, self._mine)
+            raise BusyError(owner)
+        write_json(self._path, self._own)
         if not self._is_held():  # another one replaced it at the same moment
-            raise _BusyError(_read_owner(self._path))
+            raise BusyError(_read_owner(self._path))
         threading.Thread(
-            target=_beat, args=(self._path, self._mine, self._ended), name="padiff-lock", daemon=True
+            target=_beat, args=(self._path, self._own, self._ended), name="padiff-lock", daemon=True
         ).start()
 
     def _is_held(self) -> bool:
         if self._fd is not None:
             return _same(self._fd, self._path)
-        return bool(self._mine) and json.loads(self._path.read_text(encoding="utf-8")) == self._mine
+        return bool(self._own) and json.loads(self._path.read_text(encoding="utf-8")) == self._own
+
+    def _remove(self) -> None:
+        os.unlink(self._path)
 
     def _drop(self) -> None:
         self._ended.set()
-        self._mine = {}
+        self._own = {}
         fd, self._fd = self._fd, None
         if fd is not None:
             # Not only closed: a fork that was made before we knew may hold a copy, and the lock with it.
@@ -180,14 +193,14 @@ class FolderLock:
         it would keep the folder locked. Closed only, for unlocking would unlock the parent's too.
         """
         fd, self._fd = self._fd, None
-        self._mine = {}
+        self._own = {}
         if fd is not None:
             os.close(fd)
 
     def _refused(self, owner: dict[str, Any]) -> RunFolderError:
-        if owner.get("pid") == os.getpid() and owner.get("machine") == _machine():
+        if owner.get("pid") == os.getpid() and owner.get("machine") == machine():
             who, remedy = "another recorder of this process", "Close that one first (leave its `with`)"
-        elif owner.get("machine") == _machine():
+        elif owner.get("machine") == machine():
             who, remedy = f"process {owner.get('pid')}", "End that process first"
         else:
             who, remedy = "a process on another machine, or in another container,", "End that process first"
@@ -203,6 +216,15 @@ class FolderLock:
     @property
     def _no_locks(self) -> bool:
         return self._fd is None
+
+
+def is_recording(folder: Path, rank: int) -> bool:
+    """Whether a process records a rank into a folder, by what it says of itself: its lock is not touched, as it may be
+    about to take it.
+    """
+    path = folder / f".rank_{rank}.lock"
+    owner = _read_owner(path)
+    return bool(owner) and _alive(owner, path)
 
 
 def _flock(fd: int) -> bool:
@@ -231,7 +253,8 @@ def _same(fd: int, path: Path) -> bool:
         return False
 
 
-def _identity(folder: Path) -> tuple[int, int]:
+def _identity(folder: AnyPath) -> tuple[int, int]:
+    assert isinstance(folder, Path)
     try:
         status = os.stat(folder)
     except OSError:
@@ -248,7 +271,7 @@ def _read_owner(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _machine() -> str:
+def machine() -> str:
     """Which machine and container this is; a digest, because run folders are sent to others."""
     try:
         space = os.readlink("/proc/self/ns/pid")
@@ -257,7 +280,7 @@ def _machine() -> str:
     return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:12]
 
 
-def _started(pid: int) -> str:
+def started(pid: int) -> str:
     """When a process started, in the system's own words; empty where that is not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -266,24 +289,32 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _alive(owner: dict[str, Any], path: Path) -> bool:
+def runs_here(owner: dict[str, Any]) -> bool | None:
+    """Whether a holder's process runs on this machine; `None` where it can't be looked at from here."""
     pid = owner.get("pid")
-    if owner.get("machine") == _machine() and isinstance(pid, int) and pid > 0 and os.name == "posix":
-        try:
-            os.kill(pid, 0)
-        except PermissionError:
-            pass
-        except (OSError, OverflowError):
-            return False
-        return bool(_started(pid) == owner.get("started", ""))
+    if owner.get("machine") != machine() or not isinstance(pid, int) or pid <= 0 or os.name != "posix":
+        return None
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass
+    except (OSError, OverflowError):
+        return False
+    return bool(started(pid) == owner.get("started", ""))
+
+
+def _alive(owner: dict[str, Any], path: Path) -> bool:
+    here = runs_here(owner)
+    if here is not None:
+        return here
     try:
         return time.time() - os.stat(path).st_mtime < DEAD
     except OSError:
         return False
 
 
-def _beat(path: Path, mine: dict[str, Any], ended: threading.Event) -> None:
+def _beat(path: Path, owner: dict[str, Any], ended: threading.Event) -> None:
     while not ended.wait(BEAT):
         with contextlib.suppress(OSError):
-            if _read_owner(path) == mine:
+            if _read_owner(path) == owner:
                 os.utime(path)

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from padiff.records import Room
+
 # Smaller files are read at once, larger ones mapped: to copy costs less than pages that are mapped one by one.
-SMALL = 1 << 22
+SMALL = 1 << 20
 # Headers of ordinary arrays are shorter.
 _HEADER = 512
+# Length of the header that numpy writes for all but arrays of many axes.
+_USUAL = 128
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -25,6 +29,52 @@ def read_plain(folder: str, file: str) -> np.ndarray | None:
 
     `None` says nothing of what is wrong: numpy and the checks of paths that follow links do.
     """
+    descriptor = _opened(folder, file)
+    if descriptor is None:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if status.st_size < SMALL:
+            return _array(os.read(descriptor, status.st_size), status.st_size)
+        return _array(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), status.st_size)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def read_plain_into(
+    room: Room, folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """The array of this dtype and shape in ``folder/file``, read into memory of the room.
+
+    `None`: it is something else, is not read by `read_plain`, or the room is too small.
+    """
+    count = math.prod(shape)
+    memory = room(count * dtype.itemsize) if hasattr(os, "preadv") else None
+    descriptor = _opened(folder, file) if memory is not None else None
+    if memory is None or descriptor is None:
+        return None
+    head = bytearray(_USUAL)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        # Header and values in one call.
+        if os.preadv(descriptor, [head, memory.data], 0) != _USUAL + memory.size:
+            return None
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+    if _header(bytes(head)) != (dtype, shape, False, count):
+        return None
+    return memory.view(dtype).reshape(shape)
+
+
+def _opened(folder: str, file: str) -> int | None:
+    """A descriptor of ``folder/file``, which is below the folder and reached by no link; else `None`."""
     parts = file.split("/")
     if "\\" in file or not {"", ".", ".."}.isdisjoint(parts) or not hasattr(os, "O_NOFOLLOW"):
         return None
@@ -34,16 +84,7 @@ def read_plain(folder: str, file: str) -> np.ndarray | None:
             path = f"{path}/{part}"
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 return None
-        descriptor = os.open(f"{path}/{parts[-1]}", _FLAGS)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            if status.st_size < SMALL:
-                return _array(os.read(descriptor, status.st_size), status.st_size)
-            return _array(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), status.st_size)
-        finally:
-            os.close(descriptor)
+        return os.open(f"{path}/{parts[-1]}", _FLAGS)
     except (OSError, ValueError):
         return None
 

@@ -9,23 +9,25 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from padiff.dump import codecs
 from padiff.dump.deduplication import SHARED, Deduplication
+from padiff.dump.fetching import Fetched, Fetching
+from padiff.dump.held_once import HeldOnce, elsewhere
 from padiff.dump.json_files import Explained
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
 from padiff.dump.structures import OWN, Entry, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
-from padiff.records import Alike, Record, Sketched, Step, TensorSource, settings_from_json
+from padiff.records import Alike, Record, Room, Sketched, Step, TensorSource, settings_from_json
 from padiff.records.alike import Pattern
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
@@ -43,15 +45,20 @@ class PackWriter:
         run: the run folder.
         deduplication: what was written before, and is shared by steps.
         compression: how tensors are compressed, as `padiff.dump.codecs` names it; empty: not.
+        processes: how many record the run.
     """
 
-    def __init__(self, run: Path, deduplication: Deduplication, compression: str = "") -> None:
+    def __init__(self, run: AnyPath, deduplication: Deduplication, compression: str = "", processes: int = 1) -> None:
         self._run, self._deduplication, self._compression = run, deduplication, compression
-        self._structures = StructureWriter(run, compression)
+        self._structures = StructureWriter(run, compression, processes)
         self._last: _Last | None = None
 
-    def write(self, folder: Path, step: Step) -> None:
-        """Write one rank's step into its folder."""
+    def write(self, folder: AnyPath, step: Step, once: HeldOnce | None = None) -> None:
+        """Write one rank's step into its folder.
+
+        Args:
+            once: what other ranks have written, and need not be written again.
+        """
         tensors = self._as_before(step)
         if tensors is not None:
             assert self._last is not None
@@ -60,6 +67,9 @@ class PackWriter:
             tensors, places, traced = self._placed(step)
             structure, own = self._structures.of(step, places, traced)
             self._last = _Last.of(step, structure, places, traced) if own is None else None
+        if once is not None:
+            tensors = {n: array for n, array in tensors.items() if n == _SKETCHES or not once.elsewhere(n, array)}
+            once.write(folder)
         if self._compression:
             tensors = {
                 name: codecs.compressed(array, self._compression) if name != _SKETCHES else array
@@ -223,8 +233,19 @@ class PackedTensor(TensorSource):
         Raises:
             TensorFileError: the file was changed.
         """
+        return self._read(self.file.array)
+
+    def read_into(self, room: Room) -> np.ndarray:
+        """`read`, into memory of the room where it is not compressed and that is large enough.
+
+        Raises:
+            TensorFileError: the file was changed.
+        """
+        return self.read() if self.compression else self._read(lambda place: self.file.array_into(place, room))
+
+    def _read(self, array_at: Callable[[Place], np.ndarray]) -> np.ndarray:
         try:
-            array = self.file.array(self.place)
+            array = array_at(self.place)
             if self.compression:
                 array = codecs.restored(array, self.compression, self.stored, self.stored_shape)
             if self.dtype.startswith("complex"):
@@ -236,19 +257,26 @@ class PackedTensor(TensorSource):
         return array
 
 
+def opened(path: AnyPath, recent: deque[Mapped], fetching: Fetching | None = None) -> Mapped:
+    """A file of tensors, to be read: mapped, or fetched from its store."""
+    return Fetched(path, recent, fetching or Fetching()) if isinstance(path, RemotePath) else Mapped(path, recent)
+
+
 class PackReader:
     """Reads the steps of one run that lie in one file each.
 
     Args:
         run: the run folder.
+        fetching: of a run in a store, what is read before it is asked for.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: AnyPath, fetching: Fetching | None = None) -> None:
         self._run = run
+        self._fetching = fetching or Fetching()
         self._recent: deque[Mapped] = deque()
         self._structures = StructureReader(run)
 
-    def read(self, folder: Path) -> Step:
+    def read(self, folder: AnyPath) -> Step:
         """Read one rank's step, given its folder.
 
         Raises:
@@ -256,11 +284,17 @@ class PackReader:
         """
         path = folder / PACK_FILE
         check_inside(path, self._run)
-        file = Mapped(path, self._recent)
+        file = opened(path, self._recent, self._fetching)
         about, places = file.header()
         with Explained(path):
             structure = self._structures.read(about["structure"], file, places)
-            stored = _Stored(file, places, _rows(file, places), structure.compression, self._run)
+            others = elsewhere(folder)
+            headers: dict[AnyPath, tuple[Mapped, Mapping[str, Place]]] = {}
+            for where in {where for where, _ in others.values()}:
+                beside = opened(where / PACK_FILE, self._recent, self._fetching)
+                headers[where] = beside, beside.header()[1]
+            outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
+            stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
             made = [_record(stored, order, entry) for order, entry in enumerate(structure.entries)]
             # A step that says itself what its records are called is like no other one.
             records = Structured(made, structure) if about["structure"] else tuple(made)
@@ -293,6 +327,7 @@ class _Stored:
     Attributes:
         file: the file.
         places: of its tensors.
+        outside: of those that another rank has, its file, and where in that.
         rows: the sketches.
         compression: how tensors are compressed; empty: they are not.
         run: the run folder.
@@ -300,9 +335,10 @@ class _Stored:
 
     file: Mapped
     places: Mapping[str, Place]
+    outside: Mapping[str, tuple[Mapped, Place]]
     rows: np.ndarray
     compression: str
-    run: Path
+    run: AnyPath
 
     def source(self, kept_as: str, where: Any, dtype: str, shape: tuple[int, ...], site: str = "") -> TensorSource:
         """The source of a tensor that is kept somewhere.
@@ -313,8 +349,8 @@ class _Stored:
         size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
         if kept_as == "tensor":
             name, stored = where
-            place = self.places[name]
-            source = PackedTensor(self.file, place, dtype, shape, DTYPES[stored], self.compression)
+            file, place = self.outside[name] if name in self.outside else (self.file, self.places[name])
+            source = PackedTensor(file, place, dtype, shape, DTYPES[stored], self.compression)
             if not self.compression and (place.dtype != source.stored or place.shape != source.stored_shape):
                 raise ValueError(f"tensor {name!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
             return source

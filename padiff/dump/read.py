@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -28,9 +27,11 @@ from padiff.dump.format import (
     step_folder,
     tree_from_json,
 )
+from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained, read_json
-from padiff.dump.local import local_folder
+from padiff.dump.names import names_of, ranks_of
 from padiff.dump.pack import PACK_FILE, PackReader
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.replay_packs import Packs
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import trace_from_json
@@ -58,14 +59,13 @@ from padiff.records.parts import Part
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
 _STEP_NAME = re.compile(r"\d{8,}")
-# Run folders that are named where another one was looked for.
-_NAMED = 5
+_Others = Mapping[str, tuple[AnyPath, str]]
 
 
 class _OnDisk(ABC):
     """What the runs on disk have in common: where they lie, and what holds for all of their steps."""
 
-    path: Path
+    path: AnyPath
     _info: RunInfo
 
     @abstractmethod
@@ -104,8 +104,8 @@ class _OnDisk(ABC):
 class FolderRun(_OnDisk):
     """A `Run` in a folder. Steps that come to be while it is open are seen."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | AnyPath) -> None:
+        self.path = path if isinstance(path, RemotePath) else Path(path)
         self._info = read_info(self.path / RUN_FILE)
         self._packed = PackReader(self.path)
         self._packs = Packs(self.path)
@@ -114,21 +114,35 @@ class FolderRun(_OnDisk):
 
     def numbers(self) -> list[int]:
         # By number: as text, 10 would come before 2.
-        return sorted(int(name) for name in _names(self.path / STEPS) if _STEP_NAME.fullmatch(name))
+        assert isinstance(self.path, Path)
+        return sorted(int(name) for name in names_of(self.path / STEPS) if _STEP_NAME.fullmatch(name))
 
     def steps(self, number: int) -> list[Step]:
+        ranks = self._folders(number)
+        if not self._info_fixed:
+            self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
+            self._info_fixed = True
+        steps = [self._read_rank(rank) for rank in ranks]
+        floors = read_floors(self.path, number) if len(steps) == 1 and self._has_floors(number) else None
+        return steps if floors is None else [replace(steps[0], floors=floors)]
+
+    def _folders(self, number: int) -> Sequence[AnyPath]:
+        assert isinstance(self.path, Path)
         folder = self.path / STEPS / step_folder(number)
-        ranks = _ranks(folder)
+        ranks = ranks_of(folder)
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
         for rank in ranks:
             check_inside(rank, self.path)
-        if not self._info_fixed:
-            self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
-            self._info_fixed = True
-        steps = [self._packed.read(rank) if _is_packed(rank) else self._read(rank) for rank in ranks]
-        floors = read_floors(self.path, number) if len(steps) == 1 else None
-        return steps if floors is None else [replace(steps[0], floors=floors)]
+        return ranks
+
+    def _read_rank(self, rank: AnyPath) -> Step:
+        assert isinstance(rank, Path)
+        return self._packed.read(rank) if _is_packed(rank) else self._read(rank)
+
+    def _has_floors(self, number: int) -> bool:
+        """Whether it is worth a look."""
+        return True
 
     @staticmethod
     def _read(rank: Path) -> Step:
@@ -176,7 +190,7 @@ class DumpSeries(_OnDisk):
     def dump(self, number: int) -> SingleDump:
         """One step's dump."""
         folder = self._folders[number]
-        return SingleDump(folder, _ranks(folder) or [folder], self._files)
+        return SingleDump(folder, ranks_of(folder) or [folder], self._files)
 
     def steps(self, number: int) -> list[Step]:
         # Numbered by its folder: a dump does not know which of many it is.
@@ -186,80 +200,9 @@ class DumpSeries(_OnDisk):
         return True
 
 
-def open_run(
-    path: str | Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)
-) -> FolderRun | SingleDump | DumpSeries:
-    """Open a run folder, one step's folder of it, a dump folder (one that holds the JSON files itself), or a folder of
-    dump folders ``step_N``.
-
-    ``files`` are the JSON files to read of a dump folder, as far as they are there.
-
-    Raises:
-        RunFolderError: the path is none of these, or of another schema version; the message says what is there.
-        UsageError: it is no path, or one with a scheme (``s3://``).
-    """
-    path = local_folder(path, "run")
-    if not path.exists():
-        raise RunFolderError(f"there is no run folder {path}{_neighbours(path)}")
-    if not path.is_dir():
-        raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
-    _names(path)  # a folder that must not be read is no folder without a run
-    if (path / RUN_FILE).exists():
-        return FolderRun(path)
-    if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE, PACK_FILE)):
-        return SingleDump(path, [path], files)
-    if _ranks(path):
-        return SingleDump(path, _ranks(path), files)
-    if any(entry.name[5:].isdecimal() for entry in path.glob("step_*")):
-        return DumpSeries(path, files)
-    hint = ""
-    if (path / STEPS).is_dir():
-        hint = f" It has a folder '{STEPS}', so it was a run folder: its {RUN_FILE} is lost."
-    below = sorted(str(entry.parent.name) for entry in path.glob(f"*/{RUN_FILE}"))
-    if below:
-        hint = f" Below it there are run folders: {', '.join(below[:5])}."
-    raise RunFolderError(f"{path} is no run folder: it holds neither {RUN_FILE} nor {REPORT_FILE}.{hint}")
-
-
-def _neighbours(path: Path) -> str:
-    """The run folders where one was looked for that is not there, the nearest names first."""
-    try:
-        there = [entry.name for entry in path.parent.iterdir() if (entry / RUN_FILE).is_file()]
-    except OSError:
-        return ""
-    if not there:
-        return ""
-    close = difflib.get_close_matches(path.name, there, n=_NAMED, cutoff=0.0)
-    more = ", ..." if len(there) > len(close) else ""
-    return f". In {path.parent} there are the run folders {', '.join(close)}{more}"
-
-
-def _names(folder: Path) -> list[str]:
-    """Names of what a folder holds; none if it is not there.
-
-    Raises:
-        RunFolderError: it must not be read, or is a file.
-    """
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except NotADirectoryError:
-        raise RunFolderError(f"{folder} is a file; expected a folder: the run is damaged. Copy it again") from None
-    except PermissionError as error:
-        raise RunFolderError(
-            f"{folder} must not be read by this user ({error.strerror}). Allow it (chmod -R +rX), or copy the run"
-        ) from error
-
-
-def _ranks(folder: Path) -> list[Path]:
-    names = (name for name in _names(folder) if name.startswith("rank_") and name[5:].isdecimal())
-    return [folder / name for name in sorted(names, key=lambda name: int(name[5:]))]
-
-
 def _is_packed(rank: Path) -> bool:
     # To look for one name takes a fraction of what listing the folder does.
-    return os.path.lexists(rank / PACK_FILE) or PACK_FILE in _names(rank)
+    return os.path.lexists(rank / PACK_FILE) or PACK_FILE in names_of(rank)
 
 
 def _check_whole(rank: Path) -> None:
@@ -268,7 +211,7 @@ def _check_whole(rank: Path) -> None:
     Raises:
         RunFolderError: one of them is lost; what is left would look like a step in which something did not happen.
     """
-    lost = {REPORT_FILE, PARAMS_FILE} - {*_names(rank)}
+    lost = {REPORT_FILE, PARAMS_FILE} - {*names_of(rank)}
     if len(lost) == 1:
         raise RunFolderError(
             f"{rank / lost.pop()} is missing: the step is damaged. Copy the run again, or record it again"
@@ -292,7 +235,7 @@ def _read_rank(folder: Path, files: Sequence[str]) -> tuple[RunInfo, Step]:
     return read_info(run / RUN_FILE), PackReader(run).read(folder)
 
 
-def read_info(run_file: Path) -> RunInfo:
+def read_info(run_file: AnyPath) -> RunInfo:
     """Read ``run.json``."""
     content = _read_json(run_file)
     with Explained(run_file):
@@ -318,11 +261,12 @@ def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Pat
     if not contents:
         raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
     records: list[Record] = []
+    others = elsewhere(folder)
     for path, content in contents:
         with Explained(path):
             for node in nodes_from_json(content["tree"]):
-                records += _records(folder, str(node["path"]), str(node["type"]), node.get("records", ()))
-            records += _records(folder, LOOP, "", content.get("loop", {}).get("records", ()))
+                records += _records(folder, str(node["path"]), str(node["type"]), node.get("records", ()), others)
+            records += _records(folder, LOOP, "", content.get("loop", {}).get("records", ()), others)
     with Explained(path):
         step = Step(
             number=whole(content["step"]),
@@ -332,18 +276,19 @@ def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Pat
             micro_batches=whole(content.get("micro_batches", 1)),
             notes=tuple(str(note) for note in content.get("notes", ())),
             settings=settings_from_json(plain(content.get("settings", {}))),
-            trace=next((_trace(folder, *each) for each in contents if each[1].get("trace")), NO_TRACE),
+            trace=next((_trace(folder, others, *each) for each in contents if each[1].get("trace")), NO_TRACE),
         )
     return step, contents
 
 
-def _trace(folder: Path, path: Path, content: Mapping[str, Any]) -> Trace:
+def _trace(folder: Path, others: _Others, path: Path, content: Mapping[str, Any]) -> Trace:
     trace = content["trace"]
     table: list[np.ndarray] = []
 
     def source(kept_as: str, place: Any, dtype: str, shape: tuple[int, ...]) -> TensorSource:
         if kept_as == "file":
-            return TensorFile(folder, str(place), dtype, shape, "trace")
+            where, file = others.get(str(place), (folder, str(place)))
+            return TensorFile(where, file, dtype, shape, "trace")
         if kept_as not in ("sketch", "turned") or place < 0:
             raise ValueError(f"kept as {kept_as!r} at {place!r}")
         if not table:
@@ -380,7 +325,9 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
     )
 
 
-def _records(folder: Path, layer: str, layer_type: str, entries: Iterable[dict[str, Any]]) -> Iterator[Record]:
+def _records(
+    folder: Path, layer: str, layer_type: str, entries: Iterable[dict[str, Any]], others: _Others
+) -> Iterator[Record]:
     # The same words in every step: a long comparison keeps one of each.
     layer, layer_type = intern(layer), intern(layer_type)
     for entry in entries:
@@ -388,7 +335,8 @@ def _records(folder: Path, layer: str, layer_type: str, entries: Iterable[dict[s
         if stage not in STAGES:
             raise ValueError(f"unknown stage {stage!r}")
         dtype, shape, order = intern(str(entry["dtype"])), _shape(tuple(entry["shape"])), whole(entry["order"])
-        source = TensorFile(folder, intern(str(entry["file"])), dtype, shape, intern(f"{layer}/{stage}/{slot}"))
+        place, file = others.get(str(entry["file"]), (folder, entry["file"]))
+        source = TensorFile(place, intern(str(file)), dtype, shape, intern(f"{layer}/{stage}/{slot}"))
         recomputed = bool(entry.get("recomputed"))
         part = Part.of_json(entry["part"], shape) if "part" in entry else None
         yield Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed, part)
@@ -397,5 +345,5 @@ def _records(folder: Path, layer: str, layer_type: str, entries: Iterable[dict[s
 _shape = lru_cache(maxsize=4096)(shape_of)
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: AnyPath) -> Any:
     return read_json(path, path.parent, SCHEMA_VERSION, f"{path.parent} is no run folder, or a part of one")

@@ -18,15 +18,17 @@ import os
 import re
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from padiff.dump.budget import size_of
 from padiff.dump.files import write_json
 from padiff.dump.format import PACKS, step_folder
+from padiff.dump.held_once import REPLAY_FILE, HeldOnce, elsewhere
 from padiff.dump.json_files import Explained, read_json
-from padiff.dump.pack import PackedTensor, plain_array
+from padiff.dump.pack import PackedTensor, opened, plain_array
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import Mapped, Place, write_safetensors
 from padiff.dump.untrusted import check_inside, plain, shape_of, whole
 from padiff.errors import RunFolderError
@@ -34,7 +36,7 @@ from padiff.records import TensorSource
 from padiff.records.optimizer_state import OptimizerState
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
 
-TENSORS_FILE = "pack.safetensors"
+TENSORS_FILE = REPLAY_FILE
 PACK_FILE = "pack.json"
 SCHEMA_VERSION = 1
 
@@ -47,8 +49,12 @@ _PER_TENSOR = 700
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_pack(folder: Path, pack: Pack) -> None:
-    """Write a rank's pack into a folder that is there."""
+def write_pack(folder: AnyPath, pack: Pack, once: HeldOnce | None = None) -> None:
+    """Write a rank's pack into a folder that is there.
+
+    Args:
+        once: what other ranks have written, and need not be written again.
+    """
     tensors: dict[str, np.ndarray] = {}
 
     known: dict[Hashable, dict[str, Any]] = {}
@@ -91,6 +97,9 @@ def write_pack(folder: Path, pack: Pack) -> None:
     }
     for number, optimizer in enumerate(pack.optimizers):
         tensors |= {f"optimizer.{number}:{name}": np.asarray(a) for name, a in optimizer.arrays().items()}
+    if once is not None:
+        tensors = {name: array for name, array in tensors.items() if not once.elsewhere(name, array)}
+        once.write(folder)
     write_safetensors(folder / TENSORS_FILE, tensors, {"schema_version": str(SCHEMA_VERSION)})
     write_json(folder / PACK_FILE, content)
 
@@ -122,6 +131,10 @@ def _batch_to_json(number: int, batch: Batch, put: Any) -> dict[str, Any]:
     return {**parts, "seen": batch.seen}
 
 
+def _listed(folder: AnyPath) -> list[str]:
+    return folder.names() if isinstance(folder, RemotePath) else os.listdir(folder)
+
+
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +145,7 @@ class Packs(Mapping[int, Pack]):
         run: the run folder.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: AnyPath) -> None:
         self._run = run
         self._recent: deque[Mapped] = deque()
 
@@ -159,7 +172,7 @@ class Packs(Mapping[int, Pack]):
         if step not in self:
             raise KeyError(step)
         folder = self._run / PACKS / step_folder(step)
-        names = sorted((n for n in os.listdir(folder) if re.fullmatch(r"rank_\d+", n)), key=lambda n: int(n[5:]))
+        names = sorted((n for n in _listed(folder) if re.fullmatch(r"rank_\d+", n)), key=lambda n: int(n[5:]))
         if not names:
             raise RunFolderError(f"{folder} holds no rank_N folder: the pack is damaged. Record it again")
         return [self._read(folder / name) for name in names]
@@ -167,46 +180,54 @@ class Packs(Mapping[int, Pack]):
     def size(self, step: int) -> int:
         """Bytes of a step's pack."""
         folder = self._run / PACKS / step_folder(step)
-        return sum(path.stat().st_size for path in folder.glob("rank_*/*") if path.is_file())
+        return size_of(folder)
 
     def __repr__(self) -> str:
         return f"<Packs of {self._run}: steps {list(self)}>"
 
     def _names(self) -> list[str]:
         try:
-            return os.listdir(self._run / PACKS)
+            return _listed(self._run / PACKS)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except PermissionError as error:
             raise RunFolderError(f"{self._run / PACKS} must not be read by this user ({error.strerror})") from error
 
-    def _read(self, folder: Path) -> Pack:
+    def _read(self, folder: AnyPath) -> Pack:
         path = folder / PACK_FILE
-        check_inside(folder / TENSORS_FILE, self._run)
         content = read_json(path, self._run, SCHEMA_VERSION, "copy the whole run folder, or record the step again")
-        file = Mapped(folder / TENSORS_FILE, self._recent)
-        _, places = file.header()
+        places = self._places(folder)
+        others = elsewhere(folder)
         with Explained(path):
-            return _pack(content, _Tensors(file, places))
+            beside = {where: self._places(where) for where in {where for where, _ in others.values()}}
+            places |= {name: beside[where][other] for name, (where, other) in others.items()}
+            return _pack(content, _Tensors(places))
+
+    def _places(self, folder: AnyPath) -> dict[str, tuple[Mapped, Place]]:
+        """Where the tensors of a rank's file are, by name."""
+        check_inside(folder / TENSORS_FILE, self._run)
+        file = opened(folder / TENSORS_FILE, self._recent)
+        return {name: (file, place) for name, place in file.header()[1].items()}
 
 
 class _Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a pack's file."""
+    """The tensors of a pack: in a rank's file, or another's that holds the same."""
 
-    def __init__(self, file: Mapped, places: Mapping[str, Place]) -> None:
-        self._file, self._places = file, places
+    def __init__(self, places: Mapping[str, tuple[Mapped, Place]]) -> None:
+        self._places = places
 
     def source(self, entry: Mapping[str, Any]) -> PackedTensor:
         """The source of a tensor, given what is said of it."""
-        place, dtype, shape = self._places[entry["tensor"]], str(entry["dtype"]), shape_of(entry["shape"])
-        source = PackedTensor(self._file, place, dtype, shape, place.dtype)
+        (file, place), dtype, shape = self._places[entry["tensor"]], str(entry["dtype"]), shape_of(entry["shape"])
+        source = PackedTensor(file, place, dtype, shape, place.dtype)
         stored = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
         if place.shape != source.stored_shape or place.dtype.name != stored:
             raise ValueError(f"{entry['tensor']!r} is {place.dtype} {place.shape}, but {dtype} {shape} was recorded")
         return source
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._file.array(self._places[name])
+        file, place = self._places[name]
+        return file.array(place)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -21,8 +21,10 @@ import ml_dtypes
 import numpy as np
 
 from padiff.dump.files import bytes_of, write_all
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import parse_json, shape_of
 from padiff.errors import RunFolderError
+from padiff.records import Room
 
 #: The format's names of dtypes, and those of numpy's.
 DTYPES = {
@@ -48,7 +50,7 @@ _LARGEST_HEADER = 100_000_000
 _MOST_MAPPED = 4
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+def write_safetensors(path: AnyPath, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
     """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width."""
     header: dict[str, Any] = {"__metadata__": dict(about)}
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
@@ -62,6 +64,10 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], about: Mapp
         end += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if isinstance(path, RemotePath):
+        begin = len(text).to_bytes(8, "little") + text
+        path.write_bytes(b"".join((begin, *(bytes_of(array) for _, array in ordered))))
+        return
     with open(path, "wb", buffering=0) as file:
         write_all(file, len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
@@ -96,11 +102,12 @@ class Mapped:
             be. A report refers to the files of all steps; to have them open would be more than systems allow.
     """
 
-    __slots__ = ("_identity", "_map", "_recent", "path")
+    __slots__ = ("_descriptor", "_identity", "_map", "_recent", "path")
 
-    def __init__(self, path: Path, recent: deque[Mapped]) -> None:
+    def __init__(self, path: AnyPath, recent: deque[Mapped]) -> None:
         self.path, self._recent = path, recent
-        self._map: mmap.mmap | None = None
+        self._map: mmap.mmap | bytes | None = None
+        self._descriptor: _Descriptor | None = None
         self._identity: tuple[int, ...] | None = None
 
     def header(self) -> tuple[dict[str, str], dict[str, Place]]:
@@ -110,7 +117,7 @@ class Mapped:
             RunFolderError: it is missing or damaged.
         """
         try:
-            return _parse_header(self._mapped())
+            return _parse_header(self._content())
         except FileNotFoundError:
             raise RunFolderError(
                 f"{self.path} is missing: copy the whole run folder, or record the step again"
@@ -132,29 +139,65 @@ class Mapped:
             raise ValueError("the file was cut off")  # to look at what was there would end the process
         return np.frombuffer(mapped, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
 
+    def array_into(self, place: Place, room: Room) -> np.ndarray:
+        """`array`, read into memory of the room where that is large enough.
+
+        Raises:
+            OSError, ValueError: as there.
+        """
+        memory = room(place.size) if hasattr(os, "preadv") else None
+        if memory is None:
+            return self.array(place)
+        self._mapped()  # which looks whether it is still the same file
+        descriptor = self._descriptor
+        if descriptor is None:  # let go by another thread just now
+            return self.array(place)
+        if os.preadv(descriptor.number, [memory.data], place.start) != place.size:
+            raise ValueError("the file was cut off")
+        return memory.view(place.dtype).reshape(place.shape)
+
+    def let_go(self) -> None:
+        """Close the file; it is opened again if need be."""
+        self._map = self._descriptor = None
+
+    def _content(self) -> mmap.mmap | bytes:
+        return self._mapped()
+
     def _mapped(self) -> mmap.mmap:
         found = self._map
-        if found is None:
+        if not isinstance(found, mmap.mmap):
+            assert isinstance(self.path, Path)
             # Without waiting for whoever would write into a pipe.
-            descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-            try:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise ValueError("it is no plain file")
-                identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-                if self._identity not in (None, identity):
-                    raise ValueError("the step was recorded again")
-                self._identity = identity
-                found = self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+            descriptor = _Descriptor(os.open(self.path, flags))
+            status = os.fstat(descriptor.number)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is no plain file")
+            identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+            if self._identity not in (None, identity):
+                raise ValueError("the step was recorded again")
+            self._identity = identity
+            found = self._map = mmap.mmap(descriptor.number, 0, access=mmap.ACCESS_READ)
+            self._descriptor = descriptor
             self._recent.append(self)
             if len(self._recent) > _MOST_MAPPED:
-                self._recent.popleft()._map = None
+                self._recent.popleft().let_go()
         return found
 
 
-def _parse_header(data: mmap.mmap) -> tuple[dict[str, str], dict[str, Place]]:
+class _Descriptor:
+    """A file that is open for as long as this is used."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+def _parse_header(data: mmap.mmap | bytes) -> tuple[dict[str, str], dict[str, Place]]:
     length = int.from_bytes(data[:8], "little")
     if not 0 < length <= min(_LARGEST_HEADER, len(data) - 8):
         raise ValueError(f"a header of {length} bytes in a file of {len(data)}")

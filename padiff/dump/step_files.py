@@ -14,9 +14,11 @@ import numpy as np
 from padiff.dump.deduplication import Deduplication
 from padiff.dump.files import write_json, write_npy
 from padiff.dump.format import FOLDERS, SCHEMA_VERSION, SKETCHES_FILE, loop_layer, record_to_json, tree_to_json
+from padiff.dump.held_once import HeldOnce
 from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json
-from padiff.records import LOOP, Record, RunInfo, Sketched, Step, TensorSource
+from padiff.records import LOOP, PARAMETER_STAGES, Record, RunInfo, Sketched, Step, TensorSource
+from padiff.records.parts import SHARD
 
 #: Steps of many files, without a limit.
 PLAIN = Storage()
@@ -33,6 +35,7 @@ def write_dump(
     places: Mapping[str, tuple[str, str]] = FOLDERS,
     deduplication: Deduplication | None = None,
     final: Path | None = None,
+    once: HeldOnce | None = None,
 ) -> None:
     """Write one rank's records of one step: JSON trees and the tensors' files.
 
@@ -40,19 +43,29 @@ def write_dump(
         places: by stage, which JSON file and which folder of tensors; records of other stages are left out.
         deduplication: what was written before, to link to.
         final: what the folder will be called when the step is whole.
+        once: what other ranks have written of parameters, and of activations where layers are split, and need not be
+            written again.
     """
     files: dict[Hashable, str] = {}
     entries: dict[str, dict[str, list[dict[str, Any]]]] = {name: defaultdict(list) for name, _ in places.values()}
     for sub in {sub for _, sub in places.values()}:
         (folder / sub).mkdir(exist_ok=True)
 
+    # Partners in split layers see the same samples. Who shares out a batch would look for what no other rank has.
+    parts = (record.part for record in step.records)
+    together = any(part is not None and part.kind == SHARD and part.share < 0 for part in parts)
+
     def write(record: Record, name: str) -> None:
         array = record.value
+        if once is not None and (together or record.stage in PARAMETER_STAGES) and once.elsewhere(name, array):
+            return
         if deduplication is None or not deduplication.link(record, array, folder / name, (final or folder) / name):
             write_npy(folder / name, array)
 
     def write_traced(source: TensorSource, name: str) -> None:
-        write_npy(folder / name, source.read())
+        array = source.read()
+        if once is None or not together or not once.elsewhere(name, array):
+            write_npy(folder / name, array)
 
     trace: dict[str, Any] = {}
     with ThreadPoolExecutor(FILES_AT_ONCE, "padiff-files") as pool:
@@ -102,6 +115,8 @@ def write_dump(
                 write_npy(folder / sub / SKETCHES_FILE, np.stack(sketches))
         for writing in under_way:
             writing.result()
+    if once is not None:
+        once.write(folder)
     for json_file, by_layer in entries.items():
         write_json(
             folder / json_file,

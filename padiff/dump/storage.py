@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from padiff.dump import codecs
 from padiff.errors import UsageError
@@ -50,3 +50,13 @@ class Storage:
             raise UsageError("sketches are written into packed steps: leave pack=False away")
         packed = (sketches or bool(compression)) if pack is None else pack
         return cls(packed, compression, max_bytes, mixed=mixed and pack is None and not compression)
+
+    def in_store(self, pack: bool | None) -> Storage:
+        """The same for a run in a store, where a rank's step is one object: put at once, and whole or absent by that.
+
+        Raises:
+            UsageError: steps of many files were asked for.
+        """
+        if pack is False:
+            raise UsageError("in a store a step is one object, as with pack=True: leave pack=False away")
+        return replace(self, pack=True, mixed=False)

@@ -13,12 +13,12 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from padiff.dump.files import write_text
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import Mapped, Place
 from padiff.dump.traces import trace_key, trace_to_json
 from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text, shape_of
@@ -35,8 +35,14 @@ WITH_PARTS = 2
 
 _FIELDS = ["layer", "stage", "slot", "call", "type", "dtype", "shape", "recomputed", "kept_as", "place"]
 
-#: Files of structures that a run folder holds. (Ranks that write at the same time may make a few more.)
+#: Files of structures that the folder of a run of one process holds, and of several one more for each process more:
+#: where parameters are spread, each has a structure of its own. (Processes that write at the same time may make a few
+#: more.)
 MOST = 16
+
+# Structures of a run that a reader remembers: as many as a step of so many processes needs, at 2 MB each for a model of
+# 70 billion parameters. Taking them up again costs ten times what the rest of reading a step does.
+_REMEMBERED = 256
 
 #: The tensor that holds the structure of a step that says it itself.
 OWN = "structure"
@@ -48,10 +54,12 @@ class StructureWriter:
     Args:
         run: the run folder.
         compression: how the steps' tensors are compressed.
+        processes: how many record the run.
     """
 
-    def __init__(self, run: Path, compression: str) -> None:
+    def __init__(self, run: AnyPath, compression: str, processes: int = 1) -> None:
         self._run, self._compression = run, compression
+        self._most = MOST + processes - 1
         self._known: dict[Any, tuple[str, np.ndarray | None]] = {}
 
     def of(
@@ -91,7 +99,7 @@ class StructureWriter:
         path = folder / f"{name}.json"
         if not path.exists():
             folder.mkdir(exist_ok=True)
-            if sum(1 for _ in folder.glob("[!.]*.json")) >= MOST:
+            if sum(1 for _ in folder.glob("[!.]*.json")) >= self._most:
                 return "", np.frombuffer(zlib.compress(text.encode()), np.uint8)
             write_text(path, text)  # ranks write the same content: whichever comes last replaces it by itself
         return name, None
@@ -187,7 +195,7 @@ class StructureReader:
         run: the run folder.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: AnyPath) -> None:
         self._run = run
         self._known: dict[str, Structure] = {}
 
@@ -203,7 +211,7 @@ class StructureReader:
         if not re.fullmatch("[0-9a-f]{16}", name):
             raise ValueError(f"{name!r} is no name of a structure")
         if name not in self._known:
-            if len(self._known) >= 4:  # the same for most steps of a run
+            if len(self._known) >= _REMEMBERED:  # the same for most steps of a run
                 self._known.clear()
             self._known[name] = _read(self._run / STRUCTURES / f"{name}.json")
         return self._known[name]
@@ -214,7 +222,7 @@ def _name_of(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _read(path: Path) -> Structure:
+def _read(path: AnyPath) -> Structure:
     try:
         text = read_text(path)
         if _name_of(text) != path.stem:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from padiff.dump.format import fits_stored, from_stored
-from padiff.dump.npy import SMALL, read_plain
+from padiff.dump.fetching import shared
+from padiff.dump.format import fits_stored, from_stored, stored_dtype
+from padiff.dump.npy import SMALL, read_plain, read_plain_into
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import TensorFileError
-from padiff.records import TensorSource
+from padiff.records import Room, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFile(TensorSource):
     """A tensor source: one ``.npy`` file, read when asked."""
 
-    folder: Path
+    folder: AnyPath
     file: str
     dtype: str
     shape: tuple[int, ...]
@@ -41,7 +44,10 @@ class TensorFile(TensorSource):
         Raises:
             TensorFileError: missing, truncated, pickled, outside of the folder, or not of the recorded shape.
         """
-        array = read_plain(str(self.folder), self.file)
+        if isinstance(self.folder, RemotePath):
+            array: np.ndarray | None = self._fetched(self.folder)
+        else:
+            array = read_plain(str(self.folder), self.file)
         if array is None:
             array = self._read_thoroughly()
         if array.shape != self.shape:
@@ -50,11 +56,34 @@ class TensorFile(TensorSource):
             raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed")
         return from_stored(array, self.dtype)
 
+    def read_into(self, room: Room) -> np.ndarray:
+        """`read`, into memory of the room where that is large enough.
+
+        Raises:
+            TensorFileError: as there.
+        """
+        stored = stored_dtype(self.dtype)
+        if stored is not None and not isinstance(self.folder, RemotePath):
+            array = read_plain_into(room, str(self.folder), self.file, stored, self.shape)
+            if array is not None:
+                return from_stored(array, self.dtype)
+        return self.read()
+
+    def _fetched(self, run: RemotePath) -> np.ndarray:
+        return self._loaded(lambda: np.load(io.BytesIO(shared.read(run / self.file)), allow_pickle=False))
+
     def _read_thoroughly(self) -> np.ndarray:
         path = self._inside()
-        try:
+
+        def read() -> Any:
             with open_plain(path) as file:
-                array = _loaded(file)
+                return _loaded(file)
+
+        return self._loaded(read)
+
+    def _loaded(self, read: Callable[[], Any]) -> np.ndarray:
+        try:
+            array = read()
         except FileNotFoundError:
             raise self._error("is missing", "copy the whole run folder, or record the run again") from None
         except TensorFileError:
@@ -71,6 +100,7 @@ class TensorFile(TensorSource):
         return array
 
     def _inside(self) -> Path:
+        assert isinstance(self.folder, Path)
         if "\\" in self.file or PurePosixPath(self.file).is_absolute() or ".." in PurePosixPath(self.file).parts:
             raise self._error("leaves the run folder, and is not read", "do not use this run folder")
         path = self.folder / self.file

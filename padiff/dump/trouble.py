@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
+
+from padiff.dump.remote_path import AnyPath, RemotePath
 
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _READ_ONLY = {
@@ -17,8 +18,12 @@ _LOST = frozenset(
 )
 
 
-def explain(error: BaseException, folder: Path) -> tuple[str, str]:
+def explain(error: BaseException, folder: AnyPath) -> tuple[str, str]:
     """What went wrong, and what to do about it; both without a full stop."""
+    if isinstance(folder, RemotePath):
+        return str(error) or type(
+            error
+        ).__name__, "Check the address, the credentials and the network, or give another place"
     number = error.errno if isinstance(error, OSError) else None
     if number in _FULL:
         return (

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import RunFolderError
 
 #: Larger JSON files are refused; the trees of models with 100,000 layers are smaller.
@@ -22,13 +23,20 @@ _MOST_AXES = 64
 _DEEPEST = 16
 
 
-def check_inside(path: Path, root: Path) -> None:
+def check_inside(path: AnyPath, root: AnyPath) -> None:
     """Make sure that a path, with all links followed, lies in ``root``.
 
     Raises:
         RunFolderError: it does not, or is no path.
     """
-    try:  # the plain case, without the objects that paths are made of
+    if isinstance(path, RemotePath) or isinstance(root, RemotePath):  # a store has no links, and a key has no `..`
+        inside = isinstance(path, RemotePath) and f"{path}/".startswith(f"{root}/") and ".." not in path.key.split("/")
+        if not inside:
+            raise RunFolderError(f"{path} leaves {root}, and is not read: do not use this run")
+        return
+    if _without_links(os.fspath(path), os.fspath(root)):
+        return
+    try:  # without the objects that paths are made of
         inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
         if inner == outer or inner.startswith(outer + os.sep):
             return
@@ -42,6 +50,24 @@ def check_inside(path: Path, root: Path) -> None:
         raise RunFolderError(
             f"{path} leaves {root} by a link, and is not read. Open the folder that it leads to, or copy the run whole"
         )
+
+
+def _without_links(path: str, root: str) -> bool:
+    """Whether a path begins with ``root``, and nothing of the rest of it leads elsewhere: the plain case.
+
+    What ``root`` itself leads to is the same for both, and need not be looked at.
+    """
+    if os.name == "nt" or not path.startswith(root + os.sep):  # Windows has further links, which lstat does not tell
+        return False
+    at = root
+    try:
+        for part in path[len(root) + 1 :].split(os.sep):
+            at = f"{at}{os.sep}{part}"
+            if part in ("", ".", "..") or stat.S_ISLNK(os.lstat(at).st_mode):
+                return False
+    except (OSError, ValueError):  # not there (yet), or no path
+        return False
+    return True
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -61,7 +87,7 @@ def open_plain(path: Path) -> BinaryIO:
         raise
 
 
-def read_text(path: Path, largest: int = LARGEST_JSON) -> bytes:
+def read_text(path: AnyPath, largest: int = LARGEST_JSON) -> bytes:
     """The content of a plain file that may hold JSON.
 
     Args:
@@ -71,6 +97,11 @@ def read_text(path: Path, largest: int = LARGEST_JSON) -> bytes:
         OSError: it cannot be read.
         ValueError: it is something else, or too large.
     """
+    if isinstance(path, RemotePath):
+        text = path.store.get_range(path.key, 0, largest + 1)
+        if len(text) > largest:
+            raise ValueError(f"it has more than the {largest:,} bytes that are read at most")
+        return text
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > largest:

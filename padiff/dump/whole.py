@@ -7,18 +7,27 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from padiff.dump.format import STEPS
+from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_steps import absent_in, incomplete_in, put_rank
 
 
-def write_whole(final: Path, rank: int, ranks: int, write: Callable[[Path], None]) -> None:
+def write_whole(
+    final: AnyPath, rank: int, ranks: int, write: Callable[[Any], None], last: Callable[[Path], None] | None = None
+) -> None:
     """Write a rank's part of a folder aside; whoever comes last gives the folder its name.
 
     Args:
         final: what the folder will be called.
         rank, ranks: whose part it is, and of how many.
-        write: writes the part into a folder that is there.
+        write: writes the part into a folder that is there, beside those of the ranks that have written.
+        last: called by whoever comes last, with the folder that all have written, before others see it.
     """
+    if isinstance(final, RemotePath):
+        put_rank(final, rank, write)
+        return
     partial = final.with_name(f".{final.name}.partial")
     aside = partial / f".rank_{rank}"
     try:
@@ -44,6 +53,8 @@ def write_whole(final: Path, rank: int, ranks: int, write: Callable[[Path], None
         os.rename(partial, taken)
     except FileNotFoundError:
         return
+    if last is not None:
+        last(taken)
     if final.exists():
         # A folder can't be renamed onto a full one; the old one goes first, aside.
         old = final.with_name(f".{final.name}.old")
@@ -55,32 +66,39 @@ def write_whole(final: Path, rank: int, ranks: int, write: Callable[[Path], None
         os.rename(taken, final)
 
 
-def drop_whole(folder: Path) -> None:
+def drop_whole(folder: AnyPath) -> None:
     """Take a folder away, whole at once for whoever looks."""
+    if isinstance(folder, RemotePath):
+        folder.remove()
+        return
     gone = folder.with_name(f".{folder.name}.dropped")
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def absent_ranks(run: Path, ranks: int) -> list[int]:
+def absent_ranks(run: AnyPath, ranks: int) -> list[int]:
     """The ranks that do not record into a run folder now, and have written nothing of its steps."""
+    if isinstance(run, RemotePath):
+        return absent_in(run, ranks)
     there = {name.strip(".").split(".")[0] for name in names_in(run) if name.endswith(".lock")}
     for step in names_in(run / STEPS):
         there.update(name.lstrip(".") for name in names_in(run / STEPS / step))
     return [rank for rank in range(ranks) if f"rank_{rank}" not in there]
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder: AnyPath) -> list[str]:
     """What is in a folder; nothing if it is gone: while it is looked at, other ranks go on and rename theirs."""
     try:
-        return sorted(os.listdir(folder))
+        return folder.names() if isinstance(folder, RemotePath) else sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def incomplete_steps(run: Path) -> dict[int, list[int]]:
+def incomplete_steps(run: AnyPath) -> dict[int, list[int]]:
     """The steps of a run folder that not all ranks have written, each with the ranks that have."""
+    if isinstance(run, RemotePath):
+        return incomplete_in(run)
     found: dict[int, list[int]] = {}
     for partial in names_in(run / STEPS):
         digits, _, ending = partial[1:].partition(".")

@@ -18,8 +18,10 @@ from padiff.dump.deduplication import Deduplication
 from padiff.dump.files import write_json
 from padiff.dump.forks import own
 from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, SCHEMA_VERSION, STEPS, step_folder
+from padiff.dump.held_once import PACKED_FILE, REPLAY_FILE, HeldOnce, fold
 from padiff.dump.pack import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.replay_packs import room_of, write_pack
 from padiff.dump.step_files import PLAIN, run_to_json, write_dump
 from padiff.dump.storage import Storage
@@ -55,7 +57,7 @@ class RunWriter:
 
     def __init__(
         self,
-        path: Path,
+        path: AnyPath,
         info: RunInfo,
         *,
         rank: int = 0,
@@ -66,7 +68,7 @@ class RunWriter:
     ) -> None:
         if existing not in ("error", "resume", "overwrite"):
             raise UsageError(f"existing is 'error', 'resume' or 'overwrite', got {existing!r}")
-        self.path = Path(path)
+        self.path: AnyPath = path if isinstance(path, RemotePath) else Path(path)
         #: What ``run.json`` says; each step comes with what held when it was put.
         self._info = self._described = info
         #: What ``run.json`` says of the settings, where it has to stay: steps before refer to it. And what was put.
@@ -79,10 +81,12 @@ class RunWriter:
         self._deduplication = Deduplication(info)
         #: How many steps this process wrote, and their bytes; of one that is written again the last.
         self.written: dict[int, int] = {}
-        self._pack = PackWriter(self.path, self._deduplication, storage.compression) if storage.pack else None
+        self._pack = (
+            PackWriter(self.path, self._deduplication, storage.compression, info.world_size) if storage.pack else None
+        )
         self._error: BaseException | None = None
         self._failed = ""
-        self._queue: queue.Queue[_Waiting | None] = queue.Queue(maxsize=QUEUED_STEPS)
+        self._queue: queue.Queue[Waiting | None] = queue.Queue(maxsize=QUEUED_STEPS)
         try:
             self._lock = prepare(self.path, info, rank, existing)
             try:
@@ -106,7 +110,7 @@ class RunWriter:
         work = (weakref.ref(self), self._queue)
         self._thread = threading.Thread(target=_work, args=work, name="padiff-writer", daemon=True)
         self._thread.start()
-        self._ending = weakref.finalize(self, self._queue.put, None)
+        self._ending = weakref.finalize(self, _end_thread, self._queue)
         self._ending.atexit = False
         self._left = False
         own(self)
@@ -126,7 +130,7 @@ class RunWriter:
         if self._left:
             return
         self._raise_error()
-        if not self._replace and self._step_path(step.number).exists():
+        if not self._replace and self._is_there(step.number):
             raise WriterError(
                 f"step {step.number} stands in {self.path} already: two recorders write into one run folder, or a "
                 "step was ended twice. Give each run a folder of its own, or existing='resume' to replace steps"
@@ -134,7 +138,7 @@ class RunWriter:
         if self._kept is not None and not self._rank:
             settings = settings_delta(self._kept, settings_at(self._given, step.settings))
             step = replace(step, settings=settings)
-        self._queue.put((step, self._info, pack))
+        self._enqueue((step, self._info, pack))
 
     def describe(self, info: RunInfo) -> None:
         """Say anew what holds for all steps; written with the next step. Steps before keep their own tree of layers."""
@@ -212,7 +216,13 @@ class RunWriter:
             f"{remedy}; {goes_on}".replace(" ; ", " ")
         ) from error
 
-    def _step_path(self, number: int) -> Path:
+    def _is_there(self, number: int) -> bool:
+        return self._step_path(number).exists()
+
+    def _enqueue(self, waiting: Waiting) -> None:
+        self._queue.put(waiting)
+
+    def _step_path(self, number: int) -> AnyPath:
         return self.path / STEPS / step_folder(number)
 
     # -- the thread ----------------------------------------------------------------------------------------
@@ -221,22 +231,30 @@ class RunWriter:
         try:
             if self._error is None:
                 self._failed = f"step {step.number}"
-                self._lock.check()
-                if info is not self._described:
-                    if self._rank == 0:
-                        write_json(self.path / RUN_FILE, run_to_json(info))
-                    self._deduplication.follow(info)
-                    self._described = info
-                make_sketches(step)
-                self._write(step, pack)
+                self._store(step, info, pack)
                 self._failed = ""
                 if self._on_written is not None:
                     self._on_written(step)
         except BaseException as error:  # it reaches the loop at its next call
-            self._error = error
+            if not self._is_survived(error, step):
+                self._error = error
         finally:
             if self._on_done is not None:
                 self._on_done(step)
+
+    def _store(self, step: Step, info: RunInfo, pack: Pack | None) -> None:
+        self._lock.check()
+        if info is not self._described:
+            if self._rank == 0:
+                write_json(self.path / RUN_FILE, run_to_json(info))
+            self._deduplication.follow(info)
+            self._described = info
+        make_sketches(step)
+        self._write(step, pack)
+
+    def _is_survived(self, error: BaseException, step: Step) -> bool:
+        """Whether an error costs no more than the step."""
+        return False
 
     def _write(self, step: Step, pack: Pack | None) -> None:
         """Write aside, then rename: a step is whole or absent. Its pack is there before it is."""
@@ -249,11 +267,11 @@ class RunWriter:
         if pack is not None:
             place.parent.mkdir(exist_ok=True)
 
-            def write_its_pack(folder: Path) -> None:
-                write_pack(folder, pack)
+            def write_its_pack(folder: AnyPath) -> None:
+                write_pack(folder, pack, self._once(folder, REPLAY_FILE))
                 sizes.append(size_of(folder))
 
-            write_whole(place, step.rank, ranks, write_its_pack)
+            write_whole(place, step.rank, ranks, write_its_pack, fold if ranks > 1 else None)
         elif self._replace and place.exists():
             drop_whole(place)  # of the step that is recorded again
         if self._replace and (self.path / FLOORS).exists():
@@ -261,18 +279,26 @@ class RunWriter:
 
         packed = self._pack is not None and not (self._mixed and not _has_sketches(step))
 
-        def write_step(folder: Path) -> None:
+        def write_step(folder: AnyPath) -> None:
+            once = self._once(folder, PACKED_FILE if packed else "")
             if self._pack is not None and packed:
-                self._pack.write(folder, step)
+                self._pack.write(folder, step, once)
             else:
+                assert isinstance(folder, Path) and isinstance(final, Path)  # in a store all steps are packed
                 own = final / f"rank_{step.rank}"
-                write_dump(folder, self._described, step, deduplication=self._deduplication, final=own)
+                write_dump(folder, self._described, step, deduplication=self._deduplication, final=own, once=once)
             sizes.append(size_of(folder))
             if self._budget is not None:
                 self._budget.written(step, sizes[-1], sum(sizes[:-1]))
             self.written[step.number] = sum(sizes)
 
-        write_whole(final, step.rank, ranks, write_step)
+        write_whole(final, step.rank, ranks, write_step, fold if ranks > 1 else None)
+
+    def _once(self, folder: AnyPath, form: str) -> HeldOnce | None:
+        """What other ranks have written beside a folder; in a store they don't meet before they have put theirs."""
+        if self._described.world_size == 1 or not isinstance(folder, Path) or not isinstance(self.path, Path):
+            return None
+        return HeldOnce(self.path, folder.parent, self._rank, form)
 
     def _drop(self, number: int) -> None:
         """Take a step away, and its pack."""
@@ -286,10 +312,17 @@ def _has_sketches(step: Step) -> bool:
 
 
 #: What the thread is to write: a step, what holds for all of them, and its pack.
-_Waiting = tuple[Step, RunInfo, Pack | None]
+Waiting = tuple[Step, RunInfo, Pack | None]
 
 
-def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[_Waiting | None]) -> None:
+def _end_thread(steps: queue.Queue[Waiting | None]) -> None:
+    # Where a step is queued the thread finds that the writer is gone. To wait for room would be to wait for ever: it
+    # may be the thread itself that lets the writer go.
+    with contextlib.suppress(queue.Full):
+        steps.put_nowait(None)
+
+
+def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Waiting | None]) -> None:
     while True:
         waiting = steps.get()
         writer = owner()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from padiff.dump.files import write_json
 from padiff.dump.format import FINISHED_FILE, RUN_FILE
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import read_text
 
 ZOOM_FILE = "zoom.json"
@@ -16,6 +19,8 @@ SCHEMA_VERSION = 1
 
 # Larger than any request; what is larger is none.
 _LARGEST = 1 << 20
+# Seconds between two looks into a store.
+_BETWEEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Zoom:
     layers: frozenset[str]
 
 
-def ask(run: Path, zoom: Zoom) -> bool:
+def ask(run: AnyPath, zoom: Zoom) -> bool:
     """Leave a request in a run folder; returns whether a recorder may still see it.
 
     A folder that has ended, or that can't be written to, is left alone.
@@ -53,7 +58,7 @@ class Requests:
         run: the run folder.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: AnyPath) -> None:
         self._path = run / ZOOM_FILE
         # What lies there already was meant for a recorder before this one.
         self._seen = self._stamp()
@@ -61,17 +66,22 @@ class Requests:
 
     def due(self, step: int) -> frozenset[str]:
         """Layers whose full tensors are asked for in this due step; each request is answered once."""
-        stamp = self._stamp()
-        if stamp != self._seen:
-            self._seen = stamp
-            self._waiting = self._read()
+        self._look()
         if self._waiting is None or step < self._waiting.from_step:
             return frozenset()
         zoom, self._waiting = self._waiting, None
         return zoom.layers
 
-    def _stamp(self) -> tuple[int, int]:
+    def _look(self) -> None:
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            self._waiting = self._read()
+
+    def _stamp(self) -> Any:
         try:
+            if isinstance(self._path, RemotePath):
+                return self._path.store.version(self._path.key)
             status = os.stat(self._path, follow_symlinks=False)
         except OSError:
             return (0, 0)
@@ -86,3 +96,25 @@ class Requests:
             return Zoom(int(content["from_step"]), frozenset(str(path) for path in content["layers"]))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
+
+
+class StoreRequests(Requests):
+    """The requests that reach a recorder through a store, which is asked on a thread: the training does not wait."""
+
+    def __init__(self, run: RemotePath) -> None:
+        super().__init__(run)
+        self._asking: threading.Thread | None = None
+        self._asked = time.monotonic()
+
+    def _look(self) -> None:
+        asking = self._asking is not None and self._asking.is_alive()
+        if asking or time.monotonic() - self._asked < _BETWEEN:
+            return
+        self._asked = time.monotonic()
+        self._asking = threading.Thread(target=super()._look, name="padiff-zoom", daemon=True)
+        self._asking.start()
+
+
+def requests_of(run: AnyPath) -> Requests:
+    """The requests that reach the recorder of a run."""
+    return StoreRequests(run) if isinstance(run, RemotePath) else Requests(run)

@@ -13,7 +13,7 @@ from kit.records import toy_folder
 from padiff import compare_runs, open_run
 from padiff.errors import RunFolderError, UsageError
 from padiff.model.given_map import GivenMap
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def test_an_error_of_the_disk_reaches_the_loop_and_earlier_steps_stay(tmp_path):
     assert not list((tmp_path / "run").rglob(".rank_*"))
 
 
-def test_a_steps_folder_that_went_away_is_told(tmp_path):
+def test_a_steps_folder_that_went_away_is_reported(tmp_path):
     writer = RunWriter(tmp_path / "run", TREE)
     shutil.rmtree(tmp_path / "run" / "steps")
     (tmp_path / "run" / "steps").write_text("a file")
@@ -339,7 +339,7 @@ def test_a_folder_with_other_files_takes_a_run_beside_them(tmp_path):
     assert open_run(tmp_path).numbers() == [0] and (tmp_path / "hparams.yaml").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(RunFolderError, match=r"cannot make the run folder .*file/run"):
         RunWriter(tmp_path / "file" / "run", TREE)

@@ -1,4 +1,4 @@
-"""Paths with a scheme: refused at every door, and no folder `s3:` comes into being."""
+"""Paths with a scheme: runs may lie in some, all others are refused at every door; no folder `s3:` comes into being."""
 
 from __future__ import annotations
 
@@ -96,20 +96,33 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/run", Path("s3://bucket/run")], ids=["text", "path"])
-@pytest.mark.parametrize("door", DOORS)
-def test_every_door_refuses_it_and_says_what_to_do(door, path):
+LOCAL_ONLY = ["dump", "dump root", "callback's logdir", "log folder"]
+
+
+@pytest.mark.parametrize("path", ["ftp://bucket/run", Path("ftp://bucket/run")], ids=["text", "path"])
+@pytest.mark.parametrize("door", [door for door in DOORS if door not in LOCAL_ONLY])
+def test_every_door_refuses_a_scheme_that_runs_are_not_stored_under(door, path):
     enter, what = DOORS[door]
     with pytest.raises(UsageError) as reported:
         enter(path)
     text = str(reported.value)
-    assert text.startswith(f"{what}: padiff records to a local folder, and reads from local folders, got 's3:/")
+    assert text.startswith(f"{what}: runs are recorded to and read from local folders, and s3://, gs://, hdfs://")
     assert repr(str(path)) in text
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run", Path("s3://bucket/run")], ids=["text", "path"])
+@pytest.mark.parametrize("door", LOCAL_ONLY)
+def test_what_is_no_run_stays_on_this_machine(door, path):
+    enter, what = DOORS[door]
+    with pytest.raises(UsageError) as reported:
+        enter(path)
+    text = str(reported.value)
+    assert text.startswith(f"{what} has to be a local folder, got {str(path)!r}")
     assert "copy it" in text
 
 
 @pytest.mark.parametrize(
-    "arguments", [["show", "s3://bucket/run"], ["compare", "s3://bucket/a", "s3://bucket/b"], ["watch", "a", "b"]]
+    "arguments", [["show", "ftp://bucket/run"], ["compare", "ftp://bucket/a", "ftp://bucket/b"], ["watch", "a", "b"]]
 )
 def test_the_commands_refuse_it(arguments):
     logdir = ["--logdir", "s3://bucket/tb"] if arguments[0] == "watch" else []

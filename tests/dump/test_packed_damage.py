@@ -97,7 +97,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_file_is_told_by_its_name(tmp_path, toys, kind):
+def test_a_damaged_file_is_reported_by_its_name(tmp_path, toys, kind):
     folder = shutil.copytree(toys["plain"], tmp_path / "run")
     DAMAGE[kind](pack_of(folder))
     run = open_run(folder)

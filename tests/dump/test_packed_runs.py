@@ -10,7 +10,7 @@ import pytest
 from kit.records import info, linear, memory_run, plain, record, root, step, toy_info, toy_run, toy_steps, write_run
 
 import padiff
-from padiff.dump import RunWriter, open_run
+from padiff.dump import RunWriter, open_run, structures
 from padiff.dump.structures import MOST, STRUCTURES
 from padiff.errors import RunFolderError, WriterError
 
@@ -164,7 +164,7 @@ def test_each_of_two_ranks_may_have_structures_of_its_own(tmp_path):
             writer.flush()
     for writer in reversed(writers):
         writer.close()
-    assert len(list((tmp_path / "run" / STRUCTURES).iterdir())) == MOST
+    assert len(list((tmp_path / "run" / STRUCTURES).iterdir())) == MOST + 1  # one more for the second process
     for pair in zip(*given):
         found = open_run(tmp_path / "run").steps(pair[0].number)
         assert [bits(s.records[0].value) for s in found] == [bits(s.records[0].value) for s in pair]
@@ -181,3 +181,19 @@ def test_linear_layers_of_both_frameworks_lie_in_one_folder(tmp_path):
         )
         names.add(structure_of(folder).name)
     assert len(names) == 2
+
+
+def test_structures_of_many_processes_are_files_and_each_is_read_once(tmp_path, monkeypatch):
+    count = MOST + 4
+    writer = RunWriter(tmp_path / "run", info(*LAYERS, world_size=count), storage=PACKED)
+    for number in (0, 1):
+        for one in of_shapes(range(count)):
+            writer.put(replace(one, number=number, rank=one.number))
+    writer.close()
+    assert len(list((tmp_path / "run" / STRUCTURES).iterdir())) == count
+    read, whole = [], structures._read
+    monkeypatch.setattr(structures, "_read", lambda path: read.append(path) or whole(path))
+    run = open_run(tmp_path / "run")
+    for number in (0, 1):
+        assert [step.rank for step in run.steps(number)] == list(range(count))
+    assert len(read) == len(set(read)) == count

@@ -16,7 +16,7 @@ from kit.records import toy_folder
 
 from padiff import check_report, compare_runs, open_run
 from padiff.errors import PadiffError, RunFolderError, TensorFileError
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 
 @pytest.fixture

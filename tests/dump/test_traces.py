@@ -13,7 +13,7 @@ import padiff
 from padiff.dump.format import REPORT_FILE
 from padiff.errors import PadiffError
 from padiff.records import LOOP, NO_TRACE, Step
-from padiff_hooks.doctor.run_check import check_run
+from padiff_cli.doctor.run_check import check_run
 
 X = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
 FORMATS = {
@@ -157,7 +157,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_trace_is_told_and_the_rest_is_compared(kit, damage, tmp_path):
+def test_a_damaged_trace_is_reported_and_the_rest_is_compared(kit, damage, tmp_path):
     trained(kit, tmp_path / "run")
     DAMAGES[damage](tmp_path / "run")
     run = padiff.open_run(tmp_path / "run")
@@ -172,7 +172,7 @@ def test_a_damaged_trace_is_told_and_the_rest_is_compared(kit, damage, tmp_path)
     assert padiff.compare_runs(run, trained(kit)).passed
 
 
-def test_a_diff_is_told_even_where_its_trace_is_damaged(kit, tmp_path):
+def test_a_diff_is_reported_even_where_its_trace_is_damaged(kit, tmp_path):
     trained(kit, tmp_path / "run")
     forged(lambda trace: trace.__setitem__("calls", [{}]))(tmp_path / "run")
     kit.seed(0)

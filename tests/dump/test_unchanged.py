@@ -82,7 +82,7 @@ def test_a_moved_run_still_has_what_is_shared(kit, tmp_path):
     np.testing.assert_array_equal(weights(tmp_path / "copy")[3], was[3])
 
 
-def test_what_is_shared_and_lost_is_told(kit, tmp_path):
+def test_what_is_shared_and_lost_is_reported(kit, tmp_path):
     recorded(kit, tmp_path / "run", 4, pack=True)
     for file in (tmp_path / "run" / "shared").iterdir():
         file.unlink()

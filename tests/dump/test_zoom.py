@@ -169,7 +169,7 @@ def test_requests(tmp_path):
 
 
 def test_show_says_how_much_is_kept_as_sketches(kit, tmp_path, capsys):
-    from padiff_hooks.cli import main
+    from padiff_cli.main import main
 
     model = model_of(kit)
     optimizer = kit.sgd(model.parameters())

@@ -1,0 +1,51 @@
+"""Opening whatever a path leads to: a run, one of its steps, dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from padiff.dump.format import PARAMS_FILE, REPORT_FILE, RUN_FILE, STEPS
+from padiff.dump.local import run_folder
+from padiff.dump.names import names_of, neighbours_of, ranks_of
+from padiff.dump.pack import PACK_FILE
+from padiff.dump.read import DumpSeries, FolderRun, SingleDump
+from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_run import StoreRun
+from padiff.errors import RunFolderError
+
+
+def open_run(
+    path: str | AnyPath, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)
+) -> FolderRun | SingleDump | DumpSeries:
+    """Open a run folder, one step's folder of it, a dump folder (one that holds the JSON files itself), or a folder of
+    dump folders ``step_N``.
+
+    ``files`` are the JSON files to read of a dump folder, as far as they are there.
+
+    Raises:
+        RunFolderError: the path is none of these, or of another schema version; the message says what is there.
+        UsageError: it is no path, or one with a scheme that runs are not stored under (``ftp://``).
+    """
+    path = run_folder(path, "run")
+    if isinstance(path, RemotePath):
+        return StoreRun(path)
+    if not path.exists():
+        raise RunFolderError(f"there is no run folder {path}{neighbours_of(path)}")
+    if not path.is_dir():
+        raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
+    names_of(path)  # a folder that must not be read is no folder without a run
+    if (path / RUN_FILE).exists():
+        return FolderRun(path)
+    if any((path / name).exists() for name in (*files, REPORT_FILE, PARAMS_FILE, PACK_FILE)):
+        return SingleDump(path, [path], files)
+    if ranks_of(path):
+        return SingleDump(path, ranks_of(path), files)
+    if any(entry.name[5:].isdecimal() for entry in path.glob("step_*")):
+        return DumpSeries(path, files)
+    hint = ""
+    if (path / STEPS).is_dir():
+        hint = f" It has a folder '{STEPS}', so it was a run folder: its {RUN_FILE} is lost."
+    below = sorted(str(entry.parent.name) for entry in path.glob(f"*/{RUN_FILE}"))
+    if below:
+        hint = f" Below it there are run folders: {', '.join(below[:5])}."
+    raise RunFolderError(f"{path} is no run folder: it holds neither {RUN_FILE} nor {REPORT_FILE}.{hint}")

@@ -1,0 +1,167 @@
+"""Writing a run into a store. A store that fails or is slow costs records, and never the training."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import warnings
+from typing import Any
+
+from padiff.dump import exit_flush
+from padiff.dump.files import write_json
+from padiff.dump.format import FINISHED_FILE, SCHEMA_VERSION
+from padiff.dump.remote_path import RemotePath
+from padiff.dump.store import StoreError
+from padiff.dump.write import RunWriter, Waiting
+from padiff.errors import PadiffError, WriterError
+from padiff.records import RunInfo, Step
+from padiff.records.pack import Pack
+
+#: Seconds that a training waits for its store in all, over the whole run, while steps can't be queued.
+PATIENCE = 30.0
+#: Seconds in which a step is tried again, after so many more each time.
+RETRYING, PAUSES = 30.0, (0.5, 2.0, 5.0)
+#: Seconds that closing waits for what is still being written.
+CLOSING = 60.0
+# Steps that finished.json names where they are lost; of more there is the number.
+_NAMED = 1000
+
+
+class StoreWriter(RunWriter):
+    """A `RunWriter` for a run in a store.
+
+    A step that the store does not take, or that it has no time for, is left out: said once with a warning, and in
+    ``finished.json`` (``lost``). Steps after it are written again.
+    """
+
+    path: RemotePath
+
+    def __init__(self, path: RemotePath, info: RunInfo, **options: Any) -> None:
+        self._numbers: set[int] = set()
+        self._waited, self._why, self._said = 0.0, "", False
+        #: Steps that are lost, and how many.
+        self._lost: list[int] = []
+        self._count = 0
+        self._closing, self._answers = threading.Event(), True
+        self._done = options.get("on_done")
+        super().__init__(path, info, **options)
+
+    def flush(self) -> None:
+        """Wait until every queued step is written or lost, for `CLOSING` seconds at most."""
+        if self._left:
+            return
+        until = time.monotonic() + CLOSING
+        while self._queue.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.01)
+        self._say()
+        self._raise_error()
+
+    def close(self, finished: bool = True) -> None:
+        """Write what is queued, for `CLOSING` seconds at most, and end the thread."""
+        if self._left:
+            return
+        exit_flush.unregister(self)
+        try:
+            self._end(CLOSING)
+            self._raise_error()
+            if finished and not self._rank and self._answers:
+                self._finish()
+            self._say()
+        finally:
+            if self._answers:
+                self._lock.release()
+            else:
+                self._lock.abandon()  # not to wait for the store again
+
+    def _end(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        self._closing.set()
+        if self._thread.is_alive():
+            self._answers = False
+            self._lose(None, f"it was still being written {seconds:g} seconds after the training had ended")
+
+    def _finish(self) -> None:
+        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        if self._count:
+            content["lost"] = {"steps": sorted(self._lost), "count": self._count, "why": self._why}
+        try:
+            self._lock.check()
+            write_json(self.path / FINISHED_FILE, content)
+        except OSError as error:
+            self._answers = not isinstance(error, StoreError)
+            self._why = self._why or f"the note that the run has ended could not be written: {error}"
+
+    # -- called by the training loop -----------------------------------------------------------------------
+
+    def _is_there(self, number: int) -> bool:
+        # What others write is looked at under the lock: to ask the store takes the training's time.
+        there = number in self._numbers
+        self._numbers.add(number)
+        return there
+
+    def _enqueue(self, waiting: Waiting) -> None:
+        self._say()
+        begin = time.monotonic()
+        try:
+            self._queue.put(waiting, timeout=max(PATIENCE - self._waited, 1e-3))
+        except queue.Full:
+            self._lose(waiting[0], "the store takes steps more slowly than the training makes them")
+            if self._done is not None:
+                self._done(waiting[0])
+        self._waited += time.monotonic() - begin
+
+    def _say(self) -> None:
+        """Warn of what is lost, once, where the training's code sees it."""
+        if not self._why or self._said:
+            return
+        self._said = True
+        which = f"step {self._lost[0]} is" if self._lost else "something is"
+        warnings.warn(
+            f"padiff: {which} not in {self.path}: {self._why}. The training goes on, and so does recording; all steps "
+            f"that are left out are named in {FINISHED_FILE}",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _store(self, step: Step, info: RunInfo, pack: Pack | None) -> None:
+        """Write a step, again and again for some time if the store fails."""
+        until = time.monotonic() + RETRYING
+        for pause in (*PAUSES, None):
+            try:
+                super()._store(step, info, pack)
+                return
+            except PadiffError:
+                raise
+            except OSError:
+                if pause is None or time.monotonic() + pause > until or self._closing.wait(pause):
+                    raise
+
+    def _is_survived(self, error: BaseException, step: Step) -> bool:
+        if not isinstance(error, OSError) or isinstance(error, PadiffError) or not self._failed:
+            return False
+        self._failed = ""
+        self._lose(step, str(error) or type(error).__name__)
+        return True
+
+    def _lose(self, step: Step | None, why: str) -> None:
+        self._count += 1
+        if step is not None and len(self._lost) < _NAMED:
+            self._lost.append(step.number)
+        self._why = self._why or why
+
+    def end(self, seconds: float) -> None:
+        """Write what is queued, for so many seconds at most; nobody closed the recorder.
+
+        Raises:
+            WriterError: a step could not be written, or not in time.
+        """
+        super().end(seconds)
+        if self._count:
+            raise WriterError(f"{self._count} steps are not in {self.path}: {self._why}")
