@@ -1,27 +1,30 @@
 """What recording costs, as ratios within one run.
 
-For a ResNet-18 and a GPT-2 small, in torch and in paddle, interleaved in one process, the median seconds of a step
+For a ResNet-18 and a GPT-2 small, in torch and in paddle, interleaved in one process, the median of a step's seconds,
+by the processor's time of the whole process and by the clock
 
 * plain: no recording at all;
 * not due: inside ``padiff.record``, a step that is not due;
 * sketch: ``detail="sketch"``, every step;
-* full: full tensors of every step; packed: the same in one file for each step;
+* packed: full tensors of every step, in one file for each step; files: the same in a file for each tensor;
 * floor: the plain step, and then each tensor that a full step records copied by numpy and saved by ``np.save``, one
   after the other, into new files, in the loop.
 
 Beside them: bytes and files of a step, and how much more memory the process had at most.
 
     python benchmarks/recording.py [--models resnet18 gpt2] [--frameworks torch paddle] [--rounds 7] [--dir FOLDER]
-                                   [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6] [--growth]
+                                   [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6] [--threads 1]
+                                   [--growth] [--write]
 
-``--growth`` shows how a sketched step grows with layers and with the size of tensors.
+``--growth`` shows how a sketched step grows with layers and with the size of tensors. ``--write`` keeps the figures and
+writes the table of docs/performance.md, in both languages (`performance_page`).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
-import statistics
 import tempfile
 import threading
 import time
@@ -32,14 +35,16 @@ import numpy as np
 
 warnings.filterwarnings("ignore")
 
+import performance_page as pages
+
 import padiff
 
 NEVER = padiff.Schedule(steps=[10**9])
 KINDS = {
     "not due": {"every_n_steps": NEVER},
     "sketch": {"detail": "sketch"},
-    "full": {},
-    "packed": {"pack": True},
+    "packed": {"detail": "full", "pack": True},
+    "files": {"detail": "full", "pack": False},
 }
 
 
@@ -126,10 +131,11 @@ def _resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def seconds(call) -> float:
-    start = time.perf_counter()
+def seconds(call) -> np.ndarray:
+    """By the processor, of all threads, and by the clock."""
+    processor, clock = time.process_time(), time.perf_counter()
     call()
-    return time.perf_counter() - start
+    return np.array([time.process_time() - processor, time.perf_counter() - clock])
 
 
 def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, dict[str, float]]:
@@ -137,13 +143,13 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
     for _ in range(2):
         training.step()
     tensors = []
-    if "full" in kinds:
-        with padiff.record(training.model, optimizer=training.optimizer) as rec:
+    if {"packed", "files"} & {*kinds}:
+        with padiff.record(training.model, optimizer=training.optimizer, detail="full") as rec:
             training.step()
             rec.try_dump()
         tensors = [np.array(record.value) for record in rec.run.steps(0)[0].records]
         del rec
-    times: dict[str, list[float]] = {kind: [] for kind in ("plain", *kinds, "floor")}
+    times: dict[str, list[np.ndarray]] = {kind: [] for kind in ("plain", *kinds, "floor")}
     about: dict[str, dict[str, float]] = {kind: {} for kind in times}
     folder = Path(tempfile.mkdtemp(prefix="padiff-bench-", dir=args.dir))
     try:
@@ -166,14 +172,20 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
         shutil.rmtree(folder, ignore_errors=True)
     for kind, found in times.items():
         if found:
-            about[kind]["seconds"] = statistics.median(found)
+            about[kind]["seconds"], about[kind]["by the clock"] = np.median(found, axis=0)
             # Each round beside its own plain step: the machine's moods cancel.
-            about[kind]["ratio"] = statistics.median(a / b for a, b in zip(found, times["plain"]))
+            ratios = [a / b for a, b in zip(found, times["plain"])]
+            about[kind]["ratio"], about[kind]["clock ratio"] = np.median(ratios, axis=0)
+            if tensors and kind in ("packed", "files"):
+                costs = zip(found, times["floor"], times["plain"])
+                about[kind]["of numpy"], about[kind]["of numpy by the clock"] = np.median(
+                    [(a - plain) / np.maximum(floor - plain, 1e-9) for a, floor, plain in costs], axis=0
+                )
     about["floor"]["tensors"] = len(tensors)
     return about
 
 
-def _recorded(training, folder: Path, steps: int, options) -> float:
+def _recorded(training, folder: Path, steps: int, options) -> np.ndarray:
     """Seconds of a step, until the last one is on the disk; opening a run, which is done once, is not counted."""
     with padiff.record(training.model, folder, optimizer=training.optimizer, **options) as rec:
 
@@ -201,18 +213,98 @@ def _floor(training, tensors: list[np.ndarray], folder: Path) -> None:
 
 def show(title: str, about: dict[str, dict[str, float]]) -> None:
     plain = about["plain"]["seconds"]
-    print(f"{title}: plain step {plain * 1e3:.0f} ms", flush=True)
+    clock = about["plain"]["by the clock"]
+    print(f"{title}: plain step {plain * 1e3:.0f} ms of the processor, {clock * 1e3:.0f} ms by the clock", flush=True)
     for kind, found in about.items():
         if "seconds" not in found or kind in ("plain", "floor"):
             continue
-        text = f"  {kind:8} / plain  {found['ratio']:6.3f}"
+        text = f"  {kind:8} / plain  {found['ratio']:6.3f} (by the clock {found['clock ratio']:.3f})"
         if found.get("files"):
             text += f"   {found['bytes'] / 1e6:9.2f} MB in {found['files']:4.0f} files a step"
             text += f", {found['memory'] / 1e6:6.0f} MB more memory"
-        if kind in ("full", "packed") and "seconds" in about["floor"]:
-            floor = (found["seconds"] - plain) / max(about["floor"]["seconds"] - plain, 1e-9)
-            text += f"; cost / numpy's copy and np.save  {floor:.2f}"
+        if "of numpy" in found:
+            text += f"; cost / numpy's copy and np.save  {found['of numpy']:.2f}"
+            text += f" (by the clock {found['of numpy by the clock']:.2f})"
         print(text, flush=True)
+
+
+#: A row of the page: the framework, the model, the size of a picture.
+ROWS = (("torch", "resnet18", 64), ("torch", "resnet18", 224), ("torch", "gpt2", 64))
+ROWS += tuple(("paddle", *row[1:]) for row in ROWS)
+_MODELS = {
+    ("resnet18", pages.ENGLISH): "ResNet-18, {size} x {size}",
+    ("resnet18", pages.CHINESE): "ResNet-18，{size} x {size}",
+    ("gpt2", pages.ENGLISH): "GPT-2 small, 64 tokens",
+    ("gpt2", pages.CHINESE): "GPT-2 small，64 个 token",
+}
+_HEAD = {
+    pages.ENGLISH: (
+        "step / plain step",
+        "plain, ms of the processor",
+        "not due",
+        "sketch",
+        "sketch, by the clock",
+        "MB a step",
+        "packed full tensors / numpy's copy and save, ext4",
+        "the same, tmpfs",
+    ),
+    pages.CHINESE: (
+        "step / 普通 step",
+        "普通 step，处理器时间 ms",
+        "不录制的 step",
+        "摘要",
+        "摘要，按时钟",
+        "每个 step 的 MB",
+        "打包的完整张量 / numpy 的拷贝与保存，ext4",
+        "同左，tmpfs",
+    ),
+}
+_SAID = {
+    pages.ENGLISH: "Measured on {where}, which others used at the same time; frameworks on one thread; processor time, "
+    "the writer's thread included, where nothing else is said. Each figure is the range over up to {most} runs, each "
+    "the median of its rounds.",
+    pages.CHINESE: "测量环境：{where}，同时有其他人使用；框架使用一个线程；除注明外均为处理器时间，包括写入线程。"
+    "每个数字是最多 {most} 次运行的范围，每次取各轮的中位数。",
+}
+
+
+def file_system(folder: str) -> str:
+    """What kind of file system a folder is on."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    path = Path(folder).resolve()
+    return max((len(at), kind) for at, kind in mounts if path.is_relative_to(at))[1]
+
+
+def figures(name: str, model: str, size: int, about: dict[str, dict[str, float]], on: str) -> dict[str, float]:
+    """What is kept of a measurement, whose runs were written to this kind of file system."""
+    row = f"{name} {model} {size if model == 'resnet18' else 64}"
+    found = {f"{row} plain": about["plain"]["seconds"] * 1e3}
+    for kind in about:
+        for what in ("ratio", "clock ratio", "of numpy", "of numpy by the clock"):
+            if kind in KINDS and what in about[kind]:
+                where = f" {on}" if what.startswith("of numpy") else ""
+                found[f"{row} {kind} {what}{where}"] = float(about[kind][what])
+    if "sketch" in about and about["sketch"].get("files"):
+        found[f"{row} sketch MB"] = about["sketch"]["bytes"] / 1e6
+    return found
+
+
+def block(language: str, kept: pages.Figures) -> str:
+    """The table of the page."""
+    rows = []
+    for name, model, size in ROWS:
+        row = f"{name} {model} {size}"
+        if f"{row} plain" not in kept.values:
+            continue
+        title = _MODELS[model, language].format(size=size)
+        of = ("plain", 0), ("not due ratio", 2), ("sketch ratio", 2), ("sketch clock ratio", 2), ("sketch MB", 2)
+        cells = [
+            kept.text(f"{row} {what}", language, digits)
+            for what, digits in (*of, ("packed of numpy ext4", 2), ("packed of numpy tmpfs", 2))
+        ]
+        rows.append([f"{name}{'，' if language == pages.CHINESE else ', '}{title}", *cells])
+    said = _SAID[language].format(where=kept.measured_on(language), most=pages.MOST)
+    return pages.table(_HEAD[language], rows) + "\n\n" + said
 
 
 def growth(name: str, args: argparse.Namespace) -> None:
@@ -235,11 +327,19 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of a framework (default: 1; several wait for each other by turning round, which counts as work)",
+    )
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--dir", help="where to write; the file system matters (default: the temporary folder)")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--write", action="store_true", help="keep the figures, and write them into the pages")
     args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before a framework is imported
     for name in args.frameworks:
         if args.growth:
             growth(name, args)
@@ -247,6 +347,11 @@ def main() -> None:
         for model in args.models:
             about = measure(TRAININGS[name](model, args), args, args.kinds)
             show(f"{name}, {model}, batch {args.batch}, medians of {args.rounds} x {args.steps} steps", about)
+            if args.write:
+                kept = pages.keep(
+                    "recording", figures(name, model, args.size, about, file_system(args.dir or tempfile.gettempdir()))
+                )
+                pages.write("recording", lambda language, kept=kept: block(language, kept))
 
 
 if __name__ == "__main__":

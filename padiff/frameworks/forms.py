@@ -23,6 +23,7 @@ class Form(NamedTuple):
         first: bytes from the first element to the first block.
         shape: of the memory that is looked at: one axis, or blocks.
         chosen, kind, dtype, lengths: as `padiff.sketches.sketch.Cut` has them; the last one is its shape.
+        nbytes: of the tensor.
     """
 
     typestr: str
@@ -32,6 +33,11 @@ class Form(NamedTuple):
     kind: Kind
     dtype: str
     lengths: tuple[int, ...]
+    nbytes: int
+
+    def cut_of(self, memory: Any) -> Cut:
+        """The sample of a tensor, given what numpy reads its memory of (``__array_interface__``)."""
+        return new_cut((np.asarray(memory), self.chosen, self.kind, self.dtype, self.lengths))
 
 
 def form_of(of_numpy: np.dtype[Any], dtype: str, shape: tuple[int, ...]) -> Form:
@@ -41,9 +47,10 @@ def form_of(of_numpy: np.dtype[Any], dtype: str, shape: tuple[int, ...]) -> Form
         of_numpy: numpy's dtype of its elements.
         dtype: what a record calls it.
     """
-    size, calculated = math.prod(shape), arithmetic(of_numpy)
+    size, width, calculated = math.prod(shape), of_numpy.itemsize, arithmetic(of_numpy)
     if size <= ELEMENTS:
-        return Form(of_numpy.str, 0, (size,), None, (size, calculated), dtype, shape)
+        return Form(of_numpy.str, 0, (size,), None, (size, calculated), dtype, shape, size * width)
     first, rows = block_rows(size)
     blocks = (size - first) // BLOCK, BLOCK
-    return Form(of_numpy.str, first * of_numpy.itemsize, blocks, rows, (ELEMENTS, calculated), dtype, shape)
+    kind = ELEMENTS, calculated
+    return Form(of_numpy.str, first * width, blocks, rows, kind, dtype, shape, size * width)

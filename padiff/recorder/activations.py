@@ -9,12 +9,14 @@ from typing import Any
 from padiff.frameworks.base import Framework
 from padiff.frameworks.hooking import Handle
 from padiff.recorder.calls import Call
+from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import FULL, NOTHING
 from padiff.recorder.interrupts import Interrupts
+from padiff.recorder.known import OutputSite
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer
-from padiff.recorder.seen_tensors import GradientSite, SeenTensor, SeenTensors
-from padiff.recorder.taken import Taken
+from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
+from padiff.recorder.taken import Sampled, Taken
 
 
 class Activations:
@@ -38,7 +40,7 @@ class Activations:
         self._records = records
         self._on_gradient = framework.hooks.on_gradient
         self._levels, self._interrupts, self._tensors = levels, interrupts, tensors
-        self._times: dict[GradientSite, int] = {}
+        self._times: dict[OutputSite, int] = {}
         self._leaf_handles: list[Handle] = []
         self._closed = False
 
@@ -47,7 +49,7 @@ class Activations:
         level = self._levels[call.node.path, "input"]
         if level == NOTHING:
             return
-        taken = self._records.take(tensor, level)
+        taken = self._records.copier.take(tensor, level)
         self._records.write(call.node, "input", slot, taken, call.number, call.training)
         if not isinstance(taken, Left):
             with suppress(Exception):  # what is not known again is copied again
@@ -55,11 +57,13 @@ class Activations:
 
     def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:
         """Record a tensor that a call gave, and from now on its gradient. Returns what is known of it now."""
-        path = call.node.path
-        level = self._levels[path, "forward"]
-        backward = self._levels[path, "backward"] != NOTHING
+        node, levels = call.node, self._levels
+        path = node.path
+        level = levels[path, "forward"]
+        backward = levels[path, "backward"] != NOTHING
         if level == NOTHING and not backward:
             return None
+        site = self._records.known.output(path, type(node.layer).__name__, slot, call.number, call.training)
         try:
             seen = self._tensors.of(tensor)
             if not seen.followed:
@@ -71,22 +75,23 @@ class Activations:
                     self._leaf_handles.append(handle)
                 seen.followed = True
         except Exception as error:
-            self._records.write(call.node, "forward", slot, Left.because(error), call.number, call.training)
+            self._records.write(node, "forward", slot, Left.because(error), call.number, call.training)
             return None
         if backward:
-            site = path, type(call.node.layer).__name__, slot, call.number, call.training
-            # One object for all steps: a large model's would keep the collector busy.
-            seen.sites += (self._records.known.gradients.setdefault(site, site),)
+            seen.sites = seen.sites + site.alone if seen.sites else site.alone
         if level == NOTHING or call.recomputed:
             return seen
         taken = seen.full if level == FULL else seen.sketched
         if taken is None:
-            taken = self._records.take(tensor, level)
+            taken = self._records.copier.take(tensor, level)
             if level == FULL:
                 seen.full = taken
             else:
                 seen.sketched = taken
-        self._records.write(call.node, "forward", slot, taken, call.number, call.training)
+        if isinstance(taken, Sampled):
+            site.forward = self._records.write_sample(site.forward, site, "forward", taken)
+        else:
+            self._records.write(node, "forward", slot, taken, call.number, call.training)
         return seen
 
     def _gradient(self, seen: SeenTensor, gradient: Any) -> None:
@@ -101,16 +106,18 @@ class Activations:
         copies: dict[str, Taken | Left] = {}
         records, times = self._records, self._times
         for site in seen.sites:
-            path, kind, slot, call, training = site
-            level = self._levels[path, "backward"]
+            level = self._levels[site.path, "backward"]
             taken = copies.get(level)
             if taken is None:
-                taken = copies[level] = records.take(gradient, level)
+                taken = copies[level] = records.copier.take(gradient, level)
             again = times.get(site, 0)
             times[site] = again + 1
+            if isinstance(taken, Sampled) and not again:
+                site.backward = records.write_sample(site.backward, site, "backward", taken)
+                continue
             # A second backward through the same graph is a quantity of its own.
-            name = f"{slot}@{again}" if again else slot
-            records.write_at(path, kind, "backward", name, taken, call, training)
+            name = f"{site.slot}@{again}" if again else site.slot
+            records.write_at(site.path, site.kind, "backward", name, taken, site.call, site.training)
 
     def detach(self) -> None:
         """Take the hooks off that would outlive the graph."""

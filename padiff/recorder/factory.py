@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from padiff.dump.remote_path import AnyPath
 from padiff.recorder.doctor_recorder import VARIABLE, DoctorRecorder
 from padiff.recorder.options import Identity, RecordOptions, Scope, Target, check_names, group
 from padiff.recorder.session import Recorder
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def record(model: Any, dir_path: str | Path | None = None, **options: Unpack[RecordOptions]) -> Recorder:
+def record(model: Any, dir_path: str | AnyPath | None = None, **options: Unpack[RecordOptions]) -> Recorder:
     """Record a training loop: ``with padiff.record(model, "runs/torch", optimizer=optimizer) as rec: ...``
 
     Args:
         model: a torch Module or a paddle Layer; or what ``create_model`` made, whose lists and layer map hold where
             none are given here.
-        dir_path: the run folder; `None` keeps the steps in memory, as ``rec.run``.
+        dir_path: the run folder, or a place in a store (``s3://bucket/run``); `None` keeps the steps in
+            memory, as ``rec.run``.
         options: each is described in `padiff.recorder.options.RecordOptions`.
 
     Raises:
@@ -32,7 +33,7 @@ def record(model: Any, dir_path: str | Path | None = None, **options: Unpack[Rec
 
 
 def recorder_of(
-    model: Any, dir_path: str | Path | None = None, replay_of: str | None = None, **options: Any
+    model: Any, dir_path: str | AnyPath | None = None, replay_of: str | None = None, **options: Any
 ) -> Recorder:
     """As `record`; ``replay_of`` is the identity of the run whose packed steps are done again."""
     # A replay compares what it has recorded: the doctor would have it recorded elsewhere.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-from padiff.dump.zoom import Requests
+from padiff.dump.remote_path import AnyPath
+from padiff.dump.zoom import Requests, requests_of
 from padiff.model.selection import Node
 from padiff.recorder.detail import AUTO, FULL, SKETCH, SMALL, WITHIN, Detail
 from padiff.recorder.schedule import Schedule
@@ -85,10 +85,10 @@ class LevelsOfSteps:
         self._usual, self._kept = Levels(detail), Levels(detail, auto=_KEPT)
         self._wanted = self._first = self.functions = functions
 
-    def listen(self, run: Path | None) -> None:
+    def listen(self, run: AnyPath | None) -> None:
         """From now on, look in the run folder for requests for full tensors."""
         if run is not None and (self._detail.sketches or self._wanted):
-            self._requests = Requests(run)
+            self._requests = requests_of(run)
 
     def begin(self, owned: float, spent: float) -> None:
         """The model owns so many bytes of parameters and buffers, and the run that is gone on with has so many."""

@@ -24,9 +24,10 @@ from padiff.frameworks.losses import ClipCall, LossCall
 from padiff.model.nested import flatten
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call
+from padiff.recorder.copying import COPYING, LevelOf
 from padiff.recorder.detail import NOTHING
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer
+from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.taken import OnItsWay, Taken
 from padiff.records import LOOP
@@ -116,7 +117,7 @@ class Losses:
 
     def wants(self) -> bool:
         """Whether a call that begins now may be one that counts."""
-        if self._records.copying or self._framework.hooks.recomputing():
+        if COPYING.now or self._framework.hooks.recomputing():
             return False
         # Another thread may evaluate.
         return threading.get_ident() in self._threads and self._counts()
@@ -186,7 +187,7 @@ class Losses:
         if self._levels[LOOP, "grad"] != NOTHING:
             number = self._calls["clip_grad_norm", True]
             self._calls["clip_grad_norm", True] += 1
-            taken = self._records.take_later(norm)
+            taken = self._records.copier.take_later(norm)
             self._records.loop("grad", "clip_grad_norm().0", taken, number)
 
     def stepped(self) -> None:
@@ -214,7 +215,7 @@ class Losses:
             if taken is not None:
                 self._records.loop("loss", f"{call.function}().input.{role}", taken, number, training)
         for slot, tensor in outputs[:1]:
-            taken = self._records.take_later(tensor)
+            taken = self._records.copier.take_later(tensor)
             self._records.loop("loss", slot, taken, number, training)
             if trains:
                 self._seen.append(_Seen(len(self._records), taken, weakref.ref(tensor)))
@@ -224,12 +225,12 @@ class Losses:
         if tensors.dtype(tensor).startswith(_INTEGERS) or (
             role in ("weight", "pos_weight") and tensor.numel() <= _SMALL
         ):
-            return self._records.take_later(tensor)
+            return self._records.copier.take_later(tensor)
         known = self._tensors.taken(tensor, level)
         if known is not None:
             return known
         # Lists that leave the model's own output out leave out what is made of it.
-        return self._records.take(tensor, level) if self._nodes[0].path in self._chosen else None
+        return self._records.copier.take(tensor, level) if self._nodes[0].path in self._chosen else None
 
     # -- settings ------------------------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class Losses:
         facts: dict[str, Any] = {"function": call.function, **call.settings}
         for name, tensor in call.weights.items():
             if len(self._framework.tensors.shape(tensor)) <= 1:
-                facts[name] = _digest(self._records.copy(tensor))
+                facts[name] = _digest(self._records.copier.copy(tensor))
         self._set[tuple(facts.items())] = None
 
     @property
@@ -259,7 +260,7 @@ class Losses:
     @property
     def last_begun(self) -> float | None:
         """The value at which backward began last, where that is not what a loss function gave; else `None`."""
-        return float(self._records.copy(self._elsewhere[-1]).reshape(())) if self._elsewhere else None
+        return float(self._records.copier.copy(self._elsewhere[-1]).reshape(())) if self._elsewhere else None
 
     def finish(self, micro_batches: int, loss_scale: float) -> None:
         """Record the loss of each micro-batch where nobody else has, and it is known: each has one, a scalar, that
@@ -277,7 +278,7 @@ class Losses:
         """Whether backward began at these losses times the scale."""
         if scale == 1 or len(self._elsewhere) != len(seen) or any(each.backwards for each in seen):
             return False
-        began = [float(self._records.copy(tensor).reshape(())) for tensor in self._elsewhere]
+        began = [float(self._records.copier.copy(tensor).reshape(())) for tensor in self._elsewhere]
         values = [float(each.taken.source.read().reshape(())) for each in seen if not isinstance(each.taken, Left)]
         return all(math.isclose(one, scale * value, rel_tol=_SCALED) for one, value in zip(began, values))
 

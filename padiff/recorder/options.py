@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.recorder.detail import AUTO, Detail
 from padiff.recorder.schedule import Schedule
@@ -107,7 +107,7 @@ class Target:
         dir_path: the run folder; `None` for memory.
     """
 
-    dir_path: str | Path | None = None
+    dir_path: str | AnyPath | None = None
     pack: bool | None = None
     compression: str = ""
     max_bytes: float | None = None

@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.dump.budget import size_of
 from padiff.dump.format import STEPS
-from padiff.dump.local import local_folder
+from padiff.dump.local import run_folder
+from padiff.dump.remote_path import RemotePath
+from padiff.dump.remote_write import StoreWriter
 from padiff.dump.storage import Storage
+from padiff.dump.store import StoreError
 from padiff.dump.write import RunWriter
 from padiff.errors import UnwritableFolderError, WriterError
 from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
+from padiff.recorder.copying import SMALL_BYTES, SMALL_SHARE, Copier
 from padiff.recorder.detail import Detail
 from padiff.recorder.known import Known
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
-from padiff.recorder.record_buffer import SMALL_BYTES, SMALL_SHARE, RecordBuffer
+from padiff.recorder.record_buffer import RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
 from padiff.records.pack import Pack
 from padiff.sketches.samples import Samples
@@ -61,7 +65,9 @@ class Output:
         self._storage = Storage.of(
             target.pack, target.compression, target.max_bytes, detail.sketches, mixed=detail.automatic
         )
-        self.folder = None if target.dir_path is None else local_folder(target.dir_path, "dir_path")
+        self.folder = None if target.dir_path is None else run_folder(target.dir_path, "dir_path")
+        if isinstance(self.folder, RemotePath):
+            self._storage = self._storage.in_store(target.pack)
         self.run: MemoryRun | None = None
         self.sink: Sink | None = None
         self.active = True
@@ -87,18 +93,22 @@ class Output:
         if self.folder is None:
             self.run = self.sink = MemoryRun(info, self._storage.max_bytes)
             return
+        options: dict[str, Any] = {
+            "rank": rank,
+            "storage": self._storage,
+            "existing": self._target.existing,
+            "on_written": self._target.on_written,
+            "on_done": self.pool.recycle,
+        }
         try:
-            writer = RunWriter(
-                self.folder,
-                info,
-                rank=rank,
-                storage=self._storage,
-                existing=self._target.existing,
-                on_written=self._target.on_written,
-                on_done=self.pool.recycle,
-            )
+            writer: RunWriter
+            if isinstance(self.folder, RemotePath):
+                writer = StoreWriter(self.folder, info, **options)
+            else:
+                writer = RunWriter(self.folder, info, **options)
         except UnwritableFolderError as error:
-            if self._target.on_error == "raise":
+            # A store that does not answer is none that was named wrongly: it costs records only.
+            if self._target.on_error == "raise" and not isinstance(error.__cause__, StoreError):
                 raise
             self.active = False
             warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=4)
@@ -111,7 +121,7 @@ class Output:
         limit = self._storage.max_bytes
         room = SMALL_BYTES if limit is None else min(SMALL_BYTES, limit * SMALL_SHARE)
         samples = Samples(empty, take_back, framework.tensors.fetch, self._counts)
-        return RecordBuffer(framework, empty, samples, self._known, room)
+        return RecordBuffer(Copier(framework, empty, samples, room), self._known)
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Hand something on to the sink. Returns whether that went well.

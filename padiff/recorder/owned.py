@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from padiff.frameworks.base import Framework
 from padiff.frameworks.spreading import Held
 from padiff.model.selection import Node
+from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import SKETCH
 from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left
-from padiff.recorder.record_buffer import LevelOf
-from padiff.recorder.taken import Sampled
 from padiff.records.alike import Site
 from padiff.records.parts import Part
 from padiff.sketches.sketch import Cut
@@ -194,34 +193,27 @@ class Owned:
             self._of_weights = self._made(about, known)
         return self._of_weights
 
-    def stepped_sites(
-        self, places: Sequence[int], calls: Sequence[int], gradients: Sequence[Sampled], known: Known
-    ) -> list[Site]:
-        """The sites of gradients and updates, in turn.
+    def stepped_sites(self, places: Sequence[int], calls: Sequence[int], known: Known) -> list[Site]:
+        """The sites of gradients that are as their parameters, and of updates, in turn.
 
         Args:
             places, calls: whose, and which of its steps within the step.
-            gradients: what was copied of the gradients.
         """
-        cuts = [self._cuts[place] for place in places]
-        alike = True
-        for cut, each in zip(cuts, gradients):
-            alike = alike and cut is not None and each.shape == cut.shape and each.dtype == cut.dtype
         key = tuple(places), tuple(calls)
-        kept = self._of_steps.get(key) if alike and self._of_weights is not None else None
+        kept = self._of_steps.get(key)
         if kept is None:
             about: list[About] = []
-            for place, call, each, cut in zip(places, calls, gradients, cuts):
+            for place, call in zip(places, calls):
+                cut = self._cuts[place]
                 assert cut is not None
-                about.append(("grad", place, each.dtype, each.shape, call))
+                about.append(("grad", place, cut.dtype, cut.shape, call))
                 # The difference of two neighbours in 16 bits is kept in more.
                 dtype = "float32" if cut.view.dtype.itemsize < WIDE else cut.dtype
                 about.append(("update", place, dtype, cut.shape, call))
             kept = self._made(about, known)
-            if alike and self._of_weights is not None:
-                if len(self._of_steps) >= _MOST:  # ever other parameters take part
-                    self._of_steps.clear()
-                self._of_steps[key] = kept
+            if len(self._of_steps) >= _MOST:  # ever other parameters take part
+                self._of_steps.clear()
+            self._of_steps[key] = kept
         return kept
 
     def _made(self, about: Sequence[About], known: Known) -> list[Site]:

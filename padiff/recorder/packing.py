@@ -23,6 +23,7 @@ from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
 from padiff.recorder.batches import Batches
 from padiff.recorder.calls import Call
+from padiff.recorder.copying import COPYING
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
@@ -192,7 +193,7 @@ class Packing:
     def wants(self) -> bool:
         """Whether a call of dropout belongs to the step: it is made by the model's code, and for the first time."""
         hooks = self._framework.hooks
-        return bool(self._running) and not self._records.copying and not hooks.recomputing()
+        return bool(self._running) and not COPYING.now and not hooks.recomputing()
 
     def begins(self) -> None:
         """A call of dropout begins."""
@@ -212,11 +213,11 @@ class Packing:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is called inside is not the model's."""
-        before, RecordBuffer.copying = RecordBuffer.copying, True
+        before, COPYING.now = COPYING.now, True
         try:
             yield
         finally:
-            RecordBuffer.copying = before
+            COPYING.now = before
 
     def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
         """A call of dropout has ended."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from padiff.recorder.detail import NOTHING, SKETCH
+from padiff.recorder.copying import LevelOf
+from padiff.recorder.detail import NOTHING
+from padiff.recorder.gradients import Batch, Copies, Gradients
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.owned import WIDE, LastOwned, Owned, Owner
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer
+from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.taken import Sampled, Taken, Whole
-from padiff.records.parts import Part
 
 # How many parameters are looked at to see whether something stepped, or holds gradients.
 _LOOKED_AT = 8
@@ -23,21 +23,6 @@ _ELEMENTS = 4096
 _EXCHANGED = "the optimizer steps with another tensor than the one that the layer was called with"
 _UNHEARD = "FSDP reduces them out of sight, and they were cleared before the step ended: give record() the optimizer"
 _SHARDED = "they are spread over the processes, and nothing here tells which part of each this one holds"
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Samples of all that is owned, taken at once; by its places.
-
-    Attributes:
-        numbers: the samples.
-        shapes: of the tensors then.
-        trains: which are parameters that an optimizer may change.
-    """
-
-    numbers: list[int]
-    shapes: list[tuple[int, ...]]
-    trains: list[bool]
 
 
 class Parameters:
@@ -74,8 +59,9 @@ class Parameters:
         #: What the parameters that train were before the step, by identity: or where samples of all were taken at once,
         #: these.
         self._before: dict[int, Taken] = {}
-        self._batch: _Batch | None = None
-        self._consumed: dict[int, Taken | Left | None] = {}
+        self._batch: Batch | None = None
+        self._copies = Copies(records, self._framework)
+        self._consumed = Gradients(records, self._framework, self._copies, levels)
         self._sums: dict[int, Taken | Left] = {}
         #: Which had gradients of which nothing is kept.
         self._unseen: set[int] = set()
@@ -124,7 +110,7 @@ class Parameters:
         """Go on with other layers; nothing was recorded yet."""
         self._nodes, self._owning = layers.nodes, layers.owning
         self.__dict__.pop("_owned", None)
-        self._consumed = {key: taken for key, taken in self._consumed.items() if key in self._owners}
+        self._consumed.keep(self._owners.keys())
 
     def trainable(self) -> list[tuple[int, Any]]:
         """The parameters that a backward gives gradients, with their identities."""
@@ -172,13 +158,14 @@ class Parameters:
         """Record a sample of each at once. Whether that could be done: all are plain memory of the CPU."""
         owned, records = self._owned, self._records
         cuts = owned.cuts()
-        first = records.sample(cuts)
+        first = records.copier.sample(cuts)
         if first is None:
             return False
         numbers = list(range(first, first + len(cuts)))
         records.write_all(owned.weight_sites(records.known), numbers)
         shapes = [cut.shape for cut in cuts if cut is not None]
-        self._batch = _Batch(numbers, shapes, owned.training())
+        dtypes = [cut.dtype for cut in cuts if cut is not None]
+        self._batch = Batch(numbers, dtypes, shapes, owned.training())
         return True
 
     def _snapshot_of(self, key: int) -> None:
@@ -236,33 +223,7 @@ class Parameters:
         self._stepped = True
         if self._late:
             self.snapshot()
-        unknown, together, cuts = set(), [], []
-        owned, levels = self._owned, self._levels
-        index, owners, transposed, cut_of = owned.index, owned.owners, owned.transposed, self._tensors.cut
-        for parameter, gradient in self._owned.apart(pairs):
-            if gradient is None:
-                continue
-            key = parameter if isinstance(parameter, int) else id(parameter)
-            place = index.get(key)
-            if place is None:
-                unknown.add(key)
-                continue
-            level = levels[owners[key].node.path, "grad"]
-            whole = level == SKETCH and owned.parts[place] is None
-            cut = cut_of(gradient, transposed[place]) if whole else None
-            if cut is None:
-                self._consumed[key] = self._take(key, level, gradient) if level != NOTHING else None
-            else:
-                self._consumed[key] = None  # for the order
-                together.append((key, gradient))
-                cuts.append(cut)
-        first = self._records.sample(cuts)
-        for k, (key, gradient) in enumerate(together):
-            if first is None:  # one by one it is said which could not be copied
-                self._consumed[key] = self._take(key, SKETCH, gradient)
-                continue
-            is_transposed = owned.transposed[owned.index[key]]
-            self._consumed[key] = Sampled(cuts[k].dtype, cuts[k].shape, self._records.samples, first + k, is_transposed)
+        unknown = self._consumed.consume(self._owned, pairs, self._batch)
         if unknown:
             self._note_exchanged(unknown)
         if id(optimizer) not in self._rates_seen:
@@ -302,28 +263,7 @@ class Parameters:
         return self._levels[self._owners[key][0].path, stage]
 
     def _take(self, key: int, level: str, tensor: Any = None) -> Taken | Left:
-        """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
-        owned = self._owned
-        place = owned.index[key]
-        parameter, part = owned.tensors[place], owned.parts[place]
-        if part is not None:
-            return self._take_part(parameter if tensor is None else tensor, part, level, owned.transposed[place])
-        if self._records.resolved(parameter, level) != SKETCH:
-            return self._records.take(parameter if tensor is None else tensor, level)
-        is_transposed = owned.transposed[place]
-        if tensor is not None:
-            return self._records.take(tensor, SKETCH, is_transposed)
-        cut = owned.cuts([place])
-        first = self._records.sample(cut)
-        if first is None or cut[0] is None:
-            return self._records.take(parameter, SKETCH, is_transposed)
-        return Sampled(cut[0].dtype, cut[0].shape, self._records.samples, first, is_transposed)
-
-    def _take_part(self, tensor: Any, part: Part, level: str, turned: bool) -> Taken | Left:
-        """Copy what this process holds of a parameter, or of a tensor like it."""
-        if self._framework.spread.is_spread(tensor):
-            return self._records.take(tensor, level, turned)  # a gradient may be spread in another way
-        return self._records.take_part(tensor, part, level, turned)
+        return self._copies.take(self._owned, key, level, tensor)
 
     def _record(self, keys: Iterable[int]) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records."""
@@ -332,7 +272,7 @@ class Parameters:
             return
         self._leave_batch()
         for key in keys:
-            taken = self._consumed.pop(key)
+            taken = self._consumed.pop(key, self._owned)
             node, slot, tensor = self._owners[key][:3]
             call = self._steps[key]
             self._steps[key] += 1
@@ -354,29 +294,30 @@ class Parameters:
         owned, records, batch = self._owned, self._records, self._batch
         if batch is None:
             return False
+        gradients = self._consumed.alike(keys, batch)
+        if gradients is None:
+            return False
         places = [owned.index[key] for key in keys]
-        gradients = [self._consumed[key] for key in keys]
         cuts = owned.cuts(places)
-        for place, taken, cut in zip(places, gradients, cuts):
-            if cut is None or not isinstance(taken, Sampled):
+        for place, cut in zip(places, cuts):
+            if cut is None or not batch.trains[place]:
                 return False
-            if not batch.trains[place] or cut.shape != batch.shapes[place]:
+            if cut.shape != batch.shapes[place] or cut.dtype != batch.dtypes[place]:
                 return False
-        first = records.sample(cuts)
+        first = records.copier.sample(cuts)
         if first is None:
             return False
         before = [batch.numbers[place] for place in places]
         after = range(first, first + len(places))
-        difference = records.samples.differences(after, before)
+        difference = records.copier.samples.differences(after, before)
         calls = [self._steps.get(key, 0) for key in keys]
-        taken_before = [each for each in gradients if isinstance(each, Sampled)]
-        sites = owned.stepped_sites(places, calls, taken_before, records.known)
-        numbers: list[int] = []
-        for k, (key, place) in enumerate(zip(keys, places)):
-            numbers += (taken_before[k].number, difference + k)
-            batch.numbers[place] = first + k
-            del self._consumed[key]
-            self._steps[key] = calls[k] + 1
+        sites = owned.stepped_sites(places, calls, records.known)
+        numbers = [0] * (2 * len(places))
+        numbers[::2], numbers[1::2] = gradients, range(difference, difference + len(places))
+        for key, place, call, number in zip(keys, places, calls, after):
+            batch.numbers[place] = number
+            self._steps[key] = call + 1
+        self._consumed.forget(keys)
         records.write_all(sites, numbers)
         return True
 
@@ -389,7 +330,7 @@ class Parameters:
             if batch.trains[place]:
                 dtype, is_transposed = self._tensors.dtype(owner.tensor), self._owned.transposed[place]
                 self._before[key] = Sampled(
-                    dtype, batch.shapes[place], self._records.samples, batch.numbers[place], is_transposed
+                    dtype, batch.shapes[place], self._records.copier.samples, batch.numbers[place], is_transposed
                 )
 
     def _take_what_is_there(self) -> None:
@@ -401,13 +342,13 @@ class Parameters:
             level = self._level(key, "grad")
             if level == NOTHING:
                 if gradient is not None or key in self._unseen:
-                    self._consumed[key] = None  # its update is recorded
+                    self._consumed.put(key, None)  # its update is recorded
                 continue
             taken = None if gradient is None else self._take(key, level, gradient)
             if taken is None or taken.zero:
                 taken = self._sums.get(key, taken)  # cleared already
             if taken is not None:
-                self._consumed[key] = taken
+                self._consumed.put(key, taken)
             elif owner.held is not None and not owner.held.heard:
                 self._records.left_out.add(owner.node.path, _UNHEARD, training=True, what="gradient")
         self._sums.clear()

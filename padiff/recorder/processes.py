@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.whole import absent_ranks
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
@@ -49,7 +49,7 @@ class OtherRanks:
         given: whether the number of processes was given by the caller, and is not to be doubted.
     """
 
-    def __init__(self, framework: Framework, folder: Path | None, rank: int, world_size: int, given: bool) -> None:
+    def __init__(self, framework: Framework, folder: AnyPath | None, rank: int, world_size: int, given: bool) -> None:
         self._framework, self._folder, self._given = framework, folder, given
         self._rank, self._world_size = rank, world_size
         self._handed_on = 0

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from padiff.dump.local import run_folder
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.recorder.schedule import Schedule
 
@@ -25,7 +27,13 @@ def unwrapped(
     return model.padiff_model, white_list, black_list, model.padiff_layer_map if layer_map is None else layer_map
 
 
-def check_as_made(per_step: Any, dir_path: Any, schedule: Schedule, folder: Path | None) -> None:
+def _is_one(given: Any, folder: AnyPath | None) -> bool:
+    if isinstance(folder, Path):
+        return Path(given).absolute() == folder.absolute()
+    return folder is not None and run_folder(given, "dir_path") == folder
+
+
+def check_as_made(per_step: Any, dir_path: Any, schedule: Schedule, folder: AnyPath | None) -> None:
     """Whether the arguments of a proxy's ``try_dump`` say what a recorder was made with.
 
     Raises:
@@ -33,7 +41,7 @@ def check_as_made(per_step: Any, dir_path: Any, schedule: Schedule, folder: Path
     """
     if isinstance(per_step, (str, Path)):
         per_step, dir_path = None, per_step
-    if dir_path is not None and (folder is None or Path(dir_path).absolute() != folder.absolute()):
+    if dir_path is not None and not _is_one(dir_path, folder):
         raise UsageError(
             f"try_dump: this recorder {f'writes to {folder}' if folder else 'keeps its steps in memory'}, not in "
             f"{dir_path}: give the folder to padiff.record(model, dir_path)"

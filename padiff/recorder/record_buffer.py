@@ -2,85 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from padiff.frameworks.base import Framework
-from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
-from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
-from padiff.recorder.known import Known
+from padiff.recorder.copying import Copier
+from padiff.recorder.known import Known, OutputSite
 from padiff.recorder.left_out import Left, LeftOut
-from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
+from padiff.recorder.taken import OnItsWay, Sampled, Taken
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
 from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
-from padiff.records.parts import PARTIAL, Part
-from padiff.sketches.parts import own_of
-from padiff.sketches.samples import Empty, Samples
-from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
-
-#: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured, of 107
-#: faults in small nets: 97 are proven where the first step has such tensors whole, 45 where it has sketches.
-SMALL_ELEMENTS = ELEMENTS
-#: Bytes of small tensors that are kept of a step, those that come first. Chosen: some 2,000 of the largest (a ResNet-18
-#: has 0.1 MB).
-SMALL_BYTES = 32 << 20
-#: And which share of what a run may become, where that has a limit: the first step stays for as long as the run does.
-SMALL_SHARE = 1 / 8
-
-
-class LevelOf(Protocol):
-    """How much is kept of a layer's tensors, by its path and the stage."""
-
-    def __getitem__(self, key: tuple[str, str], /) -> str: ...
-
-
-class _Everything:
-    def __getitem__(self, key: tuple[str, str], /) -> str:
-        return FULL
-
-
-#: Full tensors everywhere.
-EVERYTHING: LevelOf = _Everything()
+from padiff.records.parts import Part
 
 
 class RecordBuffer:
     """The records of a step so far, each with whether the model was in training mode.
 
     Args:
-        framework: whose tensors they are.
-        empty: where memory for copies comes from.
-        samples: what keeps the samples that sketches are made of.
-        room: bytes of small tensors that are kept where sketches are kept of others.
+        copier: makes the copies.
+        known: what is known from the steps before.
 
     Attributes:
-        within: bytes that are still kept in full of tensors of the level `WITHIN`.
-        copying: whether a tensor is being copied just now, by whichever recorder: what that calls is not the model's.
+        copier: likewise.
         left_out: what could not be copied.
     """
 
-    copying: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        framework: Framework,
-        empty: Empty = np.empty,
-        samples: Samples | None = None,
-        known: Known | None = None,
-        room: float = SMALL_BYTES,
-    ) -> None:
-        self._tensors, self._spread = framework.tensors, framework.spread
-        self._empty, self._room, self.within = empty, room, math.inf
-        self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
+    def __init__(self, copier: Copier, known: Known | None = None) -> None:
+        self.copier, self._samples = copier, copier.samples
         self.known = Known() if known is None else known
         #: Of each record so far: what it is; the number of its sample, and where that is `NO_SAMPLE`, its source.
         self._sites: list[Site] = []
         self._numbers: list[int] = []
         self._sources: dict[int, TensorSource] = {}
-        self._later: list[Awaited] = []
         self.left_out = LeftOut()
 
     def __len__(self) -> int:
@@ -90,128 +44,6 @@ class RecordBuffer:
         """Forget everything."""
         # Not cleared: the step that was made of them has them.
         self._sites, self._numbers, self._sources = [], [], {}
-        self._later.clear()
-
-    def copy(self, tensor: Any) -> np.ndarray:
-        """The tensor's values as they are now."""
-        RecordBuffer.copying = True
-        try:
-            return self._tensors.copy(tensor, self._empty)
-        finally:
-            RecordBuffer.copying = False
-
-    def resolved(self, tensor: Any, level: str) -> str:
-        """`FULL` or `SKETCH` where that depends on the tensor's size, and on what was kept so far."""
-        if level != SMALL:
-            return level
-        try:
-            small = self._room > 0 and math.prod(self._tensors.shape(tensor)) <= SMALL_ELEMENTS
-        except Exception:  # of a kind that has no shape; `take` says what to make of it
-            small = False
-        return FULL if small else SKETCH
-
-    def _fits(self, tensor: Any) -> bool:
-        """Whether there is room for all of a tensor."""
-        try:
-            return math.prod(self._tensors.shape(tensor)) * int(tensor.element_size()) <= self.within
-        except Exception:  # of a kind that has no shape; copying it says what to make of it
-            return True
-
-    def take(self, tensor: Any, level: str, transposed: bool = False) -> Taken | Left:
-        """The tensor's values as they are now, or a sample of them (of the transposed), as the level asks for."""
-        tensors, samples = self._tensors, self.samples
-        RecordBuffer.copying = True
-        try:
-            if self._spread.is_spread(tensor):
-                tensor, part = self._spread.local(tensor)
-                if part is not None:
-                    return self._take_part(tensor, part, level, transposed)
-            if level == SMALL and self.resolved(tensor, level) == FULL:
-                array = tensors.copy(tensor, self._empty)
-                self._room -= array.nbytes
-                return Whole(tensors.dtype(tensor), array.shape, array)
-            if level == WITHIN:
-                if self._fits(tensor):
-                    array = tensors.copy(tensor, self._empty)
-                    self.within -= array.nbytes
-                    return Whole(tensors.dtype(tensor), array.shape, array)
-                self.within = 0.0  # what comes later does not get what this one has not
-            if level == FULL:
-                array = tensors.copy(tensor, self._empty)
-                return Whole(tensors.dtype(tensor), array.shape, array)
-            cut = tensors.cut(tensor, transposed)
-            if cut is not None:
-                return Sampled(cut.dtype, cut.shape, samples, samples.add_all((cut,)), transposed)
-            dtype, values = tensors.dtype(tensor), tensors.sample(tensor, transposed)
-            number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
-            return Sampled(dtype, tensors.shape(tensor), samples, number, transposed)
-        except Exception as error:
-            # There are more kinds of tensors than anybody knows: whatever goes wrong, the training goes on.
-            return Left.because(error)
-        finally:
-            RecordBuffer.copying = False
-
-    def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> Taken | Left:
-        """`take`, of a part of a tensor that is spread over processes; ``transposed`` is said of the whole."""
-        RecordBuffer.copying = True
-        try:
-            return self._take_part(tensor, part, level, transposed)
-        except Exception as error:
-            return Left.because(error)
-        finally:
-            RecordBuffer.copying = False
-
-    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken:
-        tensors = self._tensors
-        name, shape = tensors.dtype(tensor), tensors.shape(tensor)
-        if not part.fits(shape):
-            raise UncopiedError(f"a part {shape} at {part.offset} does not lie in a tensor {part.shape}")
-        if level == SMALL:
-            # By the whole's size: all processes have to keep the same of a tensor.
-            level = FULL if part.size <= SMALL_ELEMENTS else SKETCH
-        if level == WITHIN:
-            fits = math.prod(shape) * int(tensor.element_size()) <= self.within
-            level = FULL if fits else SKETCH
-            self.within = self.within - math.prod(shape) * int(tensor.element_size()) if fits else 0.0
-        # What is kept of terms beside their projections does not tell what that of their sum is.
-        if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
-            array = tensors.copy(tensor, self._empty)
-            return Whole(name, array.shape, array, part=part)
-        own = own_of(part.shape, part.offset, shape, transposed)
-        values = tensors.elements(tensor, own.elements)
-        return Sampled(name, shape, self.samples, self.samples.add_part(values, own), transposed, part=part)
-
-    def take_later(self, tensor: Any) -> Taken | OnItsWay | Left:
-        """The tensor's values as they are now, all of them; from another device they come when the step is over."""
-        if self._tensors.device(tensor) == "cpu" or self._spread.is_spread(tensor):
-            return self.take(tensor, FULL)
-        RecordBuffer.copying = True
-        try:
-            shape = self._tensors.shape(tensor)
-            with self._tensors.without_grad():
-                source = Awaited(tensor.detach().reshape([-1]).clone(), shape)
-            self._later.append(source)
-            return OnItsWay(self._tensors.dtype(tensor), shape, source)
-        except Exception as error:
-            return Left.because(error)
-        finally:
-            RecordBuffer.copying = False
-
-    def sample(self, cuts: Sequence[Cut | None]) -> int | None:
-        """Samples from where the memory of tensors is: the number of the first, which the others follow. `None` where
-        that can't be done: one of them is none.
-        """
-        if not cuts or None in cuts:
-            return None
-        RecordBuffer.copying = True
-        try:
-            return self.samples.add_all(cuts)  # type: ignore[arg-type]
-        except MemoryError:
-            raise
-        except Exception:  # one by one it is said which
-            return None
-        finally:
-            RecordBuffer.copying = False
 
     def write(self, node: Node, stage: str, slot: str, taken: Taken | Left, call: int, training: bool = True) -> None:
         """Write down what was copied, or that it was not."""
@@ -230,6 +62,31 @@ class RecordBuffer:
         else:
             site = Site(path, kind, stage, slot, taken.dtype, tuple(taken.shape), call, training, False, taken.part)
             self._put(site, taken.source)
+
+    def write_sample(self, last: Site | None, at: OutputSite, stage: str, taken: Sampled) -> Site:
+        """Write down a sample, and return what it was recorded as.
+
+        Args:
+            last: what the one before it was recorded as, in the step before: the same, as a rule.
+        """
+        alike = last is not None and last.dtype == taken.dtype and last.shape == taken.shape
+        if last is None or not alike or last.transposed is not taken.transposed or last.part != taken.part:
+            site = Site(
+                at.path,
+                at.kind,
+                stage,
+                at.slot,
+                taken.dtype,
+                taken.shape,
+                at.call,
+                at.training,
+                taken.transposed,
+                taken.part,
+            )
+            last = self.known.site(site)
+        self._sites.append(last)
+        self._numbers.append(taken.number)
+        return last
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
         """Write down samples, given what they are: sites that `Known.site` gave."""
@@ -283,20 +140,13 @@ class RecordBuffer:
             self._sources = {at + (at >= place): other for at, other in self._sources.items()}
             end = place
         number = NO_SAMPLE
-        if isinstance(source, Sketched) and source.sample is not None and source.sample[0] is self.samples:
+        if isinstance(source, Sketched) and source.sample is not None and source.sample[0] is self._samples:
             number = source.sample[1]
             site = site._replace(transposed=source.transposed)
         else:
             self._sources[end] = source
         self._sites.insert(end, self.known.site(site))
         self._numbers.insert(end, number)
-
-    def fetch(self) -> None:
-        """Begin to bring over what is still on another device: all of it at once."""
-        self.samples.fetch()
-        if self._later:
-            Transfer(list(self._later), self._tensors)
-            self._later.clear()
 
     def records(self, training_only: bool, recomputed: frozenset[str]) -> tuple[Record, ...]:
         """The records, in the order in which they came.
@@ -316,7 +166,7 @@ class RecordBuffer:
                     site.layer,
                     site.stage,
                     site.slot,
-                    sketched(self.samples, number, site.dtype, site.shape, site.transposed, site.part)
+                    sketched(self._samples, number, site.dtype, site.shape, site.transposed, site.part)
                     if other is None
                     else other,
                     site.dtype,
@@ -354,7 +204,7 @@ class RecordBuffer:
         numbers: list[int] = []
         others: dict[int, TensorSource] = {}
         for place, taken in enumerate(traced):
-            if isinstance(taken, Sampled) and taken.samples is self.samples:
+            if isinstance(taken, Sampled) and taken.samples is self._samples:
                 dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
                 numbers.append(taken.number)
             elif taken is None:
@@ -375,4 +225,4 @@ class RecordBuffer:
         if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
             pattern = Pattern(self._sites, self._numbers, sites, numbers, made())
             self.known.pattern = pattern, calls
-        return (*alike(pattern, self.samples, self._sources, others), pattern.calls)
+        return (*alike(pattern, self._samples, self._sources, others), pattern.calls)

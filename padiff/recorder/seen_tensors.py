@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from padiff.frameworks.base import Framework
 from padiff.recorder.detail import FULL
+from padiff.recorder.known import OutputSite
 from padiff.recorder.left_out import Left
 from padiff.recorder.taken import Taken
-
-#: Where a gradient is recorded: the layer's path and class, the slot, the call and whether in training mode.
-GradientSite = tuple[str, str, str, int, bool]
 
 # How many of the last ones are looked at for one that a tensor is a view of.
 _LAST = 16
 
 
-@dataclass(slots=True)
 class SeenTensor:
     """A tensor seen in forward: its copies, and every site at which it was seen unchanged.
 
@@ -35,14 +31,16 @@ class SeenTensor:
         number: in the step's trace; -1: it is not in it.
     """
 
-    alive: weakref.ref[Any]
-    version: int
+    # Defaults of the class: one is made for each tensor of each step, and most of them stay so.
     full: Taken | Left | None = None
     sketched: Taken | Left | None = None
     traced: Taken | Left | None = None
-    sites: tuple[GradientSite, ...] = ()
-    followed: bool = False
-    number: int = -1
+    sites: tuple[OutputSite, ...] = ()
+    followed = False
+    number = -1
+
+    def __init__(self, alive: weakref.ref[Any], version: int) -> None:
+        self.alive, self.version = alive, version
 
     @property
     def best(self) -> Taken | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +28,7 @@ from padiff.recorder.processes import OtherRanks
 from padiff.recorder.proxies import check_as_made, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.settings import DeclaredSettings
+from padiff.recorder.under_way import UnderWay
 from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
@@ -39,7 +39,7 @@ from padiff.system.switches import say
 _of_the_parent: list[Any] = []
 
 
-class Recorder:
+class Recorder(UnderWay):
     """Records the training of one model; made by `record`, used in a ``with``.
 
     ``try_dump()`` ends a step. A loop with a host of its own (a callback) uses `open`, `attach`, `detach`,
@@ -61,6 +61,7 @@ class Recorder:
     def __init__(
         self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None
     ) -> None:
+        super().__init__()
         warn_of_older()
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
@@ -83,9 +84,6 @@ class Recorder:
         self._replays, self._functions = replay_of is not None, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
         self._owned = LastOwned()
-        self._capture: Capture | None = None
-        #: The capture of the step before, whose hooks are still on for the step under way.
-        self._hooked: Capture | None = None
         self._claim: Claim | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
@@ -140,26 +138,6 @@ class Recorder:
         self._dumped = True
         return self.end_step(go_on=True)
 
-    def log_loss(self, loss: Any) -> None:
-        """Record the loss of a micro-batch: a number, or a tensor of one element. Costs nothing if not due."""
-        if self._capture is not None:
-            self._capture.log_loss(loss)
-
-    def log_batch(self, inputs: Any, labels: Any = None) -> None:
-        """Log the batch that begins, for a replay pack, if the recorder can't see it. Costs nothing in steps
-        without one.
-
-        The recorder sees what the model is called with, and what the framework's loss functions outside of it are
-        called with.
-
-        Args:
-            inputs: what the model is called with: a tuple, by position; a mapping, by name; or one tensor.
-            labels: what else the loss takes: a tuple, one tensor, or a mapping as the one label. Default: what loss
-                functions are called with.
-        """
-        if self._capture is not None and self._capture.packing is not None:
-            self._capture.packing.give(inputs, labels)
-
     # -- for hosts -----------------------------------------------------------------------------------------
 
     @property
@@ -171,47 +149,6 @@ class Recorder:
     def _packed(self) -> bool:
         """Whether a pack is kept of the step under way."""
         return self._packs is not None and self._packs.due(self.step)
-
-    @property
-    def micro_batch(self) -> int | None:
-        """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
-        return None if self._capture is None else self._capture.micro_batch
-
-    @contextmanager
-    def unheard(self) -> Iterator[None]:
-        """What is called inside is not recorded."""
-        if self._capture is None:
-            yield
-            return
-        with self._capture.unheard():
-            yield
-
-    @property
-    def recorded_anything(self) -> bool:
-        """Whether there is anything of the step under way."""
-        return self._capture is not None and not self._capture.empty
-
-    @property
-    def running(self) -> list[str]:
-        """Paths of the layers whose calls are under way in a step that is recorded, the outermost first."""
-        return [] if self._capture is None else self._capture.running
-
-    def give_batch(self, batch: Any) -> None:
-        """A host hands over the batch that begins; after `attach`."""
-        if self._capture is not None and self._capture.packing is not None:
-            self._capture.packing.give_whole(batch)
-
-    def carried(self, micro_batches: int) -> None:
-        """A host begins the step under way anew, with the gradients of so many micro-batches that it did for it."""
-        if self._capture is not None:
-            many = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
-            self._capture.settings["gradients.left_over"] = f"of {many} before the step"
-
-    @property
-    def backward_began_at(self) -> float | None:
-        """The value at which the last backward began, in a due step; `None` where it was that of a loss function."""
-        losses = self._capture.losses if self._capture is not None else None
-        return losses.last_begun if losses is not None else None
 
     def loss_is_logged(self) -> None:
         """A host logs each micro-batch's loss: what the model itself gives as `loss` is then none of its activations,
@@ -275,7 +212,7 @@ class Recorder:
             whole = self._packed or self._replays
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             levels.fill(self._layers.nodes)
-            records.within = self._levels.room
+            records.copier.within = self._levels.room
             self._capture = Capture(
                 self.step,
                 self._layers,
@@ -304,18 +241,6 @@ class Recorder:
         """An optimizer has stepped so often in the step under way."""
         if self._entered and not self._dumped:
             self._warnings.unended(times)
-
-    def detach(self) -> None:
-        """Take the hooks off; the step goes on."""
-        for capture in (self._capture, self._hooked):
-            if capture is not None:
-                capture.detach()
-        self._hooked = None
-
-    def discard(self) -> None:
-        """Forget what was recorded of the step under way."""
-        self.detach()
-        self._capture = None
 
     def end_step(self, go_on: bool = False) -> bool:
         """End the step under way and hand it on if it was due. Returns whether it was.

@@ -12,10 +12,11 @@ from padiff.frameworks.base import Framework
 from padiff.model.nested import flatten, flatten_inputs, flatten_named
 from padiff.model.selection import Node
 from padiff.recorder.calls import Call
+from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import FULL, NOTHING, SKETCH, WITHIN
 from padiff.recorder.left_out import Left
 from padiff.recorder.plain_arguments import plain_arguments
-from padiff.recorder.record_buffer import LevelOf, RecordBuffer
+from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.recorder.taken import Taken
 from padiff.records import LOOP, Alike, Operand, Record, Trace, TracedCall, TracedTensor
@@ -263,7 +264,7 @@ class Tracer:
                 and math.prod(self._framework.tensors.shape(tensor)) > ELEMENTS
             ):
                 level = SKETCH
-            seen.traced = self._records.take(tensor, level)
+            seen.traced = self._records.copier.take(tensor, level)
             if isinstance(seen.traced, Left):  # it can't be copied, but it is known where it went
                 self._unknown[len(self._numbered)] = TracedSite(self._framework.tensors.dtype(tensor), (), False)
         elif isinstance(known, Left) and seen.best is None:

@@ -42,8 +42,8 @@ def own_of(whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ..
     """
     size = math.prod(whole)
     looked_at = places(size)
-    turned = whole[::-1] if transposed else whole
-    at = np.unravel_index(looked_at, turned) if size else tuple(np.zeros((len(whole), 0), np.int64))
+    order = whole[::-1] if transposed else whole
+    at = np.unravel_index(looked_at, order) if size else tuple(np.zeros((len(whole), 0), np.int64))
     at = at[::-1] if transposed else at
     if len(shape) == 1 and len(whole) != 1:
         flat = np.ravel_multi_index(at, whole) if whole and size else looked_at

@@ -5,7 +5,7 @@ Those of one length lie side by side in memory, so that a few calls of numpy ske
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -95,7 +95,8 @@ class Samples:
         self._groups: dict[Kind, _Group] = {}
         #: By number: the sample; `None` where it is still on a device, or a difference that is still to be taken.
         self._rows: list[np.ndarray | None] = []
-        self._differences: list[tuple[int, int, int]] = []
+        #: The number of the first, and whose they are, one after the other.
+        self._differences: list[tuple[int, Sequence[int], Sequence[int]]] = []
         self._elsewhere: dict[int, Any] = {}
         self._fetched: Callable[[], list[np.ndarray]] | None = None
         self._table: np.ndarray | None = None
@@ -164,12 +165,11 @@ class Samples:
         """A sample less another of the same length; in float32 at least, as all samples are."""
         return self.differences((after,), (before,))
 
-    def differences(self, after: Iterable[int], before: Iterable[int]) -> int:
+    def differences(self, after: Sequence[int], before: Sequence[int]) -> int:
         """Samples less others; returns the number of the first difference, which the others follow."""
         first = len(self._rows)
-        new = list(zip(count(first), after, before))
-        self._differences += new
-        self._rows += [None] * len(new)
+        self._differences.append((first, after, before))
+        self._rows += [None] * len(after)
         return first
 
     def add_to(self, number: int, other: int) -> None:
@@ -233,6 +233,11 @@ class Samples:
         if self._done is not None:
             self._done([piece for group in groups.values() for piece in group.pieces])
 
+    def _taken_apart(self) -> Iterator[tuple[int, int, int]]:
+        """The number of each difference, and of what less what it is."""
+        for first, after, before in self._differences:
+            yield from zip(count(first), after, before)
+
     def _settle(self) -> None:
         """Have every sample in its row."""
         if self._elsewhere:
@@ -248,7 +253,7 @@ class Samples:
             self._elsewhere.clear()
             self._fetched = None
         with np.errstate(all="ignore"):  # of infinities
-            for number, after, before in self._differences:
+            for number, after, before in self._taken_apart():
                 one, other = self._rows[after], self._rows[before]
                 assert one is not None and other is not None
                 row = self._rows[number] = self._new((one.size, one.dtype.type), number)

@@ -11,13 +11,13 @@ from subprocess import STDOUT
 from hard.children import started
 
 
-def launch(script, *arguments, python=(sys.executable,), seconds=120, processes=2):
-    """Start processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
+def environments(processes: int) -> list[dict[str, str]]:
+    """What launchers set for each rank, on ports that are free."""
     with ExitStack() as stack:  # all open at once, so that no port is given out twice
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(processes + 1)]
         ports = [each.getsockname()[1] for each in free]
     places = [f"127.0.0.1:{port}" for port in ports]
-    environments = [
+    return [
         {
             **os.environ,
             "RANK": str(rank),
@@ -35,8 +35,12 @@ def launch(script, *arguments, python=(sys.executable,), seconds=120, processes=
         }
         for rank in range(processes)
     ]
+
+
+def launch(script, *arguments, python=(sys.executable,), seconds=120, processes=2):
+    """Start processes as `torchrun` and `paddle.distributed.launch` do, and wait for them."""
     command = [*python, "-W", "ignore", script, *arguments]
     with ExitStack() as stack:  # a rank whose partner is gone waits for it
-        running = [stack.enter_context(started(command, env=env, stderr=STDOUT)) for env in environments]
+        running = [stack.enter_context(started(command, env=env, stderr=STDOUT)) for env in environments(processes)]
         outputs = [process.communicate(timeout=seconds)[0][-2000:] for process in running]
     assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)

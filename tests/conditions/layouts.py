@@ -128,7 +128,6 @@ def train(layout: str, folder: str, faulty: int | None, options: dict[str, objec
 
 
 def main(trainings: str) -> None:
-    end_with_parent()
     torch.set_num_threads(1)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
@@ -140,4 +139,5 @@ def main(trainings: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()  # not in main: tests call it, too
     main(*sys.argv[1:])

@@ -79,8 +79,12 @@ class Paddle:
 
         net = self.model = Net()
         given = weights()
+        if layout == "fleet":
+            net.up, net.down = fleet_layers()
         for name, parameter in net.named_parameters():
-            parameter.set_value(paddle.to_tensor(given[name].T))
+            axis, value = getattr(parameter, "split_axis", None), given[name].T
+            own = value if axis is None else np.split(value, world, axis=axis)[dist.get_rank()]
+            parameter.set_value(paddle.to_tensor(own))
         self.tensor, self.net = paddle.to_tensor, net
         if layout == "data":
             self.model = paddle.DataParallel(net)
@@ -94,6 +98,10 @@ class Paddle:
                 setattr(getattr(net, path), slot, dist.shard_tensor(parameter, mesh, [placement]))
             self.tensor = lambda array: dist.shard_tensor(paddle.to_tensor(array), mesh, [dist.Replicate()])
         self.optimizer = paddle.optimizer.AdamW(1e-2, parameters=net.parameters(), weight_decay=1e-2)
+        if layout == "sharding":
+            begin_fleet(sharding_degree=world)
+            self.model = paddle_fleet().distributed_model(net)
+            self.optimizer = paddle_fleet().distributed_optimizer(self.optimizer)
         self.zero = self.optimizer.clear_grad
 
     def multiply(self) -> None:
@@ -104,11 +112,81 @@ class Paddle:
         paddle.assign(gradient * FACTOR, gradient)
 
 
+def paddle_fleet():
+    from paddle.distributed import fleet
+
+    return fleet
+
+
+def begin_fleet(**degrees: int) -> None:
+    fleet = paddle_fleet()
+    fleet.base.topology._HYBRID_PARALLEL_GROUP = None  # it begins but once in a process, and two trainings need it here
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, **degrees}
+    fleet.init(is_collective=True, strategy=strategy)
+
+
+def fleet_layers():
+    """Two layers of fleet's model parallelism. Paddle has no kernels on the CPU for what their calls have processes do:
+    here gloo does it.
+    """
+    import paddle
+    import paddle.distributed as dist
+    from paddle.distributed.fleet.layers.mpu import mp_ops
+
+    begin_fleet(mp_degree=2)
+    from paddle.distributed.fleet.meta_parallel import ColumnParallelLinear, RowParallelLinear
+
+    def added(x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    class Identity(paddle.autograd.PyLayer):
+        forward = staticmethod(lambda ctx, x: x.clone())
+        backward = staticmethod(lambda ctx, grad: added(grad))
+
+    class Sum(paddle.autograd.PyLayer):
+        forward = staticmethod(lambda ctx, x: added(x))
+        backward = staticmethod(lambda ctx, grad: grad.clone())
+
+    class Gather(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.width = x.shape[-1]
+            found: list = []
+            dist.all_gather(found, x.contiguous())
+            return paddle.concat(found, -1)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.split(grad.shape[-1] // ctx.width, -1)[dist.get_rank()].clone()
+
+    class Split(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x.split(dist.get_world_size(), -1)[dist.get_rank()].clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            found: list = []
+            dist.all_gather(found, grad.contiguous())
+            return paddle.concat(found, -1)
+
+    mp_ops._c_identity = lambda x, *_, **__: Identity.apply(x)
+    mp_ops._mp_allreduce = lambda x, *_, **__: Sum.apply(x)
+    mp_ops._c_concat = lambda x, *_, **__: Gather.apply(x)
+    mp_ops._c_split = lambda x, *_, **__: Split.apply(x)
+    up = ColumnParallelLinear(INPUTS, HIDDEN, has_bias=True, gather_output=True)
+    down = RowParallelLinear(HIDDEN, OUTPUTS, has_bias=True, input_is_parallel=False)
+    return up, down
+
+
 def train(framework: str, layout: str, folder: str, faulty: bool, options: dict, rank: int, world: int) -> list[float]:
     import padiff
 
     training = {"torch": Torch, "paddle": Paddle}[framework](layout, world)
-    mine = slice(rank, SAMPLES, world) if layout == "data" else slice(None)
+    mine = slice(rank, SAMPLES, world) if layout in ("data", "sharding") else slice(None)
     losses = []
     with padiff.record(training.model, folder, optimizer=training.optimizer, **options) as rec:
         for number in range(STEPS):
@@ -124,40 +202,7 @@ def train(framework: str, layout: str, folder: str, faulty: bool, options: dict,
     return losses
 
 
-def shares(folder: str) -> None:
-    """What each process says that it holds of layers of fleet's model parallelism, which are not trained here."""
-    import paddle
-    from paddle.distributed import fleet
-
-    strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 2, "pp_degree": 1}
-    fleet.init(is_collective=True, strategy=strategy)
-    from paddle.distributed.fleet.meta_parallel import ColumnParallelLinear, RowParallelLinear
-
-    import padiff
-
-    class Net(paddle.nn.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = ColumnParallelLinear(INPUTS, HIDDEN, has_bias=True, gather_output=False)
-            self.down = RowParallelLinear(HIDDEN, OUTPUTS, has_bias=True, input_is_parallel=True)
-
-        def forward(self, x):
-            return x + 1  # paddle can't do on the CPU what calls of these layers have processes do
-
-    net, rank = Net(), paddle.distributed.get_rank()
-    whole = {name: value.T for name, value in weights().items() if not name.startswith("norm")}
-    for name, parameter in net.named_parameters():
-        axis, value = getattr(parameter, "split_axis", None), whole[name]
-        own = value if axis is None else np.split(value, 2, axis=axis)[rank]
-        parameter.set_value(paddle.to_tensor(own))
-    with padiff.record(net, folder):
-        paddle.distributed.barrier()  # as a training's first collective: all have begun to record
-        net(paddle.to_tensor(batch(0)))
-
-
 def main(framework: str, trainings: str) -> None:
-    end_with_parent()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if framework == "torch":
         import torch
@@ -170,13 +215,11 @@ def main(framework: str, trainings: str) -> None:
 
         paddle.distributed.init_parallel_env()
     for layout, folder, faulty, options in json.loads(trainings):
-        if layout == "shares":
-            shares(folder)
-        else:
-            train(framework, layout, folder, faulty, options, rank, world)
+        train(framework, layout, folder, faulty, options, rank, world)
     if framework == "torch" and world > 1:
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
+    end_with_parent()  # not in main: tests call it, too
     main(*sys.argv[1:])

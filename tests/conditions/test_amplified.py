@@ -83,7 +83,7 @@ def recorded(detail: str | tuple[tuple[str, str], ...], seed: int, every: int, f
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("detail", ["full", "sketch"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_training_that_amplifies_rounding_is_not_told_apart(detail, seed, every):
+def test_a_training_that_amplifies_rounding_is_not_reported_apart(detail, seed, every):
     report = trained(detail, seed, every)
     assert report, verdict(report)
     # It did come apart: the last outputs have little in common, and the verdict says from where on that is so.

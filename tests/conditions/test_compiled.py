@@ -254,11 +254,12 @@ def test_a_model_inside_a_compiled_function_trains_the_same(kit, way, every, opt
 
 
 @named(FUNCTION)
-def test_a_model_inside_a_compiled_function_is_told(kit, way, options, recorded):
+def test_a_model_inside_a_compiled_function_is_reported(kit, way, options, recorded):
     assert any("no layer of the recorded model was called" in text for text in recorded(kit, way, options)[2])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("frozen")  # paddle collects with each function that it compiles
 def test_paddles_default_to_static_is_recorded_through(options, recorded):
     run = recorded(PADDLE, Symbolic, options)[0]
     assert_neutral(plain(PADDLE, Symbolic)[0], run)

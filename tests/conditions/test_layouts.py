@@ -9,6 +9,7 @@ import pytest
 from kit.forking import python_with_frameworks
 
 import padiff
+from padiff.compare.replicas import RankFault, check_replicas
 
 from . import layouts
 from .launching import launch
@@ -66,14 +67,28 @@ def test_any_two_layouts_match_with_all_parameters_compared(made, one, other, wa
 
 
 @pytest.mark.parametrize("layout", PROCESSES)
-@pytest.mark.parametrize("other", ["alone", "fsdp2", "tensor"])
-def test_a_gradient_that_one_process_multiplies_is_told_with_its_rank_and_parameter(made, layout, other):
+@pytest.mark.parametrize("other", ["alone", "fsdp1", "fsdp2", "tensor"])
+def test_a_gradient_that_one_process_multiplies_is_reported_with_its_rank_and_parameter(made, layout, other):
     report = padiff.compare_runs(made[other, "full", False], made[layout, "full", True])
     first = report.first_diff
     assert (first.step, first.stage, first.slot) == (layouts.STEPS - 1, "grad", "bias"), first.message
     assert first.candidate == "blocks.1.down"
     last = PROCESSES[layout] - 1
     assert first.rank == (last or None), first.message
+
+
+#: Where what the last process multiplies is held by another one, too: which that is.
+REPLICA = {"ddp": 0, "tensor": 0, "two_axes": 2, "hybrid": 1}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", REPLICA)
+def test_of_replicas_the_run_alone_tells_it_within_their_group(made, layout, way):
+    run = padiff.open_run(made[layout, way, True])
+    (found,) = check_replicas(run.info, [run.steps(number) for number in run.numbers()])
+    assert (found.kind, found.step) == (RankFault.NOT_REDUCED, layouts.STEPS - 1), str(found)
+    assert (found.ranks, found.sites) == ((REPLICA[layout], PROCESSES[layout] - 1), ("blocks.1.down/bias",))
+    assert 9 / 10 - 1e-3 < found.error < 9 / 10 + 1e-3
 
 
 @pytest.mark.parametrize("layout", PROCESSES)
@@ -100,7 +115,5 @@ def test_of_one_layout_all_that_processes_recorded_is_compared(made, layout, way
 
 @pytest.mark.parametrize("layout", [name for name, processes in PROCESSES.items() if processes > 1])
 def test_the_parts_of_a_clean_run_are_no_fault_of_its_ranks(made, layout):
-    from padiff.compare.replicas import check_replicas
-
     run = padiff.open_run(made[layout, "full", False])
     assert not check_replicas(run.info, [run.steps(number) for number in run.numbers()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def made(tmp_path_factory):
         jobs = {fault: base / f"{framework}-{fault.replace(' ', '_')}" for fault in faults}
         trainings = [("" if fault == "plain" else str(p), fault, f"{p}.result") for fault, p in jobs.items()]
         # paddle's processes may crash when they end if torch is loaded, too.
-        python = python_with_frameworks() if framework == "torch" else [sys.executable]
+        python = python_with_frameworks(only="" if framework == "torch" else framework)
         launch(ranked.__file__, framework, json.dumps(trainings), python=python)
         for fault, path in jobs.items():
             results = [dict(np.load(f"{path}.result.{rank}.npz")) for rank in range(2)]

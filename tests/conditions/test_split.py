@@ -1,13 +1,13 @@
-"""Layers that are split over processes, in torch (``parallelize_module``) and in paddle (``shard_tensor``).
+"""Layers that are split over processes, in torch (``parallelize_module``) and in paddle (``shard_tensor``, fleet's
+layers of model parallelism), and paddle's optimizer that is shared out (stage 1 of its sharding).
 
-Paddle has no kernels on the CPU for group sharding, for ``Shard(0)`` of what is not split by a matrix product, and for
-the collectives of fleet's model parallelism: of the last, only what processes hold is looked at here.
+Paddle refuses group sharding (stages 2 and 3) on the CPU, and has no kernels there for ``Shard(0)`` of what is not
+split by a matrix product.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from itertools import combinations
 
 import numpy as np
@@ -21,6 +21,7 @@ from . import split
 from .launching import launch
 
 LAYOUTS = [("torch", "alone"), ("torch", "tensor"), ("paddle", "alone"), ("paddle", "data"), ("paddle", "tensor")]
+LAYOUTS += [("paddle", "sharding"), ("paddle", "fleet")]
 WAYS = {"full": {}, "sketch": {"detail": "sketch"}}
 
 
@@ -39,12 +40,9 @@ def made(tmp_path_factory):
         for (name, layout, way, faulty), folder in path.items():
             if name == framework:
                 jobs[1 if layout == "alone" else 2].append((layout, str(folder), faulty, WAYS[way]))
-        if framework == "paddle":
-            path["shares"] = base / "shares"
-            jobs[2].append(("shares", str(path["shares"]), False, {}))
         split.main(framework, json.dumps(jobs[1]))
         # paddle's processes may crash when they end if torch is loaded, too.
-        python = python_with_frameworks() if framework == "torch" else [sys.executable]
+        python = python_with_frameworks(only="" if framework == "torch" else framework)
         launch(split.__file__, framework, json.dumps(jobs[2]), python=python)
     return path
 
@@ -61,7 +59,7 @@ def test_any_two_of_either_framework_match_with_all_parameters_compared(made, on
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("one", "other"), [(a, b) for a in (LAYOUTS[0], LAYOUTS[-1]) for b in LAYOUTS])
-def test_a_gradient_that_one_process_multiplies_is_told_with_its_parameter(made, one, other, way):
+def test_a_gradient_that_one_process_multiplies_is_reported_with_its_parameter(made, one, other, way):
     first = padiff.compare_runs(made[(*one, way, False)], made[(*other, way, True)]).first_diff
     assert (first.step, first.stage, first.candidate, first.slot) == (split.STEPS - 1, "grad", "up", "bias")
     if way == "full":
@@ -83,11 +81,11 @@ def test_each_process_says_which_part_it_has(made, framework):
 
 
 def test_layers_of_fleets_model_parallelism_say_their_shares(made):
-    given, run = split.weights(), padiff.open_run(made["shares"])
+    given, run = split.weights(), padiff.open_run(made["paddle", "fleet", "full", False])
     shapes = {f"{layer.path}.{p.slot}": p.shape for layer in run.info.layers for p in layer.parameters}
-    assert shapes == {name: value.T.shape for name, value in given.items() if not name.startswith("norm")}
+    assert shapes == {name: value.T.shape for name, value in given.items()}
     first, _ = united(run.steps(0))
     for record in first.records:
         if record.stage == "weight":
             np.testing.assert_array_equal(record.value, given[f"{record.layer}.{record.slot}"].T)
-    assert sum(record.stage == "weight" for record in first.records) == 4
+    assert sum(record.stage == "weight" for record in first.records) == 6

@@ -60,7 +60,7 @@ def said_of(kit, model, optimizer, step, steps=5, **options):
 
 @pytest.mark.parametrize("detail", DETAILS)
 @pytest.mark.parametrize("given", ["itself", "base"])
-def test_an_optimizer_that_hands_its_step_on_is_told(given, detail):
+def test_an_optimizer_that_hands_its_step_on_is_reported(given, detail):
     kit = TORCH
     model = mlp(kit)
     sam = Sam(model.parameters())
@@ -84,7 +84,7 @@ def test_an_optimizer_that_hands_its_step_on_is_told(given, detail):
 
 
 @pytest.mark.parametrize("detail", DETAILS)
-def test_another_optimizer_that_has_taken_its_place_is_told(kit, detail):
+def test_another_optimizer_that_has_taken_its_place_is_reported(kit, detail):
     model = mlp(kit)
     first, second = kit.sgd(model.parameters()), kit.sgd(model.parameters())
 

@@ -10,8 +10,8 @@ from kit.frameworks import PADDLE, TORCH
 
 import padiff
 from padiff.frameworks.torch import FRAMEWORK
+from padiff.recorder.copying import Copier
 from padiff.recorder.left_out import Left, LeftOut
-from padiff.recorder.record_buffer import RecordBuffer
 
 from .training import Training, assert_neutral, counts, train
 
@@ -279,7 +279,7 @@ def test_short_memory_and_interrupts_are_not_hidden(error, level):
 
     samples = None if level == "full" else padiff.sketches.samples.Samples(empty)
     with pytest.raises(error):
-        RecordBuffer(FRAMEWORK, empty, samples).take(torch.ones(3), level)
+        Copier(FRAMEWORK, empty, samples).take(torch.ones(3), level)
 
 
 def test_notes_are_short_however_much_is_left_out():

@@ -143,7 +143,7 @@ def test_without_its_state_it_does_not(rule, source, target):
 
 
 @pytest.mark.parametrize("count", [1, 57, 2003])
-def test_count_of_steps_is_told_from_powers_of_the_betas(count):
+def test_count_of_steps_is_reported_from_powers_of_the_betas(count):
     training = Training("paddle", RULES["adam"][1]).go([GRADIENTS[0]] * count)
     assert {state.numbers[STEPS] for state in training.state.parameters.values()} == {count}
 

@@ -241,7 +241,7 @@ def test_overwrite_keeps_its_hands_off_what_is_no_run(kit, tmp_path):
     assert (tmp_path / "photos" / "steps" / "dance.jpg").read_bytes() == b"miaow"
 
 
-def test_a_step_that_is_recorded_twice_is_told(kit, tmp_path):
+def test_a_step_that_is_recorded_twice_is_reported(kit, tmp_path):
     model = mlp(kit)
 
     def twice():

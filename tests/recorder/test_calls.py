@@ -123,7 +123,7 @@ def test_a_residual_added_in_place_leaves_the_branch_as_it_was(kit):
     np.testing.assert_allclose(values["a/backward/output.0"], 1 + np.ones((2, 3)) @ weight, 1e-5)
 
 
-def test_layers_that_are_never_called_are_told_as_uncalled(kit):
+def test_layers_that_are_never_called_are_reported_as_uncalled(kit):
     class Net(kit.Net):
         def build(self):
             self.used, self.unused = kit.Linear(3, 3), kit.Linear(3, 3)

@@ -355,7 +355,7 @@ def test_in_memory_and_in_a_folder_are_the_same(kit, tmp_path):
             np.testing.assert_array_equal(values[0], values[1], err_msg=one.site)
 
 
-def test_a_pattern_that_fits_no_layer_is_told_at_once(kit):
+def test_a_pattern_that_fits_no_layer_is_reported_at_once(kit):
     with pytest.raises(SelectionError, match="detail"):
         padiff.record(mlp(kit), detail={"nothere.*": "sketch"})
     with pytest.raises(UsageError, match="level of detail"):

@@ -132,32 +132,32 @@ def test_a_layer_map_keeps_the_users_order(kit):
 
 
 @pytest.mark.parametrize("given", ["white_list", "black_list", "layer_map"])
-def test_a_pattern_that_matches_nothing_is_told_with_the_nearest_paths(kit, given):
+def test_a_pattern_that_matches_nothing_is_reported_with_the_nearest_paths(kit, given):
     message = rf"{given}: the pattern 'encodr.0.\*' matches no layer of the model. Nearest: .*encoder\.0"
     with pytest.raises(SelectionError, match=message):
         padiff.record(net(kit), **{given: ["encodr.0.*"]})
 
 
-def test_a_class_that_the_model_has_not_is_told_with_those_it_has(kit):
+def test_a_class_that_the_model_has_not_is_reported_with_those_it_has(kit):
     with pytest.raises(SelectionError, match=r"no layer of the class .*Dropout; it has Block, Linear, Net, ReLU"):
         padiff.record(net(kit), white_list=[kit.Dropout])
 
 
-def test_a_layer_of_another_model_is_told(kit):
+def test_a_layer_of_another_model_is_reported(kit):
     with pytest.raises(SelectionError, match=r"is no layer of the model. Give a layer object of this very model"):
         padiff.record(net(kit), black_list=[net(kit).head])
 
 
-def test_an_unknown_mode_is_told(kit):
+def test_an_unknown_mode_is_reported(kit):
     with pytest.raises(UsageError, match="unknown mode 'below'; the modes are self, sublayers, all"):
         padiff.record(net(kit), white_list=[("head", "below")])
 
 
-def test_a_string_for_a_list_is_told(kit):
+def test_a_string_for_a_list_is_reported(kit):
     with pytest.raises(UsageError, match="white_list has to be a list of layers, classes or path patterns, got 'head'"):
         padiff.record(net(kit), white_list="head")
 
 
-def test_lists_that_leave_nothing_are_told(kit):
+def test_lists_that_leave_nothing_are_reported(kit):
     with pytest.raises(UsageError, match="the white and black lists leave no layer to record"):
         padiff.record(net(kit), black_list=["*"])

@@ -218,11 +218,14 @@ def test_memory_that_is_used_again_holds_no_older_step(kit, tmp_path, options):
             assert np.array_equal(*values), (number, ours.site)
 
 
+@pytest.fixture
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("padiff")]
+    """Those of padiff that the test started: of other tests some may still wait for a store."""
+    before = set(threading.enumerate())
+    return lambda: [one for one in threading.enumerate() if one.name.startswith("padiff") and one not in before]
 
 
-def test_the_writers_thread_ends_with_the_with(kit, tmp_path):
+def test_the_writers_thread_ends_with_the_with(kit, tmp_path, threads):
     model = mlp(kit)
     with padiff.record(model, tmp_path / "run"):
         assert len(threads()) == 1
@@ -230,13 +233,13 @@ def test_the_writers_thread_ends_with_the_with(kit, tmp_path):
     assert threads() == []
 
 
-def test_the_writers_thread_ends_after_an_exception_too(kit, tmp_path):
+def test_the_writers_thread_ends_after_an_exception_too(kit, tmp_path, threads):
     with pytest.raises(KeyError), padiff.record(mlp(kit), tmp_path / "run"):
         raise KeyError
     assert threads() == []
 
 
-def test_recording_in_memory_starts_no_thread(kit):
+def test_recording_in_memory_starts_no_thread(kit, threads):
     with padiff.record(mlp(kit)):
         assert threads() == []
 

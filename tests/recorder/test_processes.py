@@ -9,7 +9,7 @@ import torch
 import padiff
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.frameworks import framework_of
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 LAUNCHED = {"torch": ("RANK", "WORLD_SIZE"), "paddle": ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")}
 

@@ -122,7 +122,7 @@ def test_a_report_holds_the_stacks_of_both_sides_each_line_once(tmp_path):
         assert len({json.dumps(frame) for frame in frames}) == len(frames)
 
 
-def test_a_damaged_stack_is_told(tmp_path):
+def test_a_damaged_stack_is_reported(tmp_path):
     train(TORCH, net_of(TORCH), tmp_path / "run")
     path = tmp_path / "run/steps/00000000/rank_0/report.json"
     content = json.loads(path.read_text())

@@ -135,7 +135,7 @@ def test_large_tensors_are_sketched_and_small_ones_whole_where_outputs_are_whole
     assert all(t.source.sketched for t in trace(usual).tensors)
 
 
-def test_several_calls_and_several_inputs_are_told_apart(kit):
+def test_several_calls_and_several_inputs_are_reported_apart(kit):
     class Two(kit.Layer):
         def forward(self, a, b=None):
             return a + b if b is not None else a

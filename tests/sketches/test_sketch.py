@@ -263,7 +263,7 @@ def test_figures_of_a_large_tensor_are_estimates():
 
 
 @pytest.mark.parametrize("size", [200, 3000, 40_000])
-def test_relative_error_is_unbiased_and_spreads_as_told(size):
+def test_relative_error_is_unbiased_and_spreads_as_reported(size):
     found = []
     for seed in range(300):
         data = np.random.default_rng(seed)

@@ -205,12 +205,12 @@ class _Undo:
         optimizer = self._optimizer
         optimizer._accumulators.clear()
         optimizer._accumulators.update(self._accumulators)
-        for mine, kept in (
+        for held, kept in (
             (optimizer._master_weights, self._masters),
             (optimizer._accumulators_holder, self._waiting),
         ):
-            mine.clear()
-            mine.update(kept)
+            held.clear()
+            held.update(kept)
         optimizer._already_create_accumulator.clear()
         optimizer._already_create_accumulator.update(self._made)
         if self._last is not None:

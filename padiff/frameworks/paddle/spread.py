@@ -23,14 +23,24 @@ def look(model: Any) -> None:
 
 
 def held(layer: Any) -> Sequence[Held]:
-    group = getattr(layer, "model_parallel_group", None)
-    if group is None or group.nranks < 2:
-        return ()
-    return [
-        _share(slot, tensor, group.rank, group.nranks, min(group.ranks))
+    shared = [
+        (slot, tensor)
         for slot, tensor in layer._parameters.items()
         if tensor is not None and getattr(tensor, "is_distributed", False) and hasattr(tensor, "split_axis")
     ]
+    group = _group(layer) if shared else None
+    if group is None or group.nranks < 2:
+        return ()
+    return [_share(slot, tensor, group.rank, group.nranks, min(group.ranks)) for slot, tensor in shared]
+
+
+def _group(layer: Any) -> Any:
+    """Among which processes a layer's parameters are shared out: as it says, as fleet says, else all of them."""
+    group = getattr(layer, "model_parallel_group", None)
+    if group is not None or not paddle.distributed.is_initialized():
+        return group
+    hybrid = getattr(paddle.distributed.fleet.fleet, "_hcg", None)
+    return paddle.distributed.get_group(0) if hybrid is None else hybrid.get_model_parallel_group()
 
 
 def _share(slot: str, tensor: Any, rank: int, ranks: int, first: int) -> Held:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.forms import Form, form_of, new_cut
+from padiff.frameworks.forms import Form, form_of
 from padiff.frameworks.values import UncopiedError
 from padiff.sketches import sketch
 from padiff.sketches.samples import Empty
@@ -154,7 +154,7 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
     held = _Memory()
     held.tensor = tensor.detach()
     held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
-    return new_cut((np.asarray(held), *form[3:]))
+    return form.cut_of(held)
 
 
 def memory(tensor: Any) -> Any:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.forms import Form, form_of, new_cut
+from padiff.frameworks.forms import Form, form_of
 from padiff.frameworks.hooking import TRANSFORMED
 from padiff.frameworks.values import UncopiedError
 from padiff.sketches.sketch import Cut, cut_of
@@ -109,16 +109,15 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
             return None if array is None else cut_of(array, transposed)
         if tensor.is_neg():
             return None
-        form = _form(tensor.shape, dtype)
-        storage = tensor.untyped_storage()
-        start, first = storage.data_ptr(), tensor.storage_offset() * tensor.element_size()
-        if (not start or first + tensor.nbytes > storage.nbytes()) and form.kind[0]:
+        form, start, storage = _form(tensor.shape, dtype), tensor.data_ptr(), tensor.untyped_storage()
+        memory = storage.data_ptr()
+        if (not memory or start + form.nbytes > memory + storage.nbytes()) and form.nbytes:
             return None  # as `memory_of` says
-        at = start + first + form.first
         held = _Memory()
         held.storage = storage
-        held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
-        return new_cut((np.asarray(held), *form[3:]))
+        where = start + form.first, False
+        held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": where, "shape": form.shape}
+        return form.cut_of(held)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -137,14 +138,33 @@ def _of_fully_shard(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None
         groups = [only] if only is not None else []
     for group in groups:
         for parameter in group.fsdp_params:
-            about = parameter._module_info
+            about, share = parameter._module_info, _share(group)
             weak = ref(parameter)
-            yield about.module, partial(_sharded, weak, about.param_name)
+            yield about.module, partial(_sharded, weak, about.param_name, share)
             for shared, name in zip(about.shared_modules, about.shared_param_names):
-                yield shared, partial(_sharded, weak, name)
+                yield shared, partial(_sharded, weak, name, share)
 
 
-def _sharded(weak: Callable[[], Any], slot: str) -> Held | None:
+def _share(group: Any) -> int:
+    """Which share of a batch this process has, of those among which ``fully_shard`` shares it out; -1: not known."""
+    mesh = getattr(getattr(group, "mesh_info", None), "mesh", None)
+    if mesh is None:
+        return -1
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return -1
+    share = 0
+    for number, length in zip(coordinate, mesh.shape):
+        share = share * length + number
+    return share
+
+
+def _local_share(tensor: Any, share: int) -> tuple[Any, Part | None]:
+    own, part = local(tensor)
+    return own, part if part is None else replace(part, share=share)
+
+
+def _sharded(weak: Callable[[], Any], slot: str, share: int) -> Held | None:
     parameter = weak()
     if parameter is None:
         return None
@@ -156,7 +176,7 @@ def _sharded(weak: Callable[[], Any], slot: str) -> Held | None:
         bool(whole.requires_grad),
         whole,
         None,
-        partial(local, whole),
+        partial(_local_share, whole, share),
         lambda: whole.grad,
     )
 
@@ -202,7 +222,7 @@ def _range(weak: Callable[[], Any], number: int, slot: str) -> Held | None:
         if kind == REPLICA:
             as_stepped = own_range if own is None else own_range.reshape(own.shape)
             return as_stepped, Part(shape, (0,) * as_stepped.dim(), kind)
-        return own_range, Part(shape, (place.intra_param_start_idx,), kind, copy)
+        return own_range, Part(shape, (place.intra_param_start_idx,), kind, copy, handle.process_group.rank())
 
     def gradient() -> Any:
         whole = flat.grad if own is None else own.grad

@@ -1,0 +1,174 @@
+"""The gradients that optimizers are about to step with, and copies of what layers own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from padiff.frameworks.base import Framework
+from padiff.recorder.copying import LevelOf
+from padiff.recorder.detail import NOTHING, SKETCH
+from padiff.recorder.left_out import Left
+from padiff.recorder.owned import Owned
+from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.taken import Sampled, Taken
+from padiff.records.parts import Part
+from padiff.sketches.sketch import Cut
+
+# Gradients that are looked at together: more objects at a time would have the garbage collector called for them.
+_AT_ONCE = 100
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples of all that is owned, taken at once; by its places.
+
+    Attributes:
+        numbers: the samples.
+        dtypes, shapes: of the tensors then.
+        trains: which are parameters that an optimizer may change.
+    """
+
+    numbers: list[int]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    trains: list[bool]
+
+
+class Copies:
+    """Copies parameters and buffers, and tensors of their shapes."""
+
+    def __init__(self, records: RecordBuffer, framework: Framework) -> None:
+        self._records, self._spread = records, framework.spread
+
+    def take(self, owned: Owned, key: int, level: str, tensor: Any = None) -> Taken | Left:
+        """Copy a parameter, or a tensor of its shape; samples of matrices lie as (out, in) in both frameworks."""
+        records, place = self._records, owned.index[key]
+        parameter, part, transposed = owned.tensors[place], owned.parts[place], owned.transposed[place]
+        given = parameter if tensor is None else tensor
+        if part is not None:
+            return self._take_part(given, part, level, transposed)
+        if records.copier.resolved(parameter, level) != SKETCH:
+            return records.copier.take(given, level)
+        if tensor is not None:
+            return records.copier.take(tensor, SKETCH, transposed)
+        cut = owned.cuts([place])
+        first = records.copier.sample(cut)
+        if first is None or cut[0] is None:
+            return records.copier.take(parameter, SKETCH, transposed)
+        return Sampled(cut[0].dtype, cut[0].shape, records.copier.samples, first, transposed)
+
+    def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken | Left:
+        """Copy what this process holds of a parameter, or of a tensor like it."""
+        if self._spread.is_spread(tensor):
+            return self._records.copier.take(tensor, level, transposed)  # a gradient may be spread in another way
+        return self._records.copier.take_part(tensor, part, level, transposed)
+
+
+class Gradients:
+    """The gradients that optimizers are about to step with, by parameter, in the order in which they came; until what
+    the steps did is recorded, too.
+
+    Args:
+        copies: how they are copied.
+        levels: how much is kept of each.
+    """
+
+    def __init__(self, records: RecordBuffer, framework: Framework, copies: Copies, levels: LevelOf) -> None:
+        self._records, self._cut, self._copies, self._levels = records, framework.tensors.cut, copies, levels
+        #: A number is that of a sample of a gradient that has its parameter's dtype and shape, as the batch has them;
+        #: `None`: nothing is kept of it.
+        self._taken: dict[int, Taken | Left | int | None] = {}
+        self._batch: Batch | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._taken)
+
+    def keep(self, keys: Collection[int]) -> None:
+        """Forget those of other parameters."""
+        self._taken = {key: taken for key, taken in self._taken.items() if key in keys}
+
+    def put(self, key: int, taken: Taken | Left | None) -> None:
+        """Note what was copied of one already."""
+        self._taken[key] = taken
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Forget these."""
+        for key in keys:
+            del self._taken[key]
+
+    def pop(self, key: int, owned: Owned) -> Taken | Left | None:
+        """What was copied of one; it is forgotten."""
+        taken = self._taken.pop(key)
+        if not isinstance(taken, int):
+            return taken
+        assert self._batch is not None
+        place = owned.index[key]
+        dtype, shape = self._batch.dtypes[place], self._batch.shapes[place]
+        return Sampled(dtype, shape, self._records.copier.samples, taken, owned.transposed[place])
+
+    def alike(self, keys: Iterable[int], batch: Batch) -> list[int] | None:
+        """The samples of these, if all have their parameters' dtypes and shapes, as the batch has them."""
+        if batch is not self._batch:
+            return None
+        taken = self._taken
+        numbers = [number for number in [taken[key] for key in keys] if isinstance(number, int)]
+        return numbers if len(numbers) == len(list(keys)) else None
+
+    def consume(self, owned: Owned, pairs: Iterable[tuple[Any, Any]], batch: Batch | None) -> set[int]:
+        """Copy the gradients that an optimizer is about to step with.
+
+        Args:
+            pairs: its parameters with their gradients.
+            batch: samples of the parameters, where sketches are kept of all.
+
+        Returns:
+            The identities of parameters that are not known.
+        """
+        if self._batch is not batch:
+            self._taken = {key: self.pop(key, owned) for key in list(self._taken)}
+            self._batch = batch
+        unknown: set[int] = set()
+        places: list[int] = []
+        keys: list[int] = []
+        tensors: list[Any] = []
+        cuts: list[Cut] = []
+        taken, cut_of, levels = self._taken, self._cut, self._levels
+        index, transposed, parts, owners = owned.index, owned.transposed, owned.parts, owned.owners
+        for parameter, gradient in owned.apart(pairs):
+            if gradient is None:
+                continue
+            key = parameter if isinstance(parameter, int) else id(parameter)
+            place = index.get(key)
+            if place is None:
+                unknown.add(key)
+                continue
+            level = SKETCH if batch is not None else levels[owners[key].node.path, "grad"]
+            cut = cut_of(gradient, transposed[place]) if level == SKETCH and parts[place] is None else None
+            if cut is None:
+                taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
+                continue
+            taken[key] = None  # for the order
+            places.append(place)
+            keys.append(key)
+            tensors.append(gradient)
+            cuts.append(cut)
+            if len(cuts) == _AT_ONCE:
+                self._sample(owned, keys, places, tensors, cuts)
+                places, keys, tensors, cuts = [], [], [], []
+        self._sample(owned, keys, places, tensors, cuts)
+        return unknown
+
+    def _sample(
+        self, owned: Owned, keys: Sequence[int], places: Sequence[int], tensors: Sequence[Any], cuts: Sequence[Cut]
+    ) -> None:
+        first, taken, batch = self._records.copier.sample(cuts), self._taken, self._batch
+        for k, (key, place, cut) in enumerate(zip(keys, places, cuts)):
+            if first is None:  # one by one it is said which could not be copied
+                taken[key] = self._copies.take(owned, key, SKETCH, tensors[k])
+            elif batch is not None and cut.shape == batch.shapes[place] and cut.dtype == batch.dtypes[place]:
+                taken[key] = first + k
+            else:
+                transposed = owned.transposed[place]
+                taken[key] = Sampled(cut.dtype, cut.shape, self._records.copier.samples, first + k, transposed)
