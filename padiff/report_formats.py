@@ -96,6 +96,7 @@ def head_to_json(report: Report) -> dict[str, Any]:
             "ranks": coverage.ranks,
             "amplified": coverage.amplified,
             "zeros": list(coverage.zeros),
+            "lost": list(coverage.lost),
         },
     }
     # What those look at who see a report as a page.

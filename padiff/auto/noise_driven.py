@@ -10,6 +10,7 @@ import numpy as np
 
 from padiff.compare.judge.limits import UNRELATED
 from padiff.compare.judge.siblings import Key, key_of
+from padiff.compare.judge.step_figures import dtypes_of
 from padiff.compare.judge.zero import Scales, is_rounding, level_of, noted
 from padiff.records import Diff, Step
 
@@ -25,7 +26,7 @@ class NoiseDriven:
 
     def see(self, diffs: Sequence[Diff]) -> None:
         """Look at a step's gradients."""
-        scales, level = Scales.of(diffs), level_of(diffs)
+        scales, level = Scales.of(diffs), level_of(dtypes_of(diffs))
         self._keys |= {key_of(diff) for diff in diffs if is_rounding(diff, scales, level)}
 
     def stepped(self, before: Step, after: Step) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.judge.siblings import key_of
+from padiff.compare.judge.step_figures import dtypes_of
 from padiff.compare.judge.zero import Scales, is_rounding, level_of
 from padiff.compare.measure.pairs import measure_pair
 from padiff.model.given_map import GivenMap
@@ -47,7 +48,7 @@ class Distance:
             self._alignment = resolved(align(self._infos.reference, self._infos.candidate, self._map, seen), seen)
         pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
         diffs = [measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES]
-        scales, level = Scales.of(diffs), level_of(diffs)
+        scales, level = Scales.of(diffs), level_of(dtypes_of(diffs))
         noise = {key_of(diff) for diff in diffs if is_rounding(diff, scales, level)}
         updates, losses = [0.0, 0.0], [0.0, 0.0]
         for diff in diffs:

@@ -25,28 +25,28 @@ from padiff.compare.findings import Findings
 from padiff.compare.judge.drift import EQUAL, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
+from padiff.compare.judge.rates import with_rates
 from padiff.compare.judge.unrecorded import with_unrecorded
+from padiff.compare.measure.many import measured_at_once
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.picture import picture_of
-from padiff.compare.measure.together import measured_together
 from padiff.compare.models import Stacks, models_of, stacks_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
+from padiff.dump.lost import lost_lines
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.pair.united import united
 from padiff.records import (
-    LOOP,
     PARAMETER_STAGES,
+    SIDES,
     STAGES,
     Both,
     Coverage,
     Diff,
-    Difference,
     FirstDiff,
     Pair,
     Report,
-    Rule,
     Run,
     RunInfo,
     Step,
@@ -177,18 +177,12 @@ class RunComparison:
             self._stacks = self._stacks.zip(first).map(lambda side: side[0] or stacks_of(side[1]))
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
             self._declared.hold_against([diff for rank in diffs for diff in rank])
-            if any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank):
-                diffs = self._with_rates(diffs, first)
+            if self._policy.settings_count:
+                diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
         self._around.look(diffs, self._plan.alignment)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         return [[diff for diff in rank if self._asked.has(diff.pair)] for rank in diffs]
-
-    def _with_rates(self, diffs: list[list[Diff]], steps: Both[Step]) -> list[list[Diff]]:
-        """Learning rates pass where each parameter's own agree: then only the groups stand in another order."""
-        if not self._policy.settings_count or not self._declared.rates_agree(steps):
-            return diffs
-        return [[_of_groups(diff) if _is_rate(diff) else diff for diff in rank] for rank in diffs]
 
     def _first(
         self, steps: Both[list[Step]], numbers: Both[int] | None
@@ -230,7 +224,7 @@ class RunComparison:
             if diffs is not None:
                 return diffs
         diffs, looked = [], time.monotonic()
-        sketched = measured_together(pairs) if elementwise is None else {}
+        sketched = measured_at_once(pairs) if elementwise is None else {}
         for place, pair in enumerate(pairs):
             diffs.append(sketched[place] if place in sketched else measure_pair(pair, elementwise))
             if self._measuring is not None and time.monotonic() - looked > _TICK and len(diffs) < len(pairs):
@@ -295,6 +289,8 @@ class RunComparison:
     ) -> Report:
         """The report of all that was found, given the first diff among it."""
         report = self._reported(findings.diffs, findings.tally, first, steps, only, None)
+        lost = tuple(line for side, run in zip(SIDES, self.runs) for line in lost_lines(run, f"the {side}"))
+        report = replace(report, coverage=replace(report.coverage, lost=lost))
         if first is None and report.first_diff is not None and self._latest:
             # No tensor parts by as much as is allowed; what they are off by may show it all the same.
             declared = self._declared.at(self._latest[0].pair.step)
@@ -371,7 +367,7 @@ class RunComparison:
             coverage = with_unrecorded(coverage, self._infos.zip(history), self._asked.layers)
         if first is not None:
             first = with_caveat(first, coverage)
-        differ = self._differences(steps)
+        differ = self._declared.in_steps(steps, self._asked.concerns)
         tensor = first
         if self._policy.settings_count if settings is None else settings:
             first = settings_first(differ, first)
@@ -390,27 +386,6 @@ class RunComparison:
             independent=self._around.independent(first, tensor, differ, steps, self._asked.has),
             models=models_of(self._infos, self.alignment, self._stacks),
         )
-
-    def _differences(self, steps: Sequence[int]) -> list[tuple[int, Difference]]:
-        """What the runs declare differently in these steps, as far as it is asked for, with the first that shows it."""
-        found: dict[Any, tuple[int, Difference]] = {}
-        looked: set[int] = set()
-        for number in steps:
-            some = self._declared.at(number)
-            if id(some) not in looked:  # most steps have one in common
-                looked.add(id(some))
-                for one in some:
-                    found.setdefault(one.key, (number, one))
-        return [(number, one) for number, one in found.values() if self._asked.concerns(one)]
-
-
-def _is_rate(diff: Diff) -> bool:
-    return diff.pair.anchor.layer == LOOP and diff.pair.stage == "update"
-
-
-def _of_groups(diff: Diff) -> Diff:
-    judged = diff.judgement
-    return diff if judged is None else diff.judged(True, judged.figure, judged.value, judged.limit, Rule.GROUPS)
 
 
 def _key(pair: Pair) -> Hashable:

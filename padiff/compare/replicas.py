@@ -1,69 +1,55 @@
 """What the processes of one training hold in common is checked against itself; that needs no other run.
 
-Processes that share out a batch keep the whole model each. Their weights, reduced gradients and updates are equal to
-the bit; what each of them reads is not.
+Processes that share out a batch keep the whole model each, or the same shard of it. Their weights, reduced gradients
+and updates are equal to the bit; what each of them reads is not. Where most hold the same, the one that departs from
+them is named, whichever its number; of two that differ it is the higher one.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from padiff.records import ROOT, Record, RunInfo, Step
+from padiff.compare.own_buffers import BufferCheck
+from padiff.compare.own_masks import MaskCheck
+from padiff.compare.own_norms import NormCheck, own_norms_text
+from padiff.compare.own_rates import own_rates, rates_text
+from padiff.compare.own_samples import STATISTICS, is_batch_norm, own_statistics, same_samples, samples_of
+from padiff.compare.rank_figures import classes, error, one_factor
+from padiff.compare.rank_findings import RankFault, RankFinding, ranks_text, sentence
+from padiff.records import Record, RunInfo, Step
 from padiff.records.parts import PARTIAL
 
-# Of sketches, the numbers that were added up on two machines may differ in their last digits.
-_SKETCHES_DIFFER = 1e-6
-# Gradients that are one multiple of another rank's: float32 rounds their ratio by some units in the last place.
-_ONE_FACTOR = 1e-5
-_NAMED = 3
+__all__ = ["RankFault", "RankFinding", "ReplicaCheck", "check_replicas"]
+
+_STAGES = ("weight", "grad", "update")
+_Key = tuple[str, str]
+#: Of one stage: by layer and slot, what each rank recorded.
+_Held = Mapping[_Key, dict[int, Record]]
 
 
-class RankFault(enum.Enum):
-    """What is wrong between two processes of one training.
+@dataclass
+class _Departs:
+    """How one rank departs from those that it is held against, in one stage.
 
     Attributes:
-        fault: whether the training is wrong; else it is worth knowing.
+        apart: by layer and slot, the rank that it is held against, that one's record and its own.
+        of: how many tensors it has in common with others.
+        updated_apart: of weights: whether the updates of the step differ, too.
     """
 
-    OTHER_START = "other weights from the first recorded step on"
-    NOT_REDUCED = "a gradient that was not reduced"
-    OWN_FACTOR = "gradients multiplied by a factor of the process's own"
-    OWN_UPDATE = "an update of its own from an equal gradient"
-    WRITTEN = "a weight that something other than the optimizer changed"
-    SAME_BATCH = "the same batch"
+    apart: dict[_Key, tuple[int, Record, Record]] = field(default_factory=dict)
+    of: int = 0
+    updated_apart: bool = False
 
     @property
-    def fault(self) -> bool:
-        return self not in (RankFault.OTHER_START, RankFault.SAME_BATCH)
+    def reference(self) -> int:
+        return next(iter(self.apart.values()))[0]
 
-
-@dataclass(frozen=True)
-class RankFinding:
-    """A difference between two processes that should not be, or an equality.
-
-    Attributes:
-        kind: what it is.
-        step: the first step that shows it.
-        ranks: the process that others are held against, and the one that departs.
-        sites: where, ``layer/slot``, in the order of the records; empty for batches.
-        error: the largest relative L2 difference; 0 for what is equal.
-        sentence: the finding in words.
-    """
-
-    kind: RankFault
-    step: int
-    ranks: tuple[int, int]
-    sites: tuple[str, ...]
-    error: float
-    sentence: str
-
-    def __str__(self) -> str:
-        return self.sentence
+    @property
+    def error(self) -> float:
+        return max(error(one, other) for _, one, other in self.apart.values())
 
 
 class ReplicaCheck:
@@ -74,92 +60,218 @@ class ReplicaCheck:
     """
 
     def __init__(self, info: RunInfo) -> None:
+        self._layers = info.layers
         self._parameters = {
-            (layer.path, parameter.slot)
-            for layer in info.layers
-            for parameter in layer.parameters
-            if parameter.role == "parameter"
+            (layer.path, p.slot) for layer in info.layers for p in layer.parameters if p.role == "parameter"
         }
         self._trainable = {
-            (layer.path, parameter.slot)
+            (layer.path, p.slot)
             for layer in info.layers
-            for parameter in layer.parameters
-            if parameter.role == "parameter" and parameter.trainable and not parameter.tied_to
+            for p in layer.parameters
+            if p.role == "parameter" and p.trainable and not p.tied_to
         }
+        self._statistics = {
+            (layer.path, p.slot)
+            for layer in info.layers
+            for p in layer.parameters
+            if is_batch_norm(layer) and p.slot in STATISTICS
+        }
+        self._parameters -= self._statistics
+        self._buffers = BufferCheck(info.layers, self._statistics)
+        self._masks, self._norms = MaskCheck(info.layers), NormCheck(info)
+        #: How many steps were looked at, and the number of the latest.
+        self._looked, self._latest = 0, -1
         self.findings: list[RankFinding] = []
-        #: Sites whose weights differ from the start: parts of a model that is spread out, or a missing broadcast.
-        self._apart: dict[int, set[tuple[str, str]]] = {}
+        #: By layer and rank, which of the layer's weights were equal at the start: they differ where a model is spread
+        #: out by hand, or was not broadcast, and only those that were equal are held against each other.
+        self._start: dict[str, dict[int, Hashable]] | None = None
         self._known: set[tuple[RankFault, int]] = set()
 
     def look(self, steps: Sequence[Step]) -> None:
-        """Look at one step; reads its weights, gradients, updates and what goes into the model."""
+        """Look at one step; reads its weights, gradients, updates, inputs, and some of its outputs."""
         if len(steps) < 2:
             return
-        first, *others = sorted(steps, key=lambda step: step.rank)
-        own = self._of(first)
-        for step in others:
-            self._compare(first, *_replicated(own, self._of(step)), step)
+        ordered = sorted(steps, key=lambda step: step.rank)
+        held = self._of(ordered)
+        number = ordered[0].number
+        if self._start is None:
+            self._start = self._begin(held["weight"])
+            self._begun(number)
+        self._same_samples(ordered, held["weight"])
+        for ranks, places, since in self._masks.look(ordered):
+            self._find(RankFault.SAME_MASKS, since, ranks, places, 0.0, 0)
+        departs = {stage: self._departing(held[stage]) for stage in _STAGES}
+        found: dict[tuple[RankFault, int, tuple[str, ...], float | None], list[tuple[int, _Departs]]] = defaultdict(
+            list
+        )
+        for step in ordered:
+            own = {stage: departs[stage][step.rank] for stage in _STAGES}
+            kind, stage, factor = self._kind(own, number)
+            if kind is not None:
+                sites = tuple(f"{layer}/{slot}" for layer, slot in own[stage].apart)
+                found[kind, own[stage].reference, sites, factor].append((step.rank, own[stage]))
+        by_rank = {step.rank: step for step in ordered}
+        also_of = {
+            (key, departing[0][0]): _also(key[0], by_rank, (key[1], departing[0][0]))
+            for key, departing in found.items()
+        }
+        known = any(also for ((kind, *_), _), also in also_of.items() if kind is RankFault.NOT_REDUCED)
+        for key, departing in found.items():
+            kind, reference, sites, factor = key
+            ranks = (reference, *(rank for rank, _ in departing))
+            also = also_of[key, departing[0][0]]
+            if kind is RankFault.WRITTEN and any(one[1].updated_apart for one in departing):
+                also = "did before this step"
+            if kind is RankFault.NOT_REDUCED and known and not also:
+                continue  # what was wrong with another rank's batch, reduced into this one's gradient
+            worst, of = max(one.error for _, one in departing), departing[0][1].of
+            self._find(kind, number, ranks, sites, worst, of, factor, also)
+        self._own_norms(ordered)
+        for reference, others, text in own_rates(ordered, held["weight"]):
+            self._find(RankFault.OWN_RATE, number, (reference, *others), (), 0.0, 0, also=text)
+        self._own_statistics(ordered)
+        apart = self._buffers.look(ordered)
+        if apart is not None:
+            self._find(RankFault.OWN_BUFFERS, number, apart.ranks, apart.sites, apart.error, len(apart.sites))
+        self._looked, self._latest = self._looked + 1, number
 
-    def _of(self, step: Step) -> Mapping[str, dict[tuple[str, str], Record]]:
-        found: dict[str, dict[tuple[str, str], Record]] = defaultdict(dict)
-        for record in step.records:
-            key = record.layer, record.slot
-            if record.stage in ("weight", "grad", "update") and key in self._parameters:
-                found[record.stage].setdefault(key, record)
+    def _of(self, steps: Sequence[Step]) -> dict[str, dict[_Key, dict[int, Record]]]:
+        found: dict[str, dict[_Key, dict[int, Record]]] = {stage: {} for stage in _STAGES}
+        for step in steps:
+            for record in step.records:
+                key = record.layer, record.slot
+                if record.stage in found and key in self._parameters:
+                    found[record.stage].setdefault(key, {}).setdefault(step.rank, record)
         return found
 
-    def _compare(
-        self,
-        first: Step,
-        own: Mapping[str, dict[tuple[str, str], Record]],
-        other: Mapping[str, dict[tuple[str, str], Record]],
-        step: Step,
-    ) -> None:
-        differ = {stage: _differing(own[stage], other[stage]) for stage in ("weight", "grad", "update")}
-        begins = step.rank not in self._apart
-        apart = self._apart.setdefault(step.rank, set(differ["weight"]) if begins else set())
-        where = first.rank, step.rank
-        if begins and apart:
-            self._find(RankFault.OTHER_START, step.number, where, differ["weight"], len(own["weight"]))
-        if begins and not apart and own["weight"].keys() >= self._trainable <= other["weight"].keys():
-            self._same_batch(first, step)
-        for stage in differ:
-            differ[stage] = {key: error for key, error in differ[stage].items() if key not in apart}
-        if differ["grad"]:
-            factor = _one_factor(own["grad"], other["grad"], differ["grad"])
-            kind = RankFault.NOT_REDUCED if factor is None else RankFault.OWN_FACTOR
-            self._find(kind, step.number, where, differ["grad"], len(own["grad"]), factor)
-        elif differ["update"] and own["grad"]:
-            self._find(RankFault.OWN_UPDATE, step.number, where, differ["update"], len(own["update"]))
-        elif differ["weight"]:
-            self._find(RankFault.WRITTEN, step.number, where, differ["weight"], len(own["weight"]))
+    def _begin(self, weights: _Held) -> dict[str, dict[int, Hashable]]:
+        """By layer, what each rank's weights are: equal for those that hold the same; and finds those that differ."""
+        found: dict[str, dict[int, list[Hashable]]] = defaultdict(lambda: defaultdict(list))
+        departs: dict[int, _Departs] = defaultdict(_Departs)
+        for key, records in weights.items():
+            for group in _groups(records):
+                for number, same in enumerate(own := classes(group)):
+                    for rank, record in same:
+                        found[key[0]][rank].append((key[1], number))
+                        departs[rank].of += len(group) > 1
+                        if number:
+                            departs[rank].apart[key] = (own[0][0][0], own[0][0][1], record)
+        self._others = {rank: one for rank, one in departs.items() if one.apart}
+        return {layer: {rank: tuple(own) for rank, own in ranks.items()} for layer, ranks in found.items()}
+
+    def _begun(self, number: int) -> None:
+        """Weights that differ in the first step."""
+        alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+        for rank, one in self._others.items():
+            alike[one.reference, tuple(f"{layer}/{slot}" for layer, slot in one.apart)].append(rank)
+        for (reference, sites), ranks in alike.items():
+            worst, of = max(self._others[rank].error for rank in ranks), self._others[ranks[0]].of
+            self._find(RankFault.OTHER_START, number, (reference, *sorted(ranks)), sites, worst, of)
+
+    def _same_samples(self, steps: Sequence[Step], weights: _Held) -> None:
+        for same in same_samples(steps, self._looked):
+            # Partners in split layers see the same samples: one of them stands for all.
+            apart: list[int] = []
+            for rank in same:
+                if all(self._shares_out(weights, one, rank) for one in apart):
+                    apart.append(rank)
+            if len(apart) > 1:
+                self._find(RankFault.SAME_BATCH, steps[0].number, tuple(apart), (), 0.0, 0)
+
+    def _own_norms(self, steps: Sequence[Step]) -> None:
+        found = self._norms.look(steps)
+        # Gradients that ranks hold alike tell it by themselves, and by how much.
+        told = {rank for kind, rank in self._known if kind.fault}
+        if found is not None and not told & {*found.ranks}:
+            text = own_norms_text(found, ranks_text(found.ranks))
+            self._find(RankFault.OWN_NORM, found.since, found.ranks, (), 0.0, 0, text=text)
+
+    def _shares_out(self, weights: _Held, one: int, other: int) -> bool:
+        """Whether two processes see samples of their own: they hold the same model, or gather it for each call."""
+        both = {key: (own[one], own[other]) for key, own in weights.items() if one in own and other in own}
+        parts = [(a.part, b.part) for a, b in both.values() if a.part is not None and b.part is not None]
+        if any(a.share != b.share for a, b in parts if a.share >= 0 <= b.share):
+            return True
+        alike = {key for key, (a, b) in both.items() if _place(a) == _place(b) is not None}
+        assert self._start is not None
+        same = all(ranks.get(one) == ranks.get(other) for ranks in self._start.values())
+        return alike >= self._trainable and same
+
+    def _departing(self, held: _Held) -> dict[int, _Departs]:
+        """How each rank departs from those that hold the same place of the same parameter."""
+        found: dict[int, _Departs] = defaultdict(_Departs)
+        assert self._start is not None
+        for key, records in held.items():
+            start = self._start.get(key[0], {})
+            for group in _groups(records):
+                began: dict[Hashable, list[tuple[int, Record]]] = defaultdict(list)
+                for rank, record in group:
+                    began[start.get(rank)].append((rank, record))
+                for same in (own for own in began.values() if len(own) > 1):
+                    first, *others = classes(same)
+                    for rank, _ in same:
+                        found[rank].of += 1
+                    for rank, record in (one for other in others for one in other):
+                        found[rank].apart[key] = (first[0][0], first[0][1], record)
+        return found
+
+    def _kind(self, own: Mapping[str, _Departs], number: int) -> tuple[RankFault | None, str, float | None]:
+        """What is wrong with a rank in a step, the stage that shows it, and the factor of gradients."""
+        if own["grad"].apart:
+            factor = one_factor((a, b) for _, a, b in own["grad"].apart.values())
+            return (RankFault.NOT_REDUCED if factor is None else RankFault.OWN_FACTOR), "grad", factor
+        own["weight"].updated_apart = bool(own["update"].apart)
+        # The step before was recorded, and equal: what differs before the update does not come from it.
+        written = own["weight"].apart and self._latest == number - 1
+        if own["update"].apart and own["grad"].of and not written:
+            return RankFault.OWN_UPDATE, "update", None
+        return (RankFault.WRITTEN if own["weight"].apart else None), "weight", None
+
+    def _own_statistics(self, steps: Sequence[Step]) -> None:
+        """Batch norms: their statistics differ, or their outputs show that each process counts its own samples."""
+        if not self._statistics or any(kind is RankFault.OWN_STATISTICS for kind, _ in self._known):
+            return
+        first, *others = steps
+        kept = {(r.layer, r.slot): r for r in first.records if (r.layer, r.slot) in self._statistics}
+        layers: dict[str, float] = {}
+        ranks = [first.rank]
+        for step in others:
+            own = {
+                record.layer: error(kept[record.layer, record.slot], record)
+                for record in step.records
+                if record.stage == "weight" and (record.layer, record.slot) in kept
+            }
+            apart = {layer: size for layer, size in own.items() if size > 0}
+            apart |= {layer: 0.0 for layer in own_statistics(self._layers, first, step) if layer not in apart}
+            ranks += [step.rank] if apart else []
+            layers |= apart
+        if layers:
+            worst = max(layers.values())
+            self._find(RankFault.OWN_STATISTICS, first.number, tuple(ranks), tuple(layers), worst, len(layers))
 
     def _find(
         self,
         kind: RankFault,
         number: int,
-        ranks: tuple[int, int],
-        differ: Mapping[tuple[str, str], float],
+        ranks: tuple[int, ...],
+        sites: tuple[str, ...],
+        worst: float,
         of: int,
         factor: float | None = None,
+        also: str = "",
+        text: str = "",
     ) -> None:
         # What follows from an earlier finding is no news: weights drift apart once a gradient was not reduced.
-        if any(rank == ranks[1] and known.fault for known, rank in self._known) or (kind, ranks[1]) in self._known:
+        faulty = {rank for known, rank in self._known if known.fault}
+        # Of its own norm a rank is told by itself, and not by another one.
+        others = ranks if kind is RankFault.OWN_NORM else ranks[1:]
+        news = [rank for rank in others if rank not in faulty and (kind, rank) not in self._known]
+        if not news:
             return
-        self._known.add((kind, ranks[1]))
-        sites = tuple(f"{layer}/{slot}" for layer, slot in differ)
-        sentence = _sentence(kind, number, ranks, sites, of, factor)
-        self.findings.append(RankFinding(kind, number, ranks, sites, max(differ.values(), default=0.0), sentence))
-
-    def _same_batch(self, first: Step, step: Step) -> None:
-        inputs = [
-            {record.site: record for record in one.records if record.layer == ROOT and record.stage == "input"}
-            for one in (first, step)
-        ]
-        shared = [(record, inputs[1][site]) for site, record in inputs[0].items() if site in inputs[1]]
-        telling = [pair for pair in shared if not _constant(pair[0])]
-        if telling and len(shared) == len(inputs[0]) and all(_error(*pair) == 0 for pair in telling):
-            self._find(RankFault.SAME_BATCH, step.number, (first.rank, step.rank), {}, 0)
+        self._known.update((kind, rank) for rank in news)
+        named = (*ranks[: len(ranks) - len(others)], *news)
+        text = text or sentence(kind, number, named, sites, of, factor, also)
+        self.findings.append(RankFinding(kind, number, named, sites, worst, text))
 
 
 def check_replicas(info: RunInfo, steps: Iterable[Sequence[Step]]) -> list[RankFinding]:
@@ -178,20 +290,18 @@ def check_replicas(info: RunInfo, steps: Iterable[Sequence[Step]]) -> list[RankF
     return check.findings
 
 
-_Held = Mapping[str, dict[tuple[str, str], Record]]
-
-
-def _replicated(own: _Held, other: _Held) -> tuple[_Held, _Held]:
-    """What of two processes' parameters is the same part of the same: all else differs, as it has to."""
-    if not any(record.part is not None for side in (own, other) for held in side.values() for record in held.values()):
-        return own, other
-    found: tuple[_Held, _Held] = defaultdict(dict), defaultdict(dict)
-    for stage, records in own.items():
-        for key, record in records.items():
-            partner = other.get(stage, {}).get(key)
-            if partner is not None and _place(record) == _place(partner) is not None:
-                found[0][stage][key], found[1][stage][key] = record, partner
-    return found
+def _groups(records: Mapping[int, Record]) -> list[list[tuple[int, Record]]]:
+    """Ranks and what they recorded of a parameter, those that hold the same part of it together: all else differs, as
+    it has to. Terms of a sum are in none.
+    """
+    if all(record.part is None for record in records.values()):
+        return [list(records.items())]
+    found: dict[object, list[tuple[int, Record]]] = defaultdict(list)
+    for rank, record in records.items():
+        place = _place(record)
+        if place is not None:
+            found[place].append((rank, record))
+    return list(found.values())
 
 
 def _place(record: Record) -> object:
@@ -202,97 +312,16 @@ def _place(record: Record) -> object:
     return None if part.kind == PARTIAL else (part.offset, record.shape, part.shape)
 
 
-def _differing(
-    own: Mapping[tuple[str, str], Record], other: Mapping[tuple[str, str], Record]
-) -> dict[tuple[str, str], float]:
-    errors = {key: _error(record, other[key]) for key, record in own.items() if key in other}
-    return {key: error for key, error in errors.items() if error > 0}
-
-
-def _error(a: Record, b: Record) -> float:
-    """The relative L2 difference; 0 where they are equal to the bit (of sketches: but for their last digits)."""
-    if a.sketch is not None and b.sketch is not None:
-        left, right = a.sketch.projection.astype(np.float64), b.sketch.projection.astype(np.float64)
-        error = _relative(left, right) if left.shape == right.shape else np.inf
-        return error if error > _SKETCHES_DIFFER else 0.0
-    if a.sketch is not None or b.sketch is not None:
-        return 0.0  # not comparable
-    x, y = a.value, b.value
-    if x.shape != y.shape:
-        return np.inf
-    if np.array_equal(x, y, equal_nan=x.dtype.kind in "fc"):
-        return 0.0
-    return _relative(x.astype(np.float64).reshape(-1), y.astype(np.float64).reshape(-1)) or np.finfo(np.float64).tiny
-
-
-def _relative(x: np.ndarray, y: np.ndarray) -> float:
-    scale, difference = max(float(np.linalg.norm(x)), float(np.linalg.norm(y))), float(np.linalg.norm(x - y))
-    if not np.isfinite(difference):
-        return np.inf  # NaN or infinity on one side, or at other places
-    return difference / scale if scale else 0.0
-
-
-def _constant(record: Record) -> bool:
-    if record.sketch is not None:
-        return record.sketch.minimum == record.sketch.maximum
-    value = record.value
-    return value.size == 0 or bool((value == value.flat[0]).all())
-
-
-def _one_factor(
-    own: Mapping[tuple[str, str], Record],
-    other: Mapping[tuple[str, str], Record],
-    differ: Mapping[tuple[str, str], float],
-) -> float | None:
-    """What all gradients of a rank are of the first one's; `None` where they are not one multiple of them."""
-    factors = []
-    for key in differ:
-        a, b = own[key], other[key]
-        x, y = (
-            r.sketch.projection.astype(np.float64) if r.sketch is not None else r.value.astype(np.float64).reshape(-1)
-            for r in (a, b)
-        )
-        square = float(x @ x) if x.shape == y.shape else 0.0
-        if not square or not np.isfinite(square):
-            return None
-        factor = float(x @ y) / square
-        if _relative(factor * x, y) > _ONE_FACTOR:
-            return None
-        factors.append(factor)
-    if len(factors) < 2 or max(factors) - min(factors) > _ONE_FACTOR * abs(factors[0]):
-        return None
-    return factors[0]
-
-
-def _sentence(
-    kind: RankFault, number: int, ranks: tuple[int, int], sites: Sequence[str], of: int, factor: float | None
-) -> str:
-    first, rank = ranks
-    named = ", ".join(sites[:_NAMED]) + (f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else "")
-    many = "all of them" if len(sites) == of and of > 1 else f"{len(sites)} of {of}"
-    if kind is RankFault.OTHER_START:
-        return (
-            f"Ranks {first} and {rank} hold other weights in the first recorded step ({many}: {named}). Either the "
-            "model is spread over processes, or its weights were not broadcast."
-        )
-    if kind is RankFault.NOT_REDUCED:
-        return (
-            f"Rank {rank}'s gradient of {named} differs from rank {first}'s since step {number} ({many}): it was not "
-            "reduced, or changed by one rank alone."
-        )
-    if kind is RankFault.OWN_FACTOR:
-        return (
-            f"Rank {rank}'s gradients are {factor:.6g} times rank {first}'s since step {number} ({many}): each rank "
-            "multiplies by a factor of its own, as clipping by its own norm does."
-        )
+def _also(kind: RankFault, steps: Mapping[int, Step], ranks: tuple[int, ...]) -> str:
+    """What else is known of ranks that depart: their learning rates, or that they should have seen the same samples."""
+    one, other = steps[ranks[0]], steps[ranks[1]]
     if kind is RankFault.OWN_UPDATE:
-        return (
-            f"Rank {rank}'s update of {named} differs from rank {first}'s since step {number} ({many}), and the "
-            "gradients are equal: each rank's optimizer has values or a state of its own."
-        )
-    if kind is RankFault.WRITTEN:
-        return (
-            f"Rank {rank}'s weight {named} differs from rank {first}'s since step {number} ({many}), and no recorded "
-            "gradient or update does: something other than the optimizer wrote it, or a step that was not recorded."
-        )
-    return f"Ranks {first} and {rank} were given the same batch in step {number}: each should read a part of its own."
+        return rates_text(one, other)
+    shares = [
+        {r.part.share for r in step.records if r.part is not None and r.stage == "weight"} for step in (one, other)
+    ]
+    if kind is RankFault.NOT_REDUCED and shares[0] and shares[0] == shares[1]:
+        samples = samples_of(one), samples_of(other)
+        if all(samples) and any(error(a, samples[1][site]) > 0 for site, a in samples[0].items() if site in samples[1]):
+            return "; their batches differ, too, which have to be equal where layers are split"
+    return ""

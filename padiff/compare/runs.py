@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare.comparison import RunComparison
+from padiff.compare.executors import executor_of, shown_to_workers
 from padiff.compare.findings import Findings
 from padiff.compare.judge.policy import Policy
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import FolderRun, SingleDump, open_run
+from padiff.dump.local import is_remote
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.whole import incomplete_steps
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
@@ -20,8 +23,8 @@ from padiff.records import SIDES, STAGES, Both, Report, Run
 
 
 def compare_runs(
-    reference: str | Path | Run,
-    candidate: str | Path | Run,
+    reference: str | AnyPath | Run,
+    candidate: str | AnyPath | Run,
     *,
     layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
     policy: Policy | None = None,
@@ -32,6 +35,7 @@ def compare_runs(
     steps: Container[int] | None = None,
     layers: Collection[str] | None = None,
     alone: bool | None = None,
+    executor: Any = None,
 ) -> Report:
     """Compare two runs: all of their common steps, in the order of their numbers.
 
@@ -51,6 +55,11 @@ def compare_runs(
         layers: path patterns (``encoder.*``); only what layers of either run that match one recorded is reported.
         alone: whether each step is judged by itself, at the tolerance of a first step. Default: where the candidate is
             a replay of the reference (`padiff.replay`).
+        executor: whose workers read and measure steps, ahead of the one that is judged here: any
+            `concurrent.futures.Executor`, a ``dask.distributed.Client``, a ``ray.util.multiprocessing.Pool``. Both runs
+            have to be paths or stores that its workers see, too, and padiff has to be installed there; ``workers`` then
+            says how many tasks it is given at a time. It stays open. The report is the same. Where a worker is lost, a
+            warning says so, and its step is measured in this process.
 
     Returns:
         The report: true in a condition if the runs match, with ``first_diff`` and ``coverage``.
@@ -58,11 +67,13 @@ def compare_runs(
     Raises:
         RunFolderError: a folder can't be read.
         NothingToCompareError: no common step, or steps without a common quantity.
-        UsageError: the layer map does not fit the runs; no number of workers; a pattern that matches no layer.
+        UsageError: the layer map does not fit the runs; no number of workers; a pattern that matches no layer;
+            no executor, or one whose workers don't see a run.
     """
     check_workers(workers)
+    pool = None if executor is None else executor_of(executor)
     given = Both(reference, candidate)
-    runs = given.map(lambda run: open_run(run) if isinstance(run, (str, Path)) else run)
+    runs = given.map(lambda run: open_run(run) if isinstance(run, (str, Path, RemotePath)) else run)
     for side, run in zip(SIDES, runs):
         if not hasattr(run, "numbers"):
             raise UsageError(
@@ -72,8 +83,11 @@ def compare_runs(
     numbers = runs.map(lambda run: run.numbers())
     common = _common(runs, numbers, steps)
     # A run in memory is nothing that other processes could read.
-    paths = [str(run) for run in given if isinstance(run, (str, Path))]
+    paths = [str(run) for run in given if isinstance(run, (str, Path, RemotePath))]
     in_folders = len(paths) == 2
+    identities = None
+    if pool is not None:
+        paths, identities = shown_to_workers(list(given)), [run.info.identity for run in runs]
     findings, first = None, None
     done = 0
 
@@ -81,7 +95,10 @@ def compare_runs(
         if progress is not None:
             progress(done + share if share else done, len(common))
 
-    with Workers(paths, common, workers if in_folders else 1) as ahead:
+    if pool is None and any(is_remote(path) for path in paths):
+        # What a store gives is read here, ahead of what is measured, and once: each process would fetch it, too.
+        workers = 1
+    with Workers(paths, common, workers if in_folders else 1, pool, identities) as ahead:
         comparison = RunComparison(
             runs.reference,
             runs.candidate,

@@ -1,6 +1,7 @@
-"""Measuring on several cores: processes that measure the next steps while one is judged.
+"""Measuring on several cores or machines: workers that measure the next steps while one is judged.
 
-Threads would wait for each other: in the interpreter, in numpy's matrix products, and for pages to be mapped.
+Of our own they are processes: threads would wait for each other, in the interpreter, in numpy's matrix products, and
+for pages to be mapped. Of an executor that is given they are what its owner chose.
 """
 
 from __future__ import annotations
@@ -8,26 +9,26 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import threading
+import warnings
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from padiff.align import Alignment
+from padiff.compare.executors import NotVisibleError, opened, width_of
+from padiff.compare.measure.columns import Columns
+from padiff.compare.measure.many import measured_at_once
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.together import measured_together
-from padiff.dump import open_run
 from padiff.errors import UsageError
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import rank_steps, step_pairs
 from padiff.pair.united import united
-from padiff.records import Both, Diff, Figures, Pair, Problem, Record, Run, Step
+from padiff.records import Both, Diff, Pair, Record, Run, Step
 from padiff.system.follow import follow
-
-if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor
 
 # Seconds that a pair takes to measure, and each of its elements: as measured on one core, to know what is worth it.
 _PAIR, _ELEMENT = 5e-5, 2e-9
@@ -40,10 +41,9 @@ _PER_CORE = 4
 # Numpy in a process that is one of several is not to start threads of its own.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-# What was measured of a pair: its place among the pairs of its step, and its diff without the pair.
-_Row = tuple[int, "Figures | None", bool, "Problem | None"]
-# How many pairs the step has, and those that were measured.
-_Measured = tuple[int, list[_Row]]
+# How many pairs the step has, and what was measured of some.
+_Measured = tuple[int, Columns]
+_Job = tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None, PairPlans]
 
 
 def check_workers(workers: int | None) -> None:
@@ -57,24 +57,36 @@ def check_workers(workers: int | None) -> None:
 
 
 class Workers:
-    """Processes that measure steps of two run folders ahead of the one that is judged; to be used in a ``with``.
+    """Workers that measure steps of two runs ahead of the one that is judged; to be used in a ``with``.
 
-    They are started where that pays, and end with the ``with``. What they can't do, whatever the reason, is left to be
-    done without them, so that a report and an error are the same whatever their number.
+    Without an executor they are processes: started where that pays, and ended with the ``with``. An executor that is
+    given is used from the second step on, or at once where a step is large; it stays open. What they can't do, whatever
+    the reason, is left to be done without them, so that a report and an error are the same whatever their number.
 
     Args:
         paths: the two runs, as `padiff.dump.open_run` takes them.
         numbers: the steps that will be compared, in their order, as each run numbers them.
         count: how many processes, at most; 1: none but this one. Default: as many as there are cores, where that
-            pays. There are never more than there is work for, nor more than four for each core.
+            pays. There are never more than there is work for, nor more than four for each core. Of an executor: how
+            many tasks it works on at a time. Default: as many as it says.
+        executor: whose workers measure.
+        identities: with an executor, which recordings the runs are, so that no worker measures others.
     """
 
-    def __init__(self, paths: Sequence[str], numbers: Iterable[Both[int]], count: int | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        numbers: Iterable[Both[int]],
+        count: int | None = None,
+        executor: Executor | None = None,
+        identities: Sequence[str] | None = None,
+    ) -> None:
         self._paths, self._count = list(paths), count
+        self._given, self._identities = executor, identities
         self._left = deque(numbers)
         self._ahead: deque[tuple[Both[int], list[Future[_Measured]]]] = deque()
-        self._pool: ProcessPoolExecutor | None = None
-        self._started = False
+        self._pool: Executor | None = None
+        self._started = self._said = False
         self._job: tuple[Any, bytes] = (None, b"")
 
     def __enter__(self) -> Workers:
@@ -86,9 +98,12 @@ class Workers:
 
     def start(self, step: Step) -> None:
         """Start the processes, if that pays for so many steps like this one; they are ready some time later."""
-        if self._started or self._count == 1:
+        if self._started or (self._count == 1 and self._given is None):
             return
         self._started = True
+        if self._given is not None:
+            self._pool, self._count = self._given, self._count or width_of(self._given)
+            return
         seconds = _seconds([_elements(record) for record in step.records]) * len(self._left)
         if self._count is None and seconds < 2 * _EACH:
             return
@@ -122,22 +137,36 @@ class Workers:
         if self._job[0] is not alignment:
             self._again()
             plain = replace(alignment, storage=None)  # there are no answers to be given any more
-            self._job = alignment, pickle.dumps((self._paths, plain, frozenset(stages), elementwise))
+            self._job = alignment, pickle.dumps((self._paths, self._identities, plain, frozenset(stages), elementwise))
         try:
             self._submit(numbers, _seconds([_elements(pair.anchor) for pair in pairs]))
             if not self._ahead or self._ahead[0][0] != numbers:
                 return None
             measured = [future.result() for future in self._ahead.popleft()[1]]
-        except BrokenExecutor:  # a process was killed: memory ran out, say
+        except NotVisibleError:
+            raise  # no worker will do better
+        except BrokenExecutor as error:  # a process was killed: memory ran out, say
+            self._say(numbers, error, "all that is left is measured in this process")
             self._close()
             return None
-        except Exception:  # what is wrong with the step is reported when it is measured here
+        except (Exception, CancelledError) as error:  # what is wrong with the step is reported when it is measured here
+            self._say(numbers, error, "such steps are measured in this process")
             return None
-        rows = [row for total, part in measured if total == len(pairs) for row in part]
-        if len(rows) != len(pairs):
+        if sum(len(part) for _, part in measured) != len(pairs) or any(total != len(pairs) for total, _ in measured):
             return None  # the step was recorded again between their reading and ours
-        found = {k: Diff(pairs[k], figures, passed, problem=problem) for k, figures, passed, problem in rows}
-        return [found[k] for k in range(len(pairs))]
+        found: list[Diff | None] = [None] * len(pairs)
+        for _, part in measured:
+            part.put(found, pairs)
+        return [diff for diff in found if diff is not None]
+
+    def _say(self, numbers: Both[int], error: BaseException, so: str) -> None:
+        """Warn, once, that an executor does not do what it was given for. (Our own processes need no word.)"""
+        if self._given is not None and not self._said:
+            self._said = True
+            # What comes after the first line is the other machine's traceback.
+            about = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            text = f"the executor did not measure step {numbers.reference} ({about}); {so}. The report is the same"
+            warnings.warn(f"padiff: {text}", RuntimeWarning, stacklevel=2)
 
     def _submit(self, numbers: Both[int], seconds: float) -> None:
         """Have the next steps measured, the one that is asked for among them if it is large."""
@@ -162,8 +191,12 @@ class Workers:
         self._ahead.clear()
 
     def _close(self, kill: bool = True) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, kill_workers=kill)
+        if self._pool is not None and self._pool is not self._given:
+            self._pool.shutdown(wait=True, kill_workers=kill)  # type: ignore[call-arg]  # loky's
+        elif self._pool is not None:
+            for _, futures in self._ahead:
+                for future in futures:
+                    future.cancel()  # what its owner does next does not wait for it
         self._pool = None
         self._ahead.clear()
 
@@ -172,7 +205,7 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
     """Measure every so-many-th pair of a step, the largest first; runs in a process of its own.
 
     Args:
-        job: the pickled paths of the runs, alignment, stages, elementwise tolerance.
+        job: the pickled paths of the runs, which recordings they are, alignment, stages, elementwise tolerance.
         numbers: the step, as each run numbers it.
         part, parts: which part of its pairs, of how many.
     """
@@ -184,15 +217,22 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
         chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
     else:
         chosen = list(range(len(pairs)))
-    sketched = measured_together([pairs[k] for k in chosen]) if elementwise is None else {}
-    diffs = ((k, sketched.get(n) or measure_pair(pairs[k], elementwise)) for n, k in enumerate(chosen))
-    return len(pairs), [(k, diff.figures, diff.passed, diff.problem) for k, diff in diffs]
+    sketched = measured_at_once([pairs[k] for k in chosen]) if elementwise is None else {}
+    diffs = (sketched.get(n) or measure_pair(pairs[k], elementwise) for n, k in enumerate(chosen))
+    return len(pairs), Columns.of(chosen, list(diffs))
 
 
-@lru_cache(maxsize=1)
-def _opened(job: bytes) -> tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None, PairPlans]:
-    paths, alignment, stages, elementwise = pickle.loads(job)
-    return Both(*map(open_run, paths)), alignment, stages, elementwise, PairPlans()
+# What the latest job of a thread is: an executor's workers may be threads of one process.
+_LATEST = threading.local()
+
+
+def _opened(job: bytes) -> _Job:
+    if getattr(_LATEST, "job", None) != job:
+        paths, identities, alignment, stages, elementwise = pickle.loads(job)
+        _LATEST.opened = opened(paths, identities), alignment, stages, elementwise, PairPlans()
+        _LATEST.job = job
+    found: _Job = _LATEST.opened
+    return found
 
 
 def _ready() -> None:

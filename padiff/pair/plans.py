@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from padiff.align import Alignment
@@ -10,12 +11,14 @@ from padiff.pair.steps import pair_steps
 from padiff.records import UNSCALED, Both, Layout, Pair, Step
 from padiff.records.structured import Structured
 
-# Structures of a run that are remembered: most steps of a run have one, or take turns at a few.
-_MOST = 8
+# Structures of a run that are remembered: most steps of a run have one, or take turns at a few; where parameters are
+# spread, each process has one.
+_MOST = 256
 
 
-class _Planned(NamedTuple):
-    """A pair, but for the step that it is of.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Planned:
+    """A pair, but for the step that it is of; equal to itself alone.
 
     Attributes:
         reference, candidate: places of the two records in their steps; `None` where that side has none.
@@ -45,11 +48,8 @@ class _Plan(NamedTuple):
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
         own = self.structures
-        return (
-            own.reference is structures.reference
-            and own.candidate is structures.candidate
-            and self.alignment is alignment
-        )
+        # A structure is equal to itself alone; of several steps put together it is a tuple of theirs.
+        return own == structures and self.alignment is alignment
 
 
 class PairPlans:
@@ -70,13 +70,14 @@ class PairPlans:
             return [
                 Pair(
                     number,
-                    a[one] if one is not None else None,
-                    b[other] if other is not None else None,
-                    layout,
-                    scales if scaled else UNSCALED,
-                    optional,
+                    a[own.reference] if own.reference is not None else None,
+                    b[own.candidate] if own.candidate is not None else None,
+                    own.layout,
+                    scales if own.scaled else UNSCALED,
+                    own.optional,
+                    own,
                 )
-                for one, other, layout, scaled, optional in plan.pairs
+                for own in plan.pairs
             ]
         pairs = pair_steps(reference, candidate, alignment)
         if plan is None:

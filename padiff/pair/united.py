@@ -13,6 +13,7 @@ import numpy as np
 from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, PARAMETER_STAGES, Record, Step, TensorSource
 from padiff.records.parts import PARTIAL, Part
+from padiff.records.structured import Structured
 from padiff.sketches.parts import Own, own_of, whole_sketch
 from padiff.sketches.sketch import Sketch, sketch_of_sample
 
@@ -84,11 +85,11 @@ class Pieces(TensorSource):
         if not self.sketched:
             return None
         groups = self._chosen()
-        turned = _turned(self.pieces)
-        sketches = [_one(group, turned) for group in groups]
+        transposed = _transposed(self.pieces)
+        sketches = [_one(group, transposed) for group in groups]
         if len(groups) == 1 and not _partial(self.pieces):
             return sketches[0]
-        owned = [len(_own(group[0], turned).places) for group in groups]
+        owned = [len(_own(group[0], transposed).places) for group in groups]
         return whole_sketch(sketches, owned)
 
     def read(self) -> np.ndarray:
@@ -163,14 +164,14 @@ def _one(terms: Sequence[Piece], transposed: bool) -> Sketch:
 def _differ(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
     """Whether two replicas differ, in a bit."""
     if _is_sketched((*one, *other)):
-        turned = _turned((*one, *other))
-        a, b = (_one(terms, turned).projection for terms in (one, other))
+        transposed = _transposed((*one, *other))
+        a, b = (_one(terms, transposed).projection for terms in (one, other))
     else:
         a, b = _added(one), _added(other)
     return not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
-def _turned(pieces: Iterable[Piece]) -> bool:
+def _transposed(pieces: Iterable[Piece]) -> bool:
     """Whether the sketches among these are of the transposed matrix."""
     return next(s.transposed for piece in pieces if (s := piece.record.source.sketch) is not None)
 
@@ -199,14 +200,23 @@ def spread(steps: Iterable[Step]) -> bool:
     return any(record.part is not None and _is_parameter(record) for step in steps for record in step.records)
 
 
-def layout_of(steps: Iterable[Step]) -> Hashable:
+def shared_out(steps: Sequence[Step]) -> bool:
+    """Whether the optimizer is shared out: each gradient is consumed by one process alone, which sends the others what
+    it made of the parameter. Of a gradient that only some of the processes lack, this is not so.
+    """
+    own = [{r.site for r in step.records if r.stage == "grad" and _is_parameter(r)} for step in steps]
+    return sum(map(bool, own)) > 1 and sum(map(len, own)) == len(set().union(*own))
+
+
+def layout_of(steps: Sequence[Step]) -> Hashable:
     """How parameters are spread over processes; equal for steps whose parameters lie alike."""
+    alone = shared_out(steps)
     return tuple(
         sorted(
-            (step.rank, record.site, record.part.offset, record.shape)
+            (step.rank, record.site, record.part.offset if record.part is not None else (), record.shape)
             for step in steps
             for record in step.records
-            if record.part is not None and _is_parameter(record)
+            if _is_parameter(record) and (record.part is not None or (alone and record.stage == "grad"))
         )
     )
 
@@ -214,10 +224,12 @@ def layout_of(steps: Iterable[Step]) -> Hashable:
 def united(steps: Sequence[Step]) -> list[Step]:
     """A step's processes, each parameter whole and with the first of them; the others have none.
 
+    So are those of an optimizer that is shared out, of which each process records its own.
+
     What can't be put together, as parts are missing, has no record, and the first process's notes say so. Steps without
     parts are as they were.
     """
-    if not spread(steps):
+    if not spread(steps) and not shared_out(steps):
         return list(steps)
     ordered = sorted(steps, key=lambda step: step.rank)
     groups: dict[_Key, list[Piece]] = {}
@@ -236,14 +248,20 @@ def united(steps: Sequence[Step]) -> list[Step]:
         else:
             made.append(whole)
     others = [[record for record in step.records if not _is_parameter(record)] for step in ordered]
-    first, *rest = (replace(step, records=tuple(own)) for step, own in zip(ordered, others))
-    records = _in_order(ordered[0].records, made)
+    first, *rest = (replace(step, records=_like(own, step, "others")) for step, own in zip(ordered, others))
+    records = _like(_in_order(ordered[0].records, made), first, "united", ordered)
     notes = first.notes
     if lacking:
         named = ", ".join(list(lacking)[:_NAMED]) + (", ..." if len(lacking) > _NAMED else "")
         notes = (*notes, f"parts of {len(lacking)} parameter(s) are not recorded ({named}): they can't be put together")
     layout = layout_of(ordered)
     return [replace(step, spread=layout) for step in (replace(first, records=records, notes=notes), *rest)]
+
+
+def _like(records: Iterable[Record], step: Step, what: str, of: Sequence[Step] = ()) -> Sequence[Record]:
+    """Records that are made of a step's, which are alike where the steps are that they are made of."""
+    structures = [getattr(one.records, "structure", None) for one in of or [step]]
+    return tuple(records) if None in structures else Structured(records, (what, *structures))
 
 
 def replicas(steps: Sequence[Step]) -> dict[str, TensorSource]:
@@ -291,11 +309,17 @@ def _overlap(pieces: Sequence[Piece], shape: tuple[int, ...]) -> bool:
     if any(piece.part.is_range(piece.record.shape) for piece in found):
         ends = sorted((piece.part.offset[0], piece.part.offset[0] + piece.record.shape[0]) for piece in found)
         return any(end > start for (_, end), (start, _) in pairwise(ends))
+    # In their order along the axis that splits most, so that a piece is held against its neighbours alone.
+    splits = [len({piece.part.offset[axis] for piece in found}) for axis in range(len(shape))]
+    axis = splits.index(max(splits)) if splits else 0
+    found.sort(key=lambda piece: piece.part.offset[axis : axis + 1])
     for number, one in enumerate(found):
         for other in found[number + 1 :]:
             sides = zip(one.part.offset, one.record.shape, other.part.offset, other.record.shape)
             if all(a < b + n and b < a + m for a, m, b, n in sides):
                 return True
+            if splits and other.part.offset[axis] >= one.part.offset[axis] + one.record.shape[axis]:
+                break
     return False
 
 

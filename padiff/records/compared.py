@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from padiff.records.both import SIDES, Both
+from padiff.records.frozen import quickly_made
 from padiff.records.judgement import SUSPICIOUS, Figure, Grade, Judgement, Problem, Rule
 from padiff.records.layout import SAME, Layout
 from padiff.records.recorded import Record
@@ -15,6 +16,7 @@ UNSCALED = Both(1.0, 1.0)
 _ZEROS = Both(0.0, 0.0)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two records that stand for the same quantity; one side may be missing.
@@ -25,6 +27,8 @@ class Pair:
         layout: how the candidate's values are brought into the reference's layout.
         scales: what each side's values are divided by before comparing (loss scaling).
         optional: whether it is no diff that a side is missing: a buffer that only one model keeps.
+        planned: the same object for pairs that differ in nothing but their step and its values and scales; `None`: not
+            known. What steps have in common is worked out once for it.
         anchor: the record that names the pair: the reference's, or the candidate's where it stands alone.
         stage: the anchor's.
         complete: whether both sides are there.
@@ -36,6 +40,7 @@ class Pair:
     layout: Layout = SAME
     scales: Both[float] = UNSCALED
     optional: bool = False
+    planned: object = field(default=None, repr=False, compare=False)
 
     # Kept, as judging asks for them a hundred times for each pair.
     anchor: Record = field(init=False, repr=False, compare=False)
@@ -89,6 +94,7 @@ class Third:
         return f"the {self.code}'s code in float64 is {far}"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Figures:
     """How far two tensors are apart, computed in float64 over positions where both are finite.
@@ -141,6 +147,7 @@ class Figures:
         return 0.0 if self.l2 == 0 else float("inf")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Diff:
     """A pair, measured and judged.

@@ -37,6 +37,7 @@ class Coverage:
         reference_unrecorded, candidate_unrecorded: parameters that train, that the lists let be recorded, and that no
             compared step has a record of, by ``layer/slot``.
         left_out: why something was not recorded, as the first compared steps note it, with the side in front.
+        lost: which rank of which run did not write which steps, though others did, a sentence each.
         zeros: sites of gradients that are rounding noise around a true value of zero, which a fixed tolerance let pass.
     """
 
@@ -72,6 +73,7 @@ class Coverage:
     candidate_unrecorded: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     @property
     def unrecorded(self) -> int:

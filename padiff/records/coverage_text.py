@@ -50,6 +50,7 @@ def coverage_lines(report: ReportData, at_most: int = _NAMED) -> list[str]:
         (f"parameters of the {report.candidate} run without a partner", coverage.candidate_parameters),
         (f"recorded on the {report.reference} run only", coverage.reference_sites),
         (f"recorded on the {report.candidate} run only", coverage.candidate_sites),
+        ("steps that lack a rank", coverage.lost),
         ("steps of the reference only", map(str, coverage.reference_steps)),
         ("steps of the candidate only", map(str, coverage.candidate_steps)),
         ("never called", coverage.uncalled),

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from padiff.records.both import Both
-from padiff.records.compared import Diff, Figures, Pair, Third
+from padiff.records.compared import UNSCALED, Diff, Figures, Pair, Third
 from padiff.records.judgement import Judgement
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.sources import TensorSource
@@ -174,6 +174,8 @@ class FoldedDiffs(_MadeAnew):
         self._starts = array("q")
         self._count = 0
         self._places, self._things = _Names(), _Names()
+        #: Of pairs that steps have in common, their numbers in `_places`.
+        self._planned: dict[object, int] = {}
 
     def add(self, diffs: Sequence[Diff], numbers: Both[int], rank: int) -> None:
         """Add the diffs of one rank of one step."""
@@ -193,6 +195,10 @@ class FoldedDiffs(_MadeAnew):
             places.extend((start + np.flatnonzero(~block.rows["passed"])).tolist())
         return _Chosen(self, places)
 
+    def holds(self, column: str) -> bool:
+        """Whether any of them has a number in a column of `_FLOATS`."""
+        return any(not np.isnan(block.rows[column]).all() for block in self._blocks)
+
     def __len__(self) -> int:
         return self._count
 
@@ -208,10 +214,9 @@ class FoldedDiffs(_MadeAnew):
 
     def _row(self, diff: Diff) -> tuple[Any, ...]:
         pair, figures = diff.pair, diff.figures
-        sides = tuple(_place(record) for record in pair.sides)
         things, judged = self._things, diff.judgement
         about = (
-            self._places[(*sides, pair.layout, pair.scales, pair.optional)],
+            self._place_of(pair),
             things[diff.problem],
             things[judged.figure if judged is not None else None],
             things[judged.rule if judged is not None else None],
@@ -237,6 +242,18 @@ class FoldedDiffs(_MadeAnew):
             *(figures.third.errors if figures.third is not None else (math.nan, math.nan)),
         )
         return (*about, _flat(figures.index, pair.anchor.shape), *counts, *floats, *figures.values, *judgement)
+
+    def _place_of(self, pair: Pair) -> int:
+        """The number of what of a pair is the same in every step."""
+        # Scales come from the step.
+        planned = pair.planned if pair.scales is UNSCALED else None
+        place = self._planned.get(planned) if planned is not None else None
+        if place is None:
+            sides = _place(pair.reference), _place(pair.candidate)
+            place = self._places[(*sides, pair.layout, pair.scales, pair.optional)]
+            if planned is not None:
+                self._planned[planned] = place
+        return place
 
     def _diff(self, block: _Block, k: int, row: tuple[Any, ...]) -> Diff:
         if k in block.whole:
@@ -308,10 +325,15 @@ def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int)
 
 def _fits(diff: Diff) -> bool:
     """Whether a row says all of a diff."""
-    if not all(side is None or side.source.refetchable for side in diff.pair.sides):
-        return False  # a part of a tensor, or several in one: it is in no file
-    index, shape = (diff.figures.index if diff.figures is not None else ()), diff.pair.anchor.shape
-    return not index or (len(index) == len(shape) and all(i < n for i, n in zip(index, shape)))
+    pair = diff.pair
+    for side in (pair.reference, pair.candidate):
+        if side is not None and not side.source.refetchable:
+            return False  # a part of a tensor, or several in one: it is in no file
+    index = diff.figures.index if diff.figures is not None else ()
+    if not index:
+        return True
+    shape = pair.anchor.shape
+    return len(index) == len(shape) and all(i < n for i, n in zip(index, shape))
 
 
 def _flat(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

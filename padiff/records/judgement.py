@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from padiff.records.frozen import quickly_made
+
 
 class Figure(Enum):
     """What is held against a limit; the value is what reports call it."""
@@ -28,6 +30,9 @@ class Figure(Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    # As a member is equal to itself alone; enum's hashes its name, in Python, several times for each diff.
+    __hash__ = object.__hash__
 
 
 #: Multiples of a measured floor from which on what passes is not taken for noise. Measured: see
@@ -81,7 +86,10 @@ class Rule(Enum):
     def __str__(self) -> str:
         return self.value
 
+    __hash__ = object.__hash__  # see `Figure`
 
+
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A figure, held against its limit.

@@ -21,12 +21,15 @@ class Part:
             whole has another number of them: then it is a range of the whole's elements, row by row.
         kind: `SHARD`, `REPLICA`, or `PARTIAL`: what the processes hold has to be added up.
         copy: which of the replicas; parts of one replica together make the whole.
+        share: which share of a batch the process has, where the whole is gathered for each call as FSDP does; -1: this
+            is not known, or processes that hold parts of one whole see the same samples.
     """
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     kind: str
     copy: int = 0
+    share: int = -1
 
     @property
     def size(self) -> int:
@@ -52,6 +55,7 @@ class Part:
             "offset": list(self.offset),
             "kind": self.kind,
             **({"copy": self.copy} if self.copy else {}),
+            **({"share": self.share} if self.share >= 0 else {}),
         }
 
     @classmethod
@@ -65,7 +69,13 @@ class Part:
         Raises:
             ValueError, KeyError, TypeError: it is no part, or not one of this shape.
         """
-        part = cls(_lengths(entry["shape"]), _lengths(entry["offset"]), str(entry["kind"]), int(entry.get("copy", 0)))
+        part = cls(
+            _lengths(entry["shape"]),
+            _lengths(entry["offset"]),
+            str(entry["kind"]),
+            int(entry.get("copy", 0)),
+            int(entry.get("share", -1)),
+        )
         if part.kind not in KINDS:
             raise ValueError(f"unknown kind of part {part.kind!r}")
         if not part.fits(shape):

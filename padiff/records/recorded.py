@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from padiff.records.floors import Floors
+from padiff.records.frozen import quickly_made
 from padiff.records.parts import Part
 from padiff.records.sources import TensorSource
 from padiff.records.traces import NO_TRACE, Trace
@@ -39,6 +40,7 @@ def is_below(path: str, above: str) -> bool:
     return bool(path) and path != above and (above == ROOT or path.startswith(f"{above}."))
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Record:
     """One tensor seen at a site.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,24 @@ from padiff.records.models import Models
 #: What a comparison may come to (`ReportData.outcome`).
 MATCH, DIFFER, CANNOT_TELL = ("match", "differ", "cannot tell")
 _NOTHING_FOLLOWS = Aftermath()
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """What the diffs of a stage come to.
+
+    Attributes:
+        compared, alone: how many pairs were compared, and how many have nothing to be compared with.
+        differ: how many did not pass.
+        worst: the compared diff that is the most times its limit; `None` where none has figures.
+        excess: how many times.
+    """
+
+    compared: int = 0
+    alone: int = 0
+    differ: int = 0
+    worst: Diff | None = None
+    excess: float = -1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,16 +99,40 @@ class ReportData:
 
         What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
         """
+        return self._overview[0]
+
+    @property
+    def stages(self) -> Mapping[str, StageCounts]:
+        """What the diffs of each stage come to."""
+        return self._overview[1]
+
+    @cached_property
+    def _overview(self) -> tuple[Diff | None, Mapping[str, StageCounts]]:
+        # In one go: the diffs of a long comparison are made anew each time that somebody goes through them.
         worst: list[Diff | None] = [None, None]
         largest = [-1.0, -1.0]
+        stages: dict[str, StageCounts] = defaultdict(StageCounts)
         for diff in self.diffs:
+            stage = stages[diff.pair.stage]
+            stage.differ += not diff.passed
+            if diff.counts:
+                stage.compared += 1
+            else:
+                stage.alone += 1
             if diff.figures is None or not diff.compared:
                 continue
             error = diff.figures.rel_l2
             noise = diff.passed and diff.judgement is not None and diff.judgement.limit > 1
             if largest[noise] < error < math.inf:
                 worst[noise], largest[noise] = diff, error
-        return worst[0] or worst[1]
+            if diff.excess > stage.excess and math.isfinite(error):
+                stage.worst, stage.excess = diff, diff.excess
+        return worst[0] or worst[1], stages
+
+    def may_hold(self, figure: str) -> bool:
+        """Whether any diff may have ``floor``, or distances from float64 (``third_reference``)."""
+        holds = getattr(self.diffs, "holds", None)
+        return holds is None or holds(figure)
 
     def __bool__(self) -> bool:
         return self.passed

@@ -47,7 +47,8 @@ def headline(report: ReportData) -> str:
     if first is None:
         if coverage.unrecorded:
             return "CANNOT TELL: parameters that train have no record"
-        return f"MATCH: {coverage.compared:,} tensors in {steps}, {coverage.share:.0%} of what was recorded"
+        text = f"MATCH: {coverage.compared:,} tensors in {steps}, {coverage.share:.0%} of what was recorded"
+        return f"{text}; steps that lack a rank are not compared" if coverage.lost else text
     layers = [layer for layer in (first.reference, first.candidate) if layer]
     place = " against ".join(dict.fromkeys(layers)) or "the settings"
     text = f"DIFFER: first at step {first.step}, stage {first.stage}, {place}{f', {first.slot}' if first.slot else ''}"
@@ -103,6 +104,8 @@ def _verdict(report: ReportData) -> str:
     left = left_out_text(report)
     if left:
         text += f" Not compared: {left}."
+    for lost in coverage.lost:
+        text += f" {lost[0].upper()}{lost[1:]}."
     if coverage.sketched:
         text += f" {coverage.sketched} of the pairs were judged from sketches (relative L2 to +- {SPREAD:.0%})."
     if coverage.ranks:
@@ -150,6 +153,8 @@ def _cannot_tell(report: ReportData) -> str:
 
 def floor_lines(report: ReportData) -> list[str]:
     """What diffs are beside the floors that were measured, a line each; none where none were."""
+    if not report.may_hold("floor"):
+        return []
     worst: dict[str, Diff] = {}
     grades: Counter[Grade] = Counter()
     count = 0
@@ -174,6 +179,8 @@ def floor_lines(report: ReportData) -> list[str]:
 
 def third_lines(report: ReportData) -> list[str]:
     """Which side is farther from the step in float64, a line; none where it was not run in float64."""
+    if not report.may_hold("third_reference"):
+        return []
     count: Counter[str] = Counter()
     worst: dict[str, Diff] = {}
     code = ""
@@ -295,24 +302,19 @@ def limit_lines(table: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def stage_table(report: ReportData) -> list[dict[str, Any]]:
     """A row for each stage: pairs, how many differ, the worst relative L2 error and where it is."""
-    rows: dict[str, dict[str, Any]] = {}
-    worst: dict[str, float] = {}
-    for diff in report.diffs:
-        stage = diff.pair.stage
-        row = rows.get(stage)
-        if row is None:
-            row = rows[stage] = {"stage": stage, "compared": 0, "differ": 0, "alone": 0}
-            row |= {"worst": None, "limit": None, "where": "", "rule": None}
-        row["differ"] += not diff.passed
-        row["compared" if diff.counts else "alone"] += 1
-        figures, excess = diff.figures, diff.excess
-        if not diff.compared or figures is None or not math.isfinite(figures.rel_l2):
+    found = []
+    for stage in STAGES:
+        counts = report.stages.get(stage)
+        if counts is None:
             continue
-        if excess > worst.get(stage, -1.0):
-            worst[stage] = excess
-            row["worst"] = figures.rel_l2
-            judged = diff.judgement
+        row: dict[str, Any] = {"stage": stage, "compared": counts.compared, "differ": counts.differ}
+        row |= {"alone": counts.alone, "worst": None, "limit": None, "where": "", "rule": None}
+        worst = counts.worst
+        if worst is not None and worst.figures is not None:
+            judged = worst.judgement
+            row["worst"] = worst.figures.rel_l2
             row["limit"] = judged.limit if judged is not None and judged.figure is Figure.REL_L2 else None
             row["rule"] = judged.rule if judged is not None else None
-            row["where"] = f"{diff.pair.anchor.site}, step {diff.pair.step}"
-    return [rows[stage] for stage in STAGES if stage in rows]
+            row["where"] = f"{worst.pair.anchor.site}, step {worst.pair.step}"
+        found.append(row)
+    return found

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from padiff.errors import SketchOnlyError
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Sketch
+
+#: Gives so many bytes of memory that is there already, which may be used until it is asked again; `None`: it has not so
+#: many.
+Room: TypeAlias = Callable[[int], np.ndarray | None]
 
 
 class TensorSource(ABC):
@@ -25,6 +30,14 @@ class TensorSource(ABC):
         Raises:
             SketchOnlyError: a sketch is all that was kept.
         """
+
+    def read_into(self, room: Room) -> np.ndarray:
+        """The values, in memory of the room where they would have to be fetched: they last until it is asked again.
+
+        Raises:
+            SketchOnlyError: a sketch is all that was kept.
+        """
+        return self.read()
 
     @property
     def sketch(self) -> Sketch | None:

@@ -14,7 +14,8 @@ class Structured(tuple[Record, ...]):
     Args:
         records: they.
         structure: what they are but for their values: names, dtypes, shapes, how each is kept, and which of them are
-            one tensor. Steps whose structure is the same object have the same records in the same places.
+            one tensor. Steps whose structure is the same object, or equal tuples of such objects, have the same records
+            in the same places.
     """
 
     structure: object

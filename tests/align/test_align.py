@@ -152,7 +152,7 @@ def test_a_null_side_means_that_no_partner_is_sought():
     assert "b" in {layer.path for layer in alignment.candidate_only}
 
 
-def test_a_path_that_is_not_there_is_told_with_the_nearest():
+def test_a_path_that_is_not_there_is_reported_with_the_nearest():
     with pytest.raises(UsageError, match=r"the reference has no layer 'encodr'\. Nearest: encoder"):
         align(mlp("encoder", "head"), mlp("a", "b"), {"encodr": "a"})
     with pytest.raises(UsageError, match=r"the candidate has no layer 'hed'\. Nearest: head"):
@@ -205,7 +205,7 @@ def test_a_given_pair_leaves_recorded_pairs_of_like_names_alone():
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])
-def test_a_recorded_map_that_names_an_unknown_layer_is_told(side):
+def test_a_recorded_map_that_names_an_unknown_layer_is_reported(side):
     trees = {"reference": recorded_map(equal("a", "b"), "a"), "candidate": recorded_map(equal("a", "b"), "b")}
     trees[side] = recorded_map(equal("a", "b"), "aa")
     with pytest.raises(UsageError, match=re.escape(f"the {side} has no layer 'aa'. Nearest: a")):

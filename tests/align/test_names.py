@@ -245,7 +245,7 @@ def test_names_of_different_parts_contradict_each_other(block, one, other):
     assert not [(a, b) for a, b in crossed if not contradicted(a, b)]
 
 
-def test_the_norms_of_a_block_are_told_in_their_order_where_they_are_told():
+def test_the_norms_of_a_block_are_paired_in_their_order_where_it_is_given():
     for first, second in BLOCKS["norms"].values():
         places = [names.read(f"layers.0.{path}", "").norm for path in (first, second)]
         assert places in ([0, 0], [0, 3]) or 0 < places[0] < places[1]

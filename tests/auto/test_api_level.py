@@ -153,14 +153,14 @@ def test_custom_paddle_operators_are_seen_by_name(switched_on, monkeypatch):
     np.testing.assert_allclose(record.value, X * 2 + 1, rtol=1e-6)
 
 
-def test_an_unknown_custom_operator_is_told(switched_on, monkeypatch):
+def test_an_unknown_custom_operator_is_reported(switched_on, monkeypatch):
     monkeypatch.setenv("PADDLE_THIRDPARTY_API", "no_such.op")
     layer = PaddleNet()
     with pytest.raises(UsageError, match=r"PADDLE_THIRDPARTY_API: 'no_such.op' is neither a module nor a function"):
         padiff.record(layer).__enter__()
 
 
-def test_switches_are_read_when_asked_and_wrong_ones_told(monkeypatch):
+def test_switches_are_read_when_asked_and_wrong_ones_reported(monkeypatch):
     monkeypatch.setenv("PADIFF_API_CHECK", "on")
     monkeypatch.setenv("PADDLE_THIRDPARTY_API", "a.b, c")
     assert Switches.from_environment() == Switches(api_check=True, third_party=("a.b", "c"))

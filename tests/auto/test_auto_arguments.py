@@ -136,7 +136,7 @@ def test_a_missing_input_is_named(pair):
         call(pair, inputs=({}, {"x": y}))
 
 
-def test_an_input_of_the_wrong_framework_is_told():
+def test_an_input_of_the_wrong_framework_is_reported():
     x = data(5, 4)
     with pytest.raises(UsageError, match=r"the base model's input is .* a torch tensor .*, got paddle"):
         call((TORCH, PADDLE), inputs=(paddle.to_tensor(x), paddle.to_tensor(x)))
@@ -144,19 +144,19 @@ def test_an_input_of_the_wrong_framework_is_told():
         call((TORCH, PADDLE), inputs=(x, x))
 
 
-def test_an_input_of_the_wrong_framework_inside_of_a_dict_is_told_too():
+def test_an_input_of_the_wrong_framework_inside_of_a_dict_is_reported_too():
     x = data(5, 4)
     with pytest.raises(UsageError, match="the base model is of torch, its input 'x' is a tensor of paddle"):
         call((TORCH, PADDLE), inputs=({"x": paddle.to_tensor(x)}, {"x": paddle.to_tensor(x)}))
 
 
-def test_a_dtype_that_does_not_fit_the_model_is_told_with_both_dtypes(pair):
+def test_a_dtype_that_does_not_fit_the_model_is_reported_with_both_dtypes(pair):
     inputs = [kit.tensor(data(5, 4, dtype="float64"), None) for kit in pair]
     with pytest.raises(UsageError, match=r"the base model's forward failed .*float64 \[5, 4\].*parameters are float32"):
         call(pair, inputs=inputs)
 
 
-def test_a_device_that_does_not_fit_the_model_is_told():
+def test_a_device_that_does_not_fit_the_model_is_reported():
     base, raw = torch.nn.Linear(4, 3), paddle.nn.Linear(4, 3)
     x = data(5, 4)
     with pytest.raises(UsageError, match="the base model is on cpu, an input of it on meta: bring them to one device"):
@@ -253,14 +253,14 @@ def test_steps_are_a_whole_number(pair, steps):
         call(pair, steps=steps)
 
 
-def test_an_optimizer_of_the_other_framework_is_told():
+def test_an_optimizer_of_the_other_framework_is_reported():
     base, raw = tanh_mlp(TORCH), tanh_mlp(PADDLE)
     with pytest.raises(UsageError, match=r"the base model is of torch; expected an optimizer of torch .*, got paddle"):
         padiff.auto_diff(base, raw, both((TORCH, PADDLE), data(5, 4)), None, [PADDLE.sgd(raw.parameters())] * 2)
 
 
 @pytest.mark.parametrize("options", [{"diff_phase": "forward"}, {"single_step": True}])
-def test_optimizers_that_are_not_used_are_told(pair, options, capsys):
+def test_optimizers_that_are_not_used_are_reported(pair, options, capsys):
     base, raw = models(pair)
     optimizers = [kit.sgd(model.parameters()) for kit, model in zip(pair, (base, raw))]
     assert padiff.auto_diff(base, raw, both(pair, data(5, 4)), None, optimizers, **options, **CLOSE)
@@ -292,19 +292,19 @@ def test_an_unknown_key_in_options_is_named_with_the_nearest():
         ({"single_step": 1}, "single_step is True or False, got 1"),
     ],
 )
-def test_an_option_of_a_wrong_value_is_told(pair, options, message):
+def test_an_option_of_a_wrong_value_is_reported(pair, options, message):
     with pytest.raises(UsageError, match=message):
         call(pair, **options)
 
 
-def test_models_in_different_modes_are_told(pair):
+def test_models_in_different_modes_are_reported(pair):
     base, raw = models(pair)
     raw.eval()
     with pytest.raises(UsageError, match="the base model is in train mode, the raw model is in eval mode: call train"):
         padiff.auto_diff(base, raw, both(pair, data(5, 4)))
 
 
-def test_a_missing_argument_and_one_given_twice_are_told(pair):
+def test_a_missing_argument_and_one_given_twice_are_reported(pair):
     base, raw = models(pair)
     with pytest.raises(UsageError, match="auto_diff needs base_model, raw_model, inputs; inputs is missing"):
         padiff.auto_diff(base, raw)
@@ -314,6 +314,6 @@ def test_a_missing_argument_and_one_given_twice_are_told(pair):
         padiff.auto_diff(base, raw, both(pair, data(5, 4)), None, None, None)
 
 
-def test_a_value_that_is_no_model_is_told():
+def test_a_value_that_is_no_model_is_reported():
     with pytest.raises(UsageError, match=r"expected a torch.nn.Module or a paddle.nn.Layer, got builtins.str"):
         padiff.auto_diff("model", tanh_mlp(TORCH), (1, 2))

@@ -40,7 +40,7 @@ def test_inputs_are_dicts_tensors_or_tuples(pair, form):
     assert [d.figures.max_abs for d in inputs] == [0.0]
 
 
-def test_different_inputs_are_told_as_such(pair):
+def test_different_inputs_are_reported_as_such(pair):
     base, raw = pair_of_mlps(pair)
     report = padiff.auto_diff(base, raw, (pair[0].tensor(data(5, 4)), pair[1].tensor(data(5, 4, seed=2))), **CLOSE)
     assert not report
@@ -163,7 +163,7 @@ def test_both_phases_compare_every_stage(pair):
     assert report.coverage.complete
 
 
-def test_backward_without_single_step_is_taken_as_both_and_told(pair, capsys):
+def test_backward_without_single_step_is_taken_as_both_and_reported(pair, capsys):
     base, raw = pair_of_mlps(pair)
     report = padiff.auto_diff(base, raw, both(pair, data(5, 4)), diff_phase="backward", **CLOSE)
     assert "diff_phase='backward' holds with single_step=True only" in capsys.readouterr().out

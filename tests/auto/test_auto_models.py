@@ -184,7 +184,7 @@ def test_a_parameter_that_is_frozen_on_one_side_only_is_found(pair):
     assert "frozen" in report.first_diff.cause.sentence
 
 
-def test_dropout_inside_of_an_attention_is_told(capsys):
+def test_dropout_inside_of_an_attention_is_reported(capsys):
     base = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, batch_first=True)
     raw = paddle.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, attn_dropout=0.0)
     inputs = [kit.tensor(data(2, 4, 16)) for kit in (TORCH, PADDLE)]

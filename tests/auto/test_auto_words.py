@@ -146,13 +146,13 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), CONTRADICTIONS)
-def test_contradictions_are_told(wrong, message, pair):
+def test_contradictions_are_reported(wrong, message, pair):
     a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match=message):
         auto_diff(a, b, both(pair, data(5, 4)), **wrong)
 
 
-def test_models_in_words_of_both_generations_are_told(pair):
+def test_models_in_words_of_both_generations_are_reported(pair):
     a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match="layer and module are the first generation's words"):
         auto_diff(layer=a, raw_model=b, inputs=both(pair, data(5, 4)))

@@ -97,7 +97,7 @@ def test_auto_takes_proxies():
     assert layer_map.map == {layer.attn: module.attn}
 
 
-def test_a_layer_of_neither_model_is_told(pair):
+def test_a_layer_of_neither_model_is_reported(pair):
     base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     stranger = pair[1].Linear(1, 1)
     with pytest.raises(
@@ -106,13 +106,13 @@ def test_a_layer_of_neither_model_is_told(pair):
         auto_diff(base, raw, both(pair, data(5, 4)), layer_map={base.fc0: stranger})
 
 
-def test_two_layers_of_one_model_are_told(pair):
+def test_two_layers_of_one_model_are_reported(pair):
     base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match="fc0 and fc1 are both layers of the base model"):
         auto_diff(base, raw, both(pair, data(5, 4)), layer_map={base.fc0: base.fc1}, atol=1e-5)
 
 
-def test_an_unknown_path_and_a_layer_given_twice_are_told(pair):
+def test_an_unknown_path_and_a_layer_given_twice_are_reported(pair):
     base, raw = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     with pytest.raises(padiff.PadiffError, match=r"no layer 'fc9'. Nearest: fc"):
         auto_diff(base, raw, both(pair, data(5, 4)), layer_map={"fc0": "fc9"})

@@ -192,7 +192,7 @@ def test_checks_on_dumps_see_what_such_layers_give(pair):
     assert (report.first_diff.stage, report.first_diff.reference) == ("forward", "c")
 
 
-def test_a_mapped_layer_that_one_side_froze_is_still_told(pair):
+def test_a_mapped_layer_that_one_side_froze_is_still_reported(pair):
     base, raw = carried(*aligned(pair, (False, False)))
     if pair[1] is TORCH:
         raw.c.w.requires_grad_(False)

@@ -95,7 +95,7 @@ def test_the_call_of_a_shared_layer_that_differs_is_the_one_whose_stack_is_shown
     assert "# the first call" not in out
 
 
-def test_a_failed_backward_is_told_with_the_forward_that_passed(pair, capsys):
+def test_a_failed_backward_is_reported_with_the_forward_that_passed(pair, capsys):
     def net(kit, factor):
         return kit.net(
             lambda net, x: net.last(kit.scaled_gradient(net.first(x), factor)),

@@ -82,7 +82,7 @@ def parsed(fix):
 @pytest.mark.parametrize(
     ("rule", "name", "torch_fault", "paddle_fault"), FAULTS, ids=[f"{f[0]}-{f[1]}" for f in FAULTS]
 )
-def test_an_optimizer_that_is_off_by_a_setting_is_told_with_the_line_that_mends_it(
+def test_an_optimizer_that_is_off_by_a_setting_is_reported_with_the_line_that_mends_it(
     rule, name, torch_fault, paddle_fault, sides
 ):
     words = dict(zip(("torch", "paddle"), RULES[rule]))
@@ -198,7 +198,7 @@ def test_what_is_set_otherwise_and_computes_the_same_is_no_difference(name, swap
     assert bool(report.settings_differ) == (name in ("RMSProp", "Adamax"))
 
 
-def test_another_rule_is_told_by_its_name():
+def test_another_rule_is_reported_by_its_name():
     runs = [trained("torch", optimizer_of("torch", "Adam", {"lr": 0.001}))]
     runs.append(trained("paddle", optimizer_of("paddle", "SGD", {"learning_rate": 0.001})))
     first = padiff.compare_runs(*runs).first_diff
@@ -207,7 +207,7 @@ def test_another_rule_is_told_by_its_name():
     assert padiff.compare_runs(*runs[::-1]).first_diff.cause.fix == "torch.optim.SGD(...)"
 
 
-def test_the_form_of_decay_is_told_with_its_value():
+def test_the_form_of_decay_is_reported_with_its_value():
     runs = [trained("torch", optimizer_of("torch", "AdamW", {"lr": 0.001, "weight_decay": 1e-4}))]
     runs.append(trained("paddle", optimizer_of("paddle", "Adam", {"learning_rate": 0.001, "weight_decay": 1e-4})))
     first = padiff.compare_runs(*runs).first_diff

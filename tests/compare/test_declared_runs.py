@@ -32,7 +32,7 @@ def two(framework, second):
     return make
 
 
-def test_of_several_optimizers_the_one_that_is_off_is_told():
+def test_of_several_optimizers_the_one_that_is_off_is_reported():
     reference = trained("torch", two("torch", 0.999))
     assert padiff.compare_runs(reference, trained("paddle", two("paddle", 0.999))).passed
     report = padiff.compare_runs(reference, trained("paddle", two("paddle", 0.9991)))
@@ -40,7 +40,7 @@ def test_of_several_optimizers_the_one_that_is_off_is_told():
     assert (found.name, found.about) == ("beta2", "AdamW") and found.parameters.reference == ("2/weight", "2/bias")
 
 
-def test_a_group_that_is_added_later_is_told_of_the_step_that_shows_it():
+def test_a_group_that_is_added_later_is_reported_of_the_step_that_shows_it():
     def make(net):
         return torch.optim.AdamW(net[0].parameters(), lr=0.001)
 
@@ -60,7 +60,7 @@ def test_a_group_that_is_added_later_is_told_of_the_step_that_shows_it():
     assert [bool(runs[0].steps(number)[0].settings) for number in range(5)] == [False] * 3 + [True] * 2
 
 
-def test_a_layer_that_is_put_into_evaluation_is_told_of_the_step_that_shows_it():
+def test_a_layer_that_is_put_into_evaluation_is_reported_of_the_step_that_shows_it():
     def stop(at):
         def each(step, net, _):
             if step == at:
@@ -98,7 +98,7 @@ def test_statistics_that_are_used_and_not_fed_are_one_with_evaluation():
     assert report.passed and not report.settings_differ
 
 
-def test_a_parameter_that_only_one_run_trains_is_told():
+def test_a_parameter_that_only_one_run_trains_is_reported():
     net = paddle_net()
     net[0].bias.stop_gradient = True
     runs = [
@@ -116,7 +116,7 @@ def test_a_parameter_that_only_one_run_trains_is_told():
     assert not padiff.compare_runs(*runs).settings_differ
 
 
-def test_shared_parameters_are_told_from_those_that_are_twice():
+def test_shared_parameters_are_reported_from_those_that_are_twice():
     class Tied(torch.nn.Module):
         def __init__(self, tied):
             super().__init__()
@@ -215,7 +215,7 @@ def test_a_tensor_that_parts_before_is_the_first_diff(off):
     assert "beta2" not in report.first_diff.message and len(report.settings_differ) == 1
 
 
-def test_a_tensor_that_parts_later_is_told_too(off):
+def test_a_tensor_that_parts_later_is_reported_too(off):
     def each(step, net, _):
         if step == 2:
             with paddle.no_grad():

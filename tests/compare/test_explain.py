@@ -64,7 +64,7 @@ def run(layer, *records, number: int = 0):
     return memory_run(info(root(1), layer), step(number, records))
 
 
-def test_a_square_weight_that_was_not_transposed_is_told():
+def test_a_square_weight_that_was_not_transposed_is_reported():
     matrix = RNG.normal(size=(6, 6))
     ours = run(linear("fc", 6, 6), record("fc", "weight", "weight", matrix))
     # Copied as it is from (out, in) into (in, out).
@@ -74,7 +74,7 @@ def test_a_square_weight_that_was_not_transposed_is_told():
     assert compare_runs(ours, right).passed
 
 
-def test_an_epsilon_that_differs_is_told_with_both_values():
+def test_an_epsilon_that_differs_is_reported_with_both_values():
     values = RNG.normal(size=(4, 3))
     runs = [
         run(norm("bn", 3, eps=eps, momentum=0.1), record("bn", "forward", "output.0", values * scale))
@@ -98,13 +98,13 @@ def test_a_momentum_that_differs_explains_running_statistics_but_no_output():
     assert "momentum" not in cause.replace("at this very place", "")
 
 
-def test_learning_rates_that_differ_are_told_with_both_values():
+def test_learning_rates_that_differ_are_reported_with_both_values():
     first = compare_runs(toy_run([0], rate=0.1), toy_run([0], paddle=True, rate=0.2)).first_diff
     assert (first.stage, first.slot) == ("update", "weight")
     assert first.cause.sentence == "the learning rates differ: 0.1 against 0.2"
 
 
-def test_weight_decay_is_told():
+def test_weight_decay_is_reported():
     weights = {r.site: r.value for r in toy_run([0]).steps(0)[0].records if r.stage == "weight"}
 
     def plant(seen, number):
@@ -119,7 +119,7 @@ def test_weight_decay_is_told():
     assert first.cause.proven
 
 
-def test_clipping_on_one_side_is_told_by_one_ratio_of_all_gradients():
+def test_clipping_on_one_side_is_reported_by_one_ratio_of_all_gradients():
     def plant(seen, number):
         return seen.value * np.float32(0.25) if seen.stage == "grad" else None
 
@@ -128,7 +128,7 @@ def test_clipping_on_one_side_is_told_by_one_ratio_of_all_gradients():
     assert "gradients are 0.25 times the reference's" in first.cause.sentence
 
 
-def test_a_nan_on_one_side_is_told():
+def test_a_nan_on_one_side_is_reported():
     def nan(values: np.ndarray) -> np.ndarray:
         values = values.copy()
         values.flat[3] = np.nan
@@ -139,20 +139,20 @@ def test_a_nan_on_one_side_is_told():
     assert "1 of 128 values are NaN or infinite on one side only" in first.message
 
 
-def test_random_dropout_masks_are_told():
+def test_random_dropout_masks_are_reported():
     values = RNG.normal(size=(20, 20))
     ours, theirs = (values * (np.random.default_rng(k).random((20, 20)) > 0.5) * 2 for k in (1, 2))
     runs = [run(linear("x", 2, 2), record("x", "forward", "output.0", v)) for v in (ours, theirs)]
     assert compare_runs(*runs).first_diff.cause.sentence.startswith("dropout: each run draws its own random mask")
 
 
-def test_shapes_that_differ_are_told():
+def test_shapes_that_differ_are_reported():
     runs = [run(linear("x", 2, n), record("x", "forward", "output.0", np.zeros((4, n)))) for n in (10, 12)]
     first = compare_runs(*runs).first_diff
     assert "shapes differ: (4, 10) against (4, 12)" in first.message and "other sizes" in first.cause.sentence
 
 
-def test_a_gradient_that_is_missing_is_told():
+def test_a_gradient_that_is_missing_is_reported():
     both = [record("x", "grad", slot, [1, 2]) for slot in ("weight", "bias")]
     first = compare_runs(run(linear("x", 1, 2), *both), run(linear("x", 1, 2), both[0])).first_diff
     assert first.cause.sentence.startswith("x/bias requires a gradient on the candidate, and has none: its optimizer")

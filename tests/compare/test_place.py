@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import padiff
-from padiff.recorder import record_buffer
+from padiff.recorder import copying
 from padiff.report_formats import to_json
 
 from .blocks import BATCH, BLOCKS, FAULTS, LENGTH, START, WIDTH, WORDS, model_of, trained
@@ -56,7 +56,7 @@ COMPUTED = {
 def recorded(model, detail, functions):
     with pytest.MonkeyPatch.context() as patch:
         if detail == "large":
-            patch.setattr(record_buffer, "SMALL_ELEMENTS", 0)
+            patch.setattr(copying, "SMALL_ELEMENTS", 0)
         return trained(model, functions=functions, **OPTIONS[detail])
 
 
@@ -132,7 +132,7 @@ def test_without_functions_the_layers_around_it_are_named(name, fault, detail):
     assert not first.cause.proven or fault in ("gelu", "activation")
 
 
-def test_the_diff_that_is_told_is_that_of_what_goes_in():
+def test_the_diff_that_is_reported_is_that_of_what_goes_in():
     first = report_of("port", "factor", "full").first_diff
     embedded = START["emb.weight"][np.random.default_rng(0).integers(0, WORDS, (BATCH, LENGTH))]
     missing, right = 3 * embedded, 4 * embedded + START["pos"]

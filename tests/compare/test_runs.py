@@ -60,7 +60,7 @@ def test_a_fault_at_one_site_is_found_there_and_nowhere_else(site, stage, names,
     assert first.max_abs == report.failed[0].figures.max_abs > 0
 
 
-def test_a_gradient_times_7_is_told():
+def test_a_gradient_times_7_is_reported():
     report = compare_runs(toy_run(), toy_run(paddle=True, plant=planted("head/backward/output.0", lambda v: 7 * v)))
     assert report.first_diff.stage == "backward" and "7 times the reference's" in report.first_diff.message
 
@@ -129,7 +129,7 @@ def test_a_surplus_layer_is_listed_by_name_with_what_it_owns():
     assert set(turned.candidate_layers) == {"bn", "drop"} and "candidate: drop" in turned.uncalled
 
 
-def test_another_nesting_is_told_as_containers():
+def test_another_nesting_is_reported_as_containers():
     report = compare_runs(toy_run([0]), toy_run([0], paddle=True))
     assert report.coverage.candidate_containers == ("body",) and report.coverage.candidate_layers == ()
 
@@ -150,7 +150,7 @@ def test_a_gradient_that_one_side_lacks_is_a_diff():
     assert "missing on the candidate" in first.message and np.isnan(first.max_abs)
 
 
-def test_settings_that_differ_are_told_even_in_a_match():
+def test_settings_that_differ_are_reported_even_in_a_match():
     def run(eps: float):
         tree = info(root(1), norm("bn", 2, eps=eps, momentum=0.1))
         return memory_run(tree, step(0, [record("bn", "forward", "output.0", [[1, 2]])]))
@@ -187,7 +187,7 @@ def test_a_layer_map_reaches_the_comparison():
         compare_runs(run(1, 2), run(2, 1), layer_map={"a": "c"})
 
 
-def test_progress_is_told_step_by_step():
+def test_progress_is_reported_step_by_step():
     seen = []
     compare_runs(toy_run(), toy_run(), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]

@@ -263,7 +263,7 @@ def test_a_fixed_tolerance(shape, mode, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_estimate_is_told_only_where_chance_does_not_explain_it(way):
+def test_an_estimate_is_reported_only_where_chance_does_not_explain_it(way):
     """An error at the limit fails half of the time by chance if the spread is not allowed for."""
     reference = drawn((60, 100))
     verdicts = {}
@@ -290,7 +290,7 @@ def test_integers_have_to_be_equal(shape, way):
         assert (same.passed, off.passed) == (True, False)
 
 
-def test_a_few_elements_that_are_off_are_told_from_all():
+def test_a_few_elements_that_are_off_are_reported_from_all():
     """A gradient that is off in a few elements only (kinks): the median of the projection does not see them."""
     reference = drawn((40, 70))
     few = reference.copy()

@@ -61,7 +61,7 @@ def test_labels_that_the_model_shifts_and_labels_that_are_given_shifted_are_the_
     assert rules == {"PREPARED"}
 
 
-def test_labels_that_nobody_shifts_are_told():
+def test_labels_that_nobody_shifts_are_reported():
     report = padiff.compare_runs(run(shifts=True, labels=lambda tokens: tokens), run(labels=lambda tokens: tokens))
     cause = report.first_diff.cause
     assert (report.first_diff.step, cause.kind) == (0, "labels_shifted")
@@ -92,14 +92,14 @@ def test_a_norm_that_nothing_is_clipped_by_is_no_news_where_gradients_show_the_s
 
 
 @pytest.mark.parametrize(("reference", "candidate"), [(2, 1), (1, 2)])
-def test_a_step_of_more_micro_batches_is_told_at_its_input(reference, candidate):
+def test_a_step_of_more_micro_batches_is_reported_at_its_input(reference, candidate):
     runs = run(micro_batches=reference), run(micro_batches=candidate)
     report = padiff.compare_runs(*runs)
     assert (report.first_diff.step, report.first_diff.stage) == (0, "input")
     assert f"micro-batches {reference} against {candidate}" in report.first_diff.message
 
 
-def test_a_decay_is_told_though_the_first_rates_of_a_warm_up_are_zero():
+def test_a_decay_is_reported_though_the_first_rates_of_a_warm_up_are_zero():
     rates = (0.0, 5e-4, 1e-3, 1e-3)
     report = padiff.compare_runs(run(rates=rates, decay=0.1), run(rates=rates, decay=0.01))
     (found,) = [one for one in report.settings_differ if one.name == "weight_decay"]

@@ -143,7 +143,7 @@ def test_a_dump_says_not_what_was_asked_for_so_only_what_it_notes_is_missed():
     assert compare_runs(reported, reported).outcome == "cannot tell"
 
 
-def test_who_asks_for_outputs_alone_is_not_told_of_parameters():
+def test_who_asks_for_outputs_alone_is_not_reported_of_parameters():
     run = without("fc2/weight")
     assert compare_runs(run, run, stages=["forward"]).outcome == "match"
     assert compare_runs(run, run, layers=["fc1"]).outcome == "match"

@@ -66,20 +66,6 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return made(tmp_path / "a", 0), made(tmp_path / "b", 1e-7)
 
 
-@pytest.fixture
-def measured_here(monkeypatch) -> list[int]:
-    """Steps of the pairs that this process measured itself."""
-    found: list[int] = []
-    measure = padiff.compare.comparison.measure_pair
-
-    def noted(pair, elementwise):
-        found.append(pair.step)
-        return measure(pair, elementwise)
-
-    monkeypatch.setattr(padiff.compare.comparison, "measure_pair", noted)
-    return found
-
-
 def reported(report):
     """All that a report says of its pairs."""
     return [(d.pair.step, d.pair.anchor.site, d.figures, d.passed, d.judgement, d.problem) for d in report.diffs]
@@ -292,7 +278,7 @@ def test_where_no_process_can_be_started_this_one_measures(runs, monkeypatch, me
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_of_several_damaged_tensors_the_first_is_told_whatever_the_number_of_workers(runs, workers):
+def test_of_several_damaged_tensors_the_first_is_reported_whatever_the_number_of_workers(runs, workers):
     dump = runs[1] / "steps" / "00000004" / "rank_0" / "tensors"
     for path in dump.glob("*-forward-l[135]-*"):
         path.write_bytes(b"")

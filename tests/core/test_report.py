@@ -124,7 +124,7 @@ def test_the_first_failure_of_a_junit_file_has_the_cause(bad):
     assert failures[0] == bad.first_diff.message and str(bad.first_diff.cause) in failures[0]
 
 
-def test_what_was_excluded_is_told_where_nothing_is_proven():
+def test_what_was_excluded_is_reported_where_nothing_is_proven():
     cause = Cause("unknown", "unknown; it is here", excluded=("epsilon", "bias"))
     assert cause.text == "Cause: unknown; it is here. Tried and excluded: epsilon, bias."
     proven = Cause("beta", "beta2 is 0.9", True, "to 0.8 times the noise", "Adam(...)", ("epsilon",))

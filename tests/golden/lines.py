@@ -49,7 +49,7 @@ def lines_of(folder: Path) -> list[str]:
         report = padiff.compare_runs(*runs, layer_map=layer_map, policy=policy, stages=meta["stages"], workers=1)
     except PadiffError as error:
         return [f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")]
-    return [*_aligned(runs, layer_map), *(_diff(diff) for diff in report.diffs), *_told(report)]
+    return [*_aligned(runs, layer_map), *(_diff(diff) for diff in report.diffs), *_sentences(report)]
 
 
 def _aligned(runs: list[Any], layer_map: Any) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _diff(diff: Diff) -> str:
     )
 
 
-def _told(report: Report) -> Iterator[str]:
+def _sentences(report: Report) -> Iterator[str]:
     yield f"outcome {report.outcome}"
     first = report.first_diff
     if first is not None:

@@ -51,7 +51,7 @@ def test_all_outcomes_are_among_the_pairs():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_pair_is_told_as_it_was(pairs, name, tmp_path):
+def test_a_pair_is_reported_as_it_was(pairs, name, tmp_path):
     archive, members = pairs
     archive.extractall(tmp_path, members[name], filter="fully_trusted")
     lines = lines_of(tmp_path / name)

@@ -54,12 +54,12 @@ def test_a_yaml_file_is_read(tmp_path):
         {"reference": 0, "candidate": "b"},
     ],
 )
-def test_an_item_that_is_no_pair_is_told_with_what_to_do(item):
+def test_an_item_that_is_no_pair_is_reported_with_what_to_do(item):
     with pytest.raises(UsageError, match=r"expected a pair of layer paths .* got .*`padiff map REFERENCE CANDIDATE`"):
         LayerMap.of([item])
 
 
-def test_a_value_that_is_no_map_is_told():
+def test_a_value_that_is_no_map_is_reported():
     with pytest.raises(UsageError, match=r"expected pairs of layer paths, a mapping or a YAML file, got 5"):
         LayerMap.of(5)
 
@@ -75,7 +75,7 @@ def test_a_value_that_is_no_map_is_told():
         (b"!!python/object/apply:os.mkdir [pwned]", "is no YAML"),
     ],
 )
-def test_a_file_that_is_no_map_is_told_by_name(tmp_path, monkeypatch, content, message):
+def test_a_file_that_is_no_map_is_reported_by_name(tmp_path, monkeypatch, content, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "map.yaml").write_bytes(content)
     with pytest.raises(UsageError, match=rf"map\.yaml.*{message}|{message}.*map\.yaml"):
@@ -83,6 +83,6 @@ def test_a_file_that_is_no_map_is_told_by_name(tmp_path, monkeypatch, content, m
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_file_that_is_missing_is_told(tmp_path):
+def test_a_file_that_is_missing_is_reported(tmp_path):
     with pytest.raises(UsageError, match=r"cannot read the layer map .*no\.yaml"):
         LayerMap.of(tmp_path / "no.yaml")

@@ -76,19 +76,19 @@ def test_what_is_below_a_mapped_layer_is_left_out_whatever_the_lists_say():
     assert chosen(white_list=["encoder"], hidden=[NODES[1].layer]) == {"encoder"}
 
 
-def test_a_pattern_that_matches_nothing_is_told_with_the_nearest_paths():
+def test_a_pattern_that_matches_nothing_is_reported_with_the_nearest_paths():
     with pytest.raises(SelectionError, match=r"white_list: the pattern 'encodr\.\*' matches no.* Nearest: encoder"):
         chosen(white_list=["encodr.*"])
     with pytest.raises(SelectionError, match=r"black_list: the pattern 'x' matches no layer"):
         chosen(black_list=["x"])
 
 
-def test_a_class_that_no_layer_has_is_told_with_those_there_are():
+def test_a_class_that_no_layer_has_is_reported_with_those_there_are():
     with pytest.raises(SelectionError, match=r"no layer of the class builtins.int; it has Block, Dropout, Linear"):
         chosen(black_list=[int])
 
 
-def test_a_layer_of_another_model_is_told():
+def test_a_layer_of_another_model_is_reported():
     with pytest.raises(SelectionError, match=r"is no layer of the model. Give a layer object of this very model"):
         chosen(white_list=[Linear()])
 

@@ -108,7 +108,7 @@ def test_a_reshape_of_another_size_leaves_the_tensor_as_it_is():
     assert Layout.of("reshape").apply(np.ones((2, 3)), (7,)).shape == (2, 3)
 
 
-def test_views_are_told_in_words():
+def test_views_are_reported_in_words():
     assert Layout.of("axes 0,3,1,2").describe() == "channels last against first"
     assert Layout.of("axes 0,2,3,1 then reshape").describe() == "channels first against last, reshape"
     assert Layout.of("").describe() == ""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from kit.records import info, linear, record, root, step, write_run
 
 from padiff.align import align
-from padiff.dump import open_run
+from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
 from padiff.pair import plans as module
 from padiff.pair.plans import PairPlans
 from padiff.pair.steps import pair_steps
+from padiff.pair.united import united
 from padiff.records import LOOP, ROOT, Both, Pair
+from padiff.records.parts import Part
 
 PACKED = Storage(pack=True)
 TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))
@@ -112,3 +115,33 @@ def test_calls_of_a_loss_that_values_tell_are_looked_at_in_each_step(tmp_path):
         calls.append([(p.reference.call, p.candidate.call) for p in pairs if p.complete])
     assert sorted(calls[0]) == [(0, 0), (0, 0), (1, 1), (1, 1)]
     assert sorted(calls[1]) == [(0, 1), (0, 1), (1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_steps_whose_parameters_are_spread_are_paired_once_for_each_process(count, tmp_path, counted):
+    def ran(number, rank, factor):
+        values = np.random.default_rng(number).normal(size=(9, 4)).astype(np.float32) * np.float32(factor)
+        bounds = [9 * k // count for k in range(count + 1)]
+        begin, end = bounds[rank : rank + 2]
+        own = replace(record("a", "weight", "weight", values[begin:end]), part=Part((9, 4), (begin, 0), "shard"))
+        out = record("a", "forward", "output.0", values[:2] + np.float32(rank))
+        return replace(step(number, [own, out]), rank=rank)
+
+    found = []
+    for name, factor in (("r", 1.0), ("c", 1 + 1e-6)):
+        writer = RunWriter(tmp_path / name, replace(TREE, world_size=count), storage=PACKED)
+        for number in range(3):
+            for rank in range(count):
+                writer.put(ran(number, rank, factor))
+        writer.close()
+        found.append(open_run(tmp_path / name))
+    alignment, known = align(*(run.info for run in found)), PairPlans()
+    for number in range(3):
+        sides = Both(*(united(run.steps(number)) for run in found))
+        for one, other in zip(sides.reference, sides.candidate):
+            pairs = known.pairs(one, other, alignment)
+            assert reported(pairs) == reported(pair_steps(one, other, alignment))
+        whole = next(p for p in known.pairs(sides.reference[0], sides.candidate[0], alignment) if p.stage == "weight")
+        expected = np.random.default_rng(number).normal(size=(9, 4)).astype(np.float32)
+        np.testing.assert_array_equal(whole.reference.value, expected)
+    assert len(counted) == count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -145,3 +147,43 @@ def test_steps_without_parts_are_as_they_were():
         Step(0, (Record("layer", "weight", "weight", InMemory(WHOLE), "float32", SHAPE),), rank) for rank in (0, 1)
     ]
     assert united(steps) == steps and all(one is other for one, other in zip(united(steps), steps))
+
+
+@pytest.mark.parametrize("lacking", ["its own", "one"])
+def test_gradients_of_an_optimizer_that_is_shared_out_are_one_step(lacking):
+    """Each of two processes consumes two of four gradients, or one of them lacks one that the other has."""
+    names = ("a", "b", "c", "d")
+    own = [names[:2], names[2:]] if lacking == "its own" else [names, names[:3]]
+    steps = []
+    for rank, consumed in enumerate(own):
+        records = [(stage, name) for name in consumed for stage in ("grad", "update")]
+        records = [*(("weight", name) for name in names), *records]
+        values = {key: np.full(3, number, np.float32) for number, key in enumerate(sorted(records))}
+        steps.append(
+            Step(0, tuple(Record("fc", *key, InMemory(values[key]), "float32", (3,)) for key in records), rank=rank)
+        )
+    first, other = united(steps)
+    sites = [{record.site for record in step.records} for step in (first, other)]
+    if lacking == "one":
+        assert first is steps[0] and other is steps[1]
+    else:
+        assert sites == [{f"fc/{stage}/{name}" for stage in ("weight", "grad", "update") for name in names}, set()]
+        assert first.spread != united([steps[0], replace(steps[0], rank=1)])[0].spread
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("fault", ["", "moved", "twice"])
+def test_pieces_that_overlap_are_found_whatever_the_axis_and_their_order(axis, fault):
+    bounds = np.linspace(0, SHAPE[axis], 8).astype(int)
+    ranges = [[0, SHAPE[0], 0, SHAPE[1]] for _ in bounds[1:]]
+    for own, begin, end in zip(ranges, bounds, bounds[1:]):
+        own[2 * axis : 2 * axis + 2] = int(begin), int(end)
+    if fault == "moved":
+        ranges[3][2 * axis], ranges[3][2 * axis + 1] = ranges[3][2 * axis] - 1, ranges[3][2 * axis + 1] - 1
+    if fault == "twice":  # as many elements in all, some of them held twice
+        ranges[5] = [*ranges[2]]
+        ranges[5][2 * axis + 1] += (bounds[6] - bounds[5]) - (bounds[3] - bounds[2])
+    pieces = [_block((a, b), (c, d), "shard", 0, WHOLE) for a, b, c, d in ranges]
+    pieces = [pieces[k] for k in np.random.default_rng(axis).permutation(len(pieces))]
+    first, *_ = united(_steps(pieces))
+    assert bool(first.records) is not bool(fault) and bool(first.notes) is bool(fault)

@@ -113,7 +113,7 @@ def test_inputs_spoil_nothing(pair, back):
 
 @both_ways
 @of("execution", without=MISLEADING)
-def test_a_wrong_guess_is_not_told_as_sure(pair, back):
+def test_a_wrong_guess_is_not_reported_as_sure(pair, back):
     case, alignment, _ = transferred(pair, back, False)
     wrong = set(case.wrong(alignment))
     assert wrong

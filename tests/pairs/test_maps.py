@@ -13,7 +13,7 @@ from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
 from padiff.weights.assign import carry_over
-from padiff_hooks.map_yaml import map_to_yaml
+from padiff_cli.map_yaml import map_to_yaml
 
 from . import PAIRS
 from .copying import value

@@ -97,15 +97,30 @@ def runs_of(pair, models):
 
 
 @cache
-def compared(pair, back):
-    """Both models, the report and the alignment of the runs after a transfer by hand; the candidate first if back."""
+def recorded(pair):
+    """Both models after a transfer by hand, and their runs."""
     models = transferred(pair)
-    runs = runs_of(pair, models)
-    if back:
-        models, runs = models[::-1], runs[::-1]
-    comparison = RunComparison(*runs)
-    comparison.compare(comparison.common()[0])
-    return models, padiff.compare_runs(*runs), comparison.alignment
+    return models, runs_of(pair, models)
+
+
+@cache
+def compared(pair, back):
+    """Both models, the report of their runs and its alignment; the candidate first if back."""
+    models, runs = (sides[::-1] if back else sides for sides in recorded(pair))
+    made = []
+
+    class Kept(RunComparison):
+        """What `compare_runs` compares with; it keeps the alignment to itself."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("padiff.compare.runs.RunComparison", Kept)
+        report = padiff.compare_runs(*runs)
+    (comparison,) = made
+    return models, report, comparison.alignment
 
 
 @both_ways

@@ -30,7 +30,10 @@ from padiff.records import (
     Problem,
     Rule,
     Sketched,
+    floor_lines,
+    third_lines,
 )
+from padiff.records.compared import Third
 from padiff.report_formats import stage_table, to_json, to_junit, to_markdown, verdict
 from padiff.sketches.sketch import sketch_of
 
@@ -86,6 +89,24 @@ def test_a_folded_report_is_a_sequence_as_any(runs, folding, monkeypatch):
     assert [reported(d) for d in folded.failed[:2]] == [reported(d) for d in failed[:2]]
     with pytest.raises(IndexError):
         folded.failed[len(failed)]
+
+
+def test_floors_and_distances_from_float64_are_looked_for_only_where_there_are_any(runs):
+    report = compare_runs(*runs)
+    assert not isinstance(report.diffs, FoldedDiffs)
+    at = next(k for k, diff in enumerate(report.diffs) if diff.figures is not None and diff.compared)
+    for changed, lines, other in (
+        ({"floor": 1e-9}, floor_lines, third_lines),
+        ({"third": Third(Both(1e-7, 3e-7), "torch")}, third_lines, floor_lines),
+    ):
+        diffs = list(report.diffs)
+        diffs[at] = replace(diffs[at], figures=replace(diffs[at].figures, **changed))
+        unfolded = replace(report, diffs=tuple(diffs))
+        folded = FoldedDiffs(Both(*map(open_run, runs)))
+        folded.add(diffs, Both(0, 0), 0)
+        assert lines(unfolded) == lines(replace(report, diffs=folded)) != []
+        assert other(unfolded) == other(replace(report, diffs=folded)) == []
+        assert folded.holds("floor") is (lines is floor_lines)
 
 
 def test_tensors_of_a_folded_report_are_read_from_their_own_step(runs, folding):

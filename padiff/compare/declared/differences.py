@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,18 @@ class Declared:
         """What differs in a step that was looked at."""
         found = self._of_step.get(step, ())
         return without_made_up(found, self._made_up) if self._made_up else found
+
+    def in_steps(self, steps: Iterable[int], concerns: Callable[[Difference], bool]) -> list[tuple[int, Difference]]:
+        """What the runs declare differently in these steps, as far as it concerns, with the first that shows it."""
+        found: dict[Any, tuple[int, Difference]] = {}
+        looked: set[int] = set()
+        for number in steps:
+            some = self.at(number)
+            if id(some) not in looked:  # most steps have one in common
+                looked.add(id(some))
+                for one in some:
+                    found.setdefault(one.key, (number, one))
+        return [(number, one) for number, one in found.values() if concerns(one)]
 
     def hold_against(self, diffs: Sequence[Diff]) -> None:
         """Hold what was found against the tensors of a step."""

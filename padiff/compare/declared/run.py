@@ -213,11 +213,11 @@ def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Dif
     there = {pair.reference.path: pair.candidate for pair in layers}
     back = {pair.candidate.path: pair.reference for pair in layers}
     seen = set()
-    for mine, others, partners, swap in (
+    for own, others, partners, swap in (
         (homes.reference, homes.candidate, there, False),
         (homes.candidate, homes.reference, back, True),
     ):
-        for site, home in mine.items():
+        for site, home in own.items():
             answers = [_answer(one, partners) for one in (site, home)]
             if None in answers or len({others.get(str(one), one) for one in answers}) == 1:
                 continue

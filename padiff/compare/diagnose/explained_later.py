@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from padiff.compare.diagnose.computing.edit import Sheet, Target
-from padiff.compare.diagnose.computing.formula import Formula, UnknownError
+from padiff.compare.diagnose.computing.formula import Formula, UnknownError, computed
 from padiff.compare.diagnose.computing.leaving_out import left_out
 from padiff.compare.diagnose.computing.otherwise import otherwise
 from padiff.compare.diagnose.computing.writer import CONSTANT, Writer
@@ -209,7 +209,8 @@ class _Answers:
             if node.operation:
                 made.nodes.append(node)
                 try:
-                    made.values.append(made._computed(node, made.values.__getitem__))
+                    with np.errstate(all="ignore"):
+                        made.values.append(computed(node, made.values.__getitem__))
                 except (UnknownError, ValueError, IndexError):
                     return None
                 continue

@@ -38,7 +38,8 @@ def rank_of(pair: Pair) -> int | None:
             (sources[0], pair.layout.undo(reference, candidate.shape)),
             (sources[1], pair.layout.apply(candidate, reference.shape)),
         ):
-            if isinstance(source, Pieces):
+            # What one process of the reference has all of is no part: the candidate may as well be what departs.
+            if isinstance(source, Pieces) and (source is sources[0] or len({p.rank for p in source.pieces}) > 1):
                 found = _apart(source, other)
                 if found is not None:
                     return found

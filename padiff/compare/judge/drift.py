@@ -22,7 +22,7 @@ from padiff.compare.judge.limits import (
     coarse,
     is_running,
 )
-from padiff.compare.judge.siblings import Key, key_of, offs, typical_error, typical_ratio
+from padiff.compare.judge.siblings import Key, by_stage, key_of, offs, typical_error, typical_ratio
 from padiff.compare.measure.arrays import few
 from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff, is_of_loss
 from padiff.sketches.sketch import ELEMENTS
@@ -195,9 +195,10 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
-    found = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
+    places = by_stage(diffs)
+    found = {stage: offs(diffs, places, stage) for stage in ("forward", "grad", "update")}
     typical = {stage: typical_error(found[stage]) for stage in ("forward", "update")}
-    last = next((d.pair.anchor.shape for d in reversed(diffs) if d.pair.stage == "forward"), ())
+    last = diffs[places["forward"][-1]].pair.anchor.shape if places["forward"] else ()
     inner = [off.size for off in found["forward"] if diffs[off.place].pair.anchor.shape != last]
     element = math.sqrt(1 / min(inner)) if inner else before.element
     ratio = max(before.ratio, *(abs(typical_ratio(found[stage])) for stage in ("grad", "update")))

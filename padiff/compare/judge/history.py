@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from padiff.compare.judge.siblings import Key
 from padiff.records import LOOP, PARAMETER_STAGES, Both, Step
+from padiff.records.structured import Structured
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class History:
         never: stages that a step lacked, and that other steps lack, too.
         parameters: those that have a record.
         notes: what the first step that notes anything says was not recorded.
+        structures: what the records of the latest step are called, of each rank; empty where that is not known.
     """
 
     called: frozenset[str] = frozenset()
@@ -26,9 +28,14 @@ class History:
     never: frozenset[str] = frozenset()
     parameters: frozenset[Key] = frozenset()
     notes: tuple[str, ...] = ()
+    structures: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
-    def after(self, steps: Iterable[Step]) -> History:
+    def after(self, steps: Sequence[Step]) -> History:
         """The history after one more step, as each rank saw it."""
+        structures = tuple(step.records.structure for step in steps if isinstance(step.records, Structured))
+        if structures and structures == self.structures and len(structures) == len(steps):
+            notes = self.notes or next((step.notes for step in steps if step.notes), ())
+            return self if notes == self.notes else replace(self, notes=notes)
         called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
         for step in steps:
             notes = notes or step.notes
@@ -36,7 +43,8 @@ class History:
             stages |= {stage for stage, _, _ in seen}
             called |= {layer for stage, layer, _ in seen if stage == "forward"}
             parameters |= {(layer, slot) for stage, layer, slot in seen if stage in PARAMETER_STAGES}
-        return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes)
+        known = structures if len(structures) == len(steps) else ()
+        return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes, known)
 
 
 NOTHING_YET = Both(History(), History())

@@ -7,22 +7,30 @@ from collections.abc import Sequence
 
 from padiff.compare.judge.limits import FEW_LOOK, SPARSE
 from padiff.model import equivalents
-from padiff.records import Diff, Figures, is_functional
+from padiff.records import Diff, Figures, Record, is_functional
 
 
-def may_have_kinks(diffs: Sequence[Diff]) -> bool:
+def may_have_kinks(diffs: Sequence[Diff], backward: Sequence[Diff]) -> bool:
     """Whether a step's layers, or functions, have kinks; or an activation gradient's error looks as if they had.
 
     What a model calls without a layer need not be recorded.
+
+    Args:
+        diffs: of a step.
+        backward: those of them that are of gradients of outputs.
     """
     for diff in diffs:
-        for record in diff.pair.sides:
-            if record is None or record.stage != "forward":
-                continue
-            kind = record.slot.partition("()")[0] if is_functional(record.slot) else record.layer_type
-            if equivalents.has_kinks(kind.lower()):
-                return True
-    return any(looks_like_few(d.figures) for d in diffs if d.pair.stage == "backward" and d.compared and d.figures)
+        pair = diff.pair
+        if _has_kinks(pair.reference) or _has_kinks(pair.candidate):
+            return True
+    return any(looks_like_few(d.figures) for d in backward if d.compared and d.figures)
+
+
+def _has_kinks(record: Record | None) -> bool:
+    if record is None or record.stage != "forward":
+        return False
+    kind = record.slot.partition("()")[0] if is_functional(record.slot) else record.layer_type
+    return equivalents.has_kinks(kind.lower())
 
 
 def looks_like_few(figures: Figures) -> bool:

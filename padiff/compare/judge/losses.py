@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.step_figures import coarsest, is_exact
+from padiff.compare.judge.step_figures import coarsest, dtypes_of, is_exact
 from padiff.compare.measure.labels import labels_by_call, same_labels
 from padiff.compare.measure.operands import elements
 from padiff.errors import RunFolderError, SketchOnlyError
@@ -36,7 +36,7 @@ def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
     after = [*(diff for diff in compared if is_loss(diff.pair.anchor)), *_first_gradients(compared)]
     grads = [diff for diff in compared if diff.pair.stage == "grad" and diff.pair.anchor.layer != LOOP]
     after = after or grads
-    noise = limits.allowed(coarsest(diffs, ("input", "weight", "forward")), "forward")
+    noise = limits.allowed(coarsest(dtypes_of(diffs), ("input", "weight", "forward")), "forward")
 
     def counts(diff: Diff) -> bool:
         if diff.passed or not is_of_loss(diff.pair.anchor):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from padiff.compare.judge.drift import NONE, Drift
 from padiff.compare.judge.losses import confirmed
+from padiff.compare.judge.step_figures import dtypes_of
 from padiff.compare.judge.zero import Scales, is_nothing, is_rounding, level_of, noted
 from padiff.errors import UsageError
 from padiff.model import equivalents
@@ -85,7 +86,7 @@ class Tolerance:
         return False  # who gives a tolerance says what counts as equal
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
-        scales, level = Scales.of(diffs), level_of(diffs)
+        scales, level = Scales.of(diffs), level_of(dtypes_of(diffs))
         alone = [self._judge(diff) for diff in diffs]
         return judged_together(
             [noted(diff) if not diff.passed and is_rounding(diff, scales, level) else diff for diff in alone]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from padiff.compare.judge import limits
-from padiff.records import LOOP, Diff, Figures, Rule
+from padiff.records import LOOP, STAGES, Diff, Figures, Rule
 
 #: A parameter: its layer and slot.
 Key = tuple[str, str]
@@ -46,18 +46,27 @@ def ratio_of(figures: Figures) -> float:
     return (figures.candidate_l2**2 - square - figures.l2**2) / (2 * square) if square > 0 else 0.0
 
 
-def offs(diffs: Sequence[Diff], stage: str, noise: Collection[Key] = ()) -> list[Off]:
+def by_stage(diffs: Sequence[Diff]) -> dict[str, list[int]]:
+    """The places of a step's diffs, by stage; of every stage, in their order."""
+    places: dict[str, list[int]] = {stage: [] for stage in STAGES}
+    for place, diff in enumerate(diffs):
+        places[diff.pair.stage].append(place)
+    return places
+
+
+def offs(
+    diffs: Sequence[Diff], places: Mapping[str, Sequence[int]], stage: str, noise: Collection[Key] = ()
+) -> list[Off]:
     """How far each tensor of a stage is off along itself, where that is known.
 
     Args:
+        places: as `by_stage` gives them.
         noise: parameters whose gradients are rounding.
     """
     found = []
-    for place, diff in enumerate(diffs):
-        pair = diff.pair
-        if pair.stage != stage:
-            continue
-        figures, anchor = diff.figures, pair.anchor
+    for place in places[stage]:
+        diff = diffs[place]
+        figures, anchor = diff.figures, diff.pair.anchor
         if anchor.layer == LOOP or figures is None or not diff.compared or diff.problem:
             continue
         if figures.basis == "moments" or figures.size < limits.WITNESS or not 0 < figures.reference_l2 < math.inf:

@@ -9,28 +9,27 @@ from typing import NamedTuple
 from padiff.compare.judge import limits
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
-from padiff.records import LOOP, STAGES, Diff, Record
+from padiff.records import LOOP, STAGES, Diff, Record, is_of_loss, loss_role
 
 _FLOATING = ("float", "bfloat", "complex")
 
 
-def coarsest_dtypes(diffs: Sequence[Diff]) -> dict[str, str]:
+def coarsest_dtypes(dtypes: Mapping[str, set[str]]) -> dict[str, str]:
     """The coarsest floating dtype up to and with each stage. Weights that are stored coarsely count too."""
-    dtypes = _dtypes(diffs)
-    return {stage: _coarsest(dtypes, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
+    return {stage: coarsest(dtypes, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
 
 
-def coarsest(diffs: Sequence[Diff], stages: Collection[str]) -> str:
-    """The coarsest floating dtype at some stages, of either side; the finest of all where there is none."""
-    return _coarsest(_dtypes(diffs), stages)
+def coarsest(dtypes: Mapping[str, set[str]], stages: Collection[str]) -> str:
+    """The coarsest floating dtype at some stages, of either side; the finest of all where there is none.
 
-
-def _coarsest(dtypes: Mapping[str, set[str]], stages: Collection[str]) -> str:
+    Args:
+        dtypes: as `dtypes_of` gives them.
+    """
     seen = {limits.coarse(dtype) for stage in stages for dtype in dtypes[stage]}
     return next((dtype for dtype in reversed(limits.COARSENESS) if dtype in seen), limits.COARSENESS[0])
 
 
-def _dtypes(diffs: Sequence[Diff]) -> dict[str, set[str]]:
+def dtypes_of(diffs: Sequence[Diff]) -> dict[str, set[str]]:
     """The dtypes of either side's records, by stage."""
     dtypes: dict[str, set[str]] = {stage: set() for stage in STAGES}
     sides = [diff.pair.reference for diff in diffs] + [diff.pair.candidate for diff in diffs]
@@ -45,6 +44,12 @@ def is_exact(diff: Diff) -> bool:
     if one is None or other is None:
         return False
     return not one.dtype.startswith(_FLOATING) and not other.dtype.startswith(_FLOATING)
+
+
+def goes_into_loss(diff: Diff) -> bool:
+    """Whether a diff is of what goes into a loss function: of an output, mostly."""
+    anchor = diff.pair.anchor
+    return is_of_loss(anchor) and anchor.stage == "loss" and loss_role(anchor.slot) != "0"
 
 
 def is_activation(record: Record) -> bool:

@@ -6,16 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from padiff.compare.judge import limits
 from padiff.compare.judge.drift import Drift, inherited
+from padiff.compare.judge.elements import without_last_places, without_noise
 from padiff.compare.judge.kinks import may_have_kinks
-from padiff.compare.judge.siblings import Key, key_of
+from padiff.compare.judge.siblings import Key, by_stage, key_of
 from padiff.compare.judge.step_figures import (
     bulk_of,
     coarsest_dtypes,
     deviations_of,
+    dtypes_of,
+    goes_into_loss,
     hides_noise,
     is_activation,
     is_exact,
@@ -27,15 +28,8 @@ from padiff.compare.judge.systematic import Start
 from padiff.compare.judge.verdict import Limit, value_of, verdict
 from padiff.compare.judge.zero import Scales, is_rounding, largest_rms, level_of
 from padiff.compare.measure.arrays import few
-from padiff.compare.measure.operands import elements
 from padiff.model import equivalents
-from padiff.records import LOOP, ROOT, Diff, Figure, Figures, Rule, is_below, is_loss, is_of_loss, loss_role
-
-
-def _goes_into_loss(diff: Diff) -> bool:
-    """Whether a diff is of what goes into a loss function: of an output, mostly."""
-    anchor = diff.pair.anchor
-    return is_of_loss(anchor) and anchor.stage == "loss" and loss_role(anchor.slot) != "0"
+from padiff.records import LOOP, ROOT, Diff, Figure, Figures, Rule, is_below, is_loss
 
 
 class StepLimits:
@@ -44,31 +38,35 @@ class StepLimits:
     def __init__(self, diffs: Sequence[Diff], factor: float, before: Drift) -> None:
         self._factor = factor
         self._before = before
-        self._dtypes = coarsest_dtypes(diffs)
-        self._scales = Scales.of(diffs)
+        #: The places of the step's diffs, by stage.
+        self._places = by_stage(diffs)
+        of = {stage: [diffs[place] for place in places] for stage, places in self._places.items()}
+        dtypes = dtypes_of(diffs)
+        self._dtypes = coarsest_dtypes(dtypes)
+        self._scales = Scales.of([*of["backward"], *of["grad"]])
         self._grad_scale = self._scales.layers
-        self._updates = {key_of(d): d for d in diffs if d.pair.stage == "update" and d.figures is not None}
+        self._updates = {key_of(d): d for d in of["update"] if d.figures is not None}
         #: The weights that passed, as they are judged.
         self._explained: dict[Key, Diff] = {}
         #: Layers that own a parameter which is nothing but rounding any more.
         self._gone: set[str] = set()
-        self._update_scale = max(largest_rms(diffs, "update").values(), default=0.0)
-        self._samples = samples_of(diffs)
-        self._deviations = deviations_of(diffs)
-        grads = [d for d in diffs if d.pair.stage == "grad" and d.compared and d.figures is not None and not d.problem]
-        level = level_of(diffs)
+        self._update_scale = max(largest_rms(of["update"], "update").values(), default=0.0)
+        self._samples = samples_of(of["forward"])
+        self._deviations = deviations_of(of["weight"])
+        grads = [d for d in of["grad"] if d.compared and d.figures is not None and not d.problem]
+        level = level_of(dtypes)
         self._noise_driven = {key_of(d) for d in grads if is_rounding(d, self._scales, level) or hides_noise(d)}
         self._grads = {key_of(d): d for d in grads}
         #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
         self._stepped = 0.0
         self._relatives: dict[tuple[str, float], Limit] = {}
         self._weights = math.fsum(
-            d.figures.reference_l2**2 for d in diffs if d.pair.stage == "weight" and d.figures and d.compared
+            d.figures.reference_l2**2 for d in of["weight"] if d.figures is not None and d.compared
         )
         self._gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs[0].pair.step) if diffs else 0.0
         unseen *= min(1.0, self._gain / limits.GAIN["forward"])
-        begins = [d for d in diffs if d.pair.stage in ("weight", "input")]
+        begins = [*of["input"], *of["weight"]]
         # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
         self._inherited = {
             "forward": inherited(begins, unseen),
@@ -80,18 +78,18 @@ class StepLimits:
         self._apart = self._units_apart()
         #: Whether a value was seen to have gone over a kink.
         self._crossed = False
-        self._forward_error = self._largest_forward(diffs)
+        self._forward_error = self._largest_forward(of["forward"])
         #: Largest relative L2 error of the outputs that were judged so far, in the order in which they came.
         self._handed_on = 0.0
         #: The same of activation gradients, from the first one on that is off in a few elements only.
         self._handed_back = 0.0
         #: Of the last output that passed: its shape, and its error (L2).
         self._last: tuple[tuple[int, ...], float] = ((), 0.0)
-        self._kinked = may_have_kinks(diffs)
-        self._kinks = self._largest_kink(diffs)
-        self._outputs = outputs_of(diffs)
-        self._came_back = largest_errors(diffs, "backward")
-        self._went_in = max(largest_errors(diffs, "forward").values(), default=0.0)
+        self._kinked = may_have_kinks(diffs, of["backward"])
+        self._kinks = self._largest_kink(of["backward"])
+        self._outputs = outputs_of([*of["forward"], *of["backward"]])
+        self._came_back = largest_errors(of["backward"], "backward")
+        self._went_in = max(largest_errors(of["forward"], "forward").values(), default=0.0)
         self._grad_errors = {
             key_of(d): d.figures.rel_l2
             for d in grads
@@ -106,21 +104,22 @@ class StepLimits:
 
     def start(self) -> Start:
         """What has to be known of the step to tell what is systematic."""
-        return Start(self._factor, self._dtypes, self._noise_driven, self._inherited["forward"], self._before)
+        start = self._inherited["forward"]
+        return Start(self._factor, self._dtypes, self._noise_driven, start, self._before, self._places)
 
-    def _largest_forward(self, diffs: Sequence[Diff]) -> float:
+    def _largest_forward(self, outputs: Sequence[Diff]) -> float:
         """Largest relative L2 error of an output, as far as it is allowed."""
-        errors = (d.figures.rel_l2 for d in diffs if d.pair.stage == "forward" and d.figures and d.compared)
+        errors = (d.figures.rel_l2 for d in outputs if d.figures is not None and d.compared)
         limit = limits.DEEP * (
             self._allowed("forward") + max(limits.GAIN["forward"], self._gain) * self._inherited["later"]
         )
         return max((error for error in errors if error <= limit), default=0.0)
 
-    def _largest_kink(self, diffs: Sequence[Diff]) -> float:
+    def _largest_kink(self, backward: Sequence[Diff]) -> float:
         """Largest relative L2 error of an activation gradient that is off in a few elements only."""
         limit, largest = self._relative("backward").value, 0.0
-        for diff in diffs:
-            figures, bulk = diff.figures, bulk_of(diff) if diff.pair.stage == "backward" else None
+        for diff in backward:
+            figures, bulk = diff.figures, bulk_of(diff)
             if figures is None or bulk is None or not diff.compared:
                 continue
             own = figures.reference_l2
@@ -156,7 +155,7 @@ class StepLimits:
 
     def _relative(self, stage: str) -> Limit:
         """What a stage may be off by, relative to its size; it goes with the updates that were judged so far alone."""
-        key = stage, self._stepped
+        key = stage, self._stepped if stage != "update" else 0.0
         found = self._relatives.get(key)
         if found is None:
             found = self._relatives[key] = self._relative_of(stage)
@@ -188,9 +187,9 @@ class StepLimits:
             return diff.judged(figures.max_abs == 0, Figure.MAX_ABS, figures.max_abs, 0.0, Rule.EQUAL)
         limit, explained = self._limit(diff, figures)
         if not explained and (anchor.layer != LOOP or stage == "loss"):
-            before = self._before.stages.get("forward" if _goes_into_loss(diff) else stage, 0.0)
-            grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST)
-            limit = max(limit, Limit(grown * figures.reference_l2, Rule.GROWN), key=value_of)
+            before = self._before.stages.get("forward" if goes_into_loss(diff) else stage, 0.0)
+            grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST) * figures.reference_l2
+            limit = Limit(grown, Rule.GROWN) if grown > limit.value else limit
         if figures.floor is not None or figures.third is not None:
             diff, limit = self._by_floor(diff, figures, limit)
         found = verdict(diff, limit)
@@ -205,7 +204,7 @@ class StepLimits:
         if not found.passed and stage in ("update", "weight"):
             found = self._without_noise(found, limit.value)
         if not found.passed and stage == "update":
-            found = self._without_last_places(found, limit.value)
+            found = without_last_places(found, self._explained.get(key_of(diff)), limit.value)
         if stage == "weight" and found.passed and figures.rel_l2 > limits.MOST and self._is_gone(diff, figures):
             self._gone.add(anchor.layer)
         if not found.passed and stage == "weight" and explained and diff.pair.step - self._before.step == 1:
@@ -243,7 +242,7 @@ class StepLimits:
         if diff.pair.anchor.layer == LOOP:
             if stage == "update":
                 return Limit(self._factor * limits.SCALAR * reference, Rule.SCALAR), False
-            if _goes_into_loss(diff):
+            if goes_into_loss(diff):
                 return self._output_limit().times(reference), False  # what goes in is an output
             # A scalar that should go to zero (a loss) has no scale of its own there.
             limit = self._relative(stage).times(max(reference, limits.LOSS_SCALE if stage == "loss" else 0.0))
@@ -258,7 +257,7 @@ class StepLimits:
         if stage == "backward":
             # What a kink made of a few elements, the layers before spread over all of theirs.
             spread = min(limits.GROWTH * self._handed_back, self._factor * limits.AT_MOST["backward"])
-            relative = max(relative, Limit(spread, Rule.HANDED_BACK), key=value_of)
+            relative = Limit(spread, Rule.HANDED_BACK) if spread > relative.value else relative
         if self._gone and stage in ("forward", "backward"):
             relative = max(relative, self._multiplied(diff.pair.anchor.layer), key=value_of)
         limit = relative.times(reference)
@@ -285,7 +284,7 @@ class StepLimits:
         deeper = min(
             limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
         )
-        return max(relative, Limit(deeper, Rule.HANDED_ON), key=value_of)
+        return Limit(deeper, Rule.HANDED_ON) if deeper > relative.value else relative
 
     def _loss_limit(self, diff: Diff, limit: Limit) -> Limit:
         """A loss differs by what the outputs differ: by their error times the gradient that comes back to them."""
@@ -342,61 +341,18 @@ class StepLimits:
             self._handed_back = max(self._handed_back, figures.rel_l2)
 
     def _without_noise(self, diff: Diff, limit: float) -> Diff:
-        """A diff that passes if it is all in elements whose gradients are rounding, or are themselves another.
+        """A diff that passes if it is all in elements whose gradients are rounding."""
+        key, stage = key_of(diff), diff.pair.stage
+        steps = self._before.steps_before(diff.pair.step) if stage == "weight" else 1
+        if not steps:
+            return diff
+        rounding = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
 
-        A bias of query, key and value in one: the attention does not depend on the key's. And where rounding turns the
-        sign of an element's gradient over, an adaptive optimizer makes a full-size update of either.
-        """
-        gradient, figures = self._grads.get(key_of(diff)), diff.figures
-        steps = self._before.steps_before(diff.pair.step) if diff.pair.stage == "weight" else 1
-        if gradient is None or not steps or gradient.figures is None or figures is None:
-            return diff
-        if gradient.figures.size != figures.size:
-            return diff
-        gradients, sides = elements(gradient.pair), elements(diff.pair)
-        if gradients is None or sides is None:
-            return diff  # which elements are noise, a sketch does not show
-        largest = np.maximum(*gradients.map(np.abs))
-        scale = self._allowed("forward") * self._grad_scale.get(diff.pair.anchor.layer, 0.0)
-        noise = (largest <= scale) & (len(diff.pair.anchor.shape) == 1)
-        if diff.pair.stage == "update" and key_of(diff) in self._grad_errors:
-            noise |= np.abs(gradients.candidate - gradients.reference) > limits.ANOTHER * largest
-        noise &= largest > 0  # a gradient of zero on both sides is no rounding
-        error = sides.candidate - sides.reference
-        count = int(noise.sum())
-        most = limits.UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
-        rest = float(np.linalg.norm(error[~noise]))
-        if not count or rest > limit or float(np.linalg.norm(error[noise])) > most:
-            return diff
-        size = figures.reference_l2 or 1.0
-        return diff.judged(True, Figure.WITHOUT_NOISE, rest / size, limit / size, Rule.ELEMENTS)
+        def most(count: int) -> float:
+            return limits.UNRELATED * self._update_scale * math.sqrt(count) * self._factor * steps
 
-    def _without_last_places(self, diff: Diff, limit: float) -> Diff:
-        """A diff of updates that passes if it is all in the last place of the weights: nothing smaller can be added.
-
-        Early in a warm-up an update is a few units of it, and whether decay and step are rounded together or one after
-        the other moves it by one.
-        """
-        weight, figures = self._explained.get(key_of(diff)), diff.figures
-        if weight is None or weight.figures is None or figures is None or weight.figures.size != figures.size:
-            return diff
-        dtype = limits.coarse(weight.pair.anchor.dtype)
-        if dtype not in limits.ROUNDING or limits.is_half(dtype):
-            return diff
-        unit, size = 2 * limits.ROUNDING[dtype], figures.reference_l2 or 1.0
-        weights, sides = elements(weight.pair), elements(diff.pair)
-        if weights is None or sides is None:  # which elements were stepped, a sketch does not show
-            most = limit + unit * weight.figures.reference_l2
-            passed = figures.l2 <= most * (1 + limits.SURE * figures.spread)
-            return diff.judged(True, Figure.REL_L2, figures.rel_l2, most / size, Rule.LAST_PLACE) if passed else diff
-        error = np.abs(sides.candidate - sides.reference)
-        # What moves into the next power of two has its units.
-        places = np.spacing(np.maximum(*weights.map(np.abs)).astype(dtype)).astype(np.float64)
-        beyond = error > limits.LAST_PLACES * places * (1 + unit)
-        rest = float(np.linalg.norm(error[beyond]))
-        if rest > limit:
-            return diff
-        return diff.judged(True, Figure.BEYOND_LAST_PLACE, rest / size, limit / size, Rule.LAST_PLACE)
+        another = stage == "update" and key in self._grad_errors
+        return without_noise(diff, self._grads.get(key), limit, rounding, another, most)
 
     def _weight_limit(self, diff: Diff) -> tuple[Limit, bool]:
         """The limit, and whether the step before explains all of it."""

@@ -81,6 +81,7 @@ class Start(NamedTuple):
         noise: parameters whose gradients are rounding.
         inherited: relative error that the step starts with.
         before: the step before.
+        places: of the step's diffs, as `padiff.compare.judge.siblings.by_stage` gives them.
     """
 
     factor: float
@@ -88,6 +89,7 @@ class Start(NamedTuple):
     noise: Collection[Key]
     inherited: float
     before: Drift
+    places: Mapping[str, Sequence[int]]
 
 
 def without_systematic(diffs: Sequence[Diff], start: Start) -> list[Diff]:
@@ -98,9 +100,9 @@ def without_systematic(diffs: Sequence[Diff], start: Start) -> list[Diff]:
     found = _apart_alike(_grown_alike(found, start), start)
     if start.inherited < limits.MOST:
         found = _outputs(found, start)
-    larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(found)
+    larger, explained = 0.0, limits.OF_OUTPUTS * _last_error(found, start)
     for stage in ("backward", "grad", "update"):
-        own = offs(found, stage, start.noise)
+        own = offs(found, start.places, stage, start.noise)
         # What the stage before was off by, and what momentum remembers, are not new here.
         known = max(explained, 2 * larger, 2 * start.before.ratio if stage == "update" else 0.0)
         floor = start.factor * (limits.ratio_floor(start.dtypes[stage]) + known)
@@ -124,7 +126,7 @@ def _apart_alike(diffs: Sequence[Diff], start: Start) -> list[Diff]:
         return list(diffs)
     sizes = {key_of(d): d.figures.reference_l2 for d in diffs if d.pair.stage == "update" and d.compared and d.figures}
     shares: dict[int, tuple[float, float, float]] = {}
-    for off in offs(diffs, "weight", start.noise):
+    for off in offs(diffs, start.places, "weight", start.noise):
         figures, key = diffs[off.place].figures, key_of(diffs[off.place])
         update = before.updates.get(key)
         if figures is None or update is None or key not in before.weights:
@@ -151,7 +153,7 @@ def _outputs(diffs: Sequence[Diff], start: Start) -> list[Diff]:
     floor = limits.ratio_floor(start.dtypes["forward"]) + limits.GAIN["forward"] * start.inherited
     scaled = [
         off.place
-        for off in offs(diffs, "forward", ())
+        for off in offs(diffs, start.places, "forward", ())
         if off.mostly_ratio and abs(off.ratio) > start.factor * floor and not _is_rounding(diffs[off.place])
     ]
     return failed(diffs, scaled, start.factor * floor)
@@ -162,10 +164,11 @@ def _is_rounding(diff: Diff) -> bool:
     return diff.judgement is not None and diff.judgement.limit >= 1
 
 
-def _last_error(diffs: Sequence[Diff]) -> float:
+def _last_error(diffs: Sequence[Diff], start: Start) -> float:
     """Relative error of the step's last output: what the loss, and its gradient, are made of."""
-    outputs = [d.figures.rel_l2 for d in diffs if d.pair.stage == "forward" and d.compared and d.figures is not None]
-    return outputs[-1] if outputs and math.isfinite(outputs[-1]) else 0.0
+    backwards = (diffs[place] for place in reversed(start.places["forward"]))
+    error = next((d.figures.rel_l2 for d in backwards if d.compared and d.figures is not None), 0.0)
+    return error if math.isfinite(error) else 0.0
 
 
 def _grown_alike(diffs: Sequence[Diff], start: Start) -> list[Diff]:
@@ -174,7 +177,7 @@ def _grown_alike(diffs: Sequence[Diff], start: Start) -> list[Diff]:
     step = diffs[0].pair.step if diffs else 0
     if not step:
         return found
-    own = offs(found, "weight", start.noise)
+    own = offs(found, start.places, "weight", start.noise)
     for vectors in (False, True):
         some = [off for off in own if (len(diffs[off.place].pair.anchor.shape) < 2) is vectors]
         decay = common_growth(some, start.factor * _growth_floor(diffs, some, start))

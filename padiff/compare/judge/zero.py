@@ -75,9 +75,13 @@ def noted(diff: Diff) -> Diff:
     return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
 
 
-def level_of(diffs: Sequence[Diff]) -> float:
-    """What rounding leaves of a sum, relative to what it is a sum of, in the coarsest dtype that led to a gradient."""
-    return allowed(coarsest(diffs, [stage for stage in STAGES if stage not in ("loss", "update")]), "forward")
+def level_of(dtypes: Mapping[str, set[str]]) -> float:
+    """What rounding leaves of a sum, relative to what it is a sum of, in the coarsest dtype that led to a gradient.
+
+    Args:
+        dtypes: of the step, as `padiff.compare.judge.step_figures.dtypes_of` gives them.
+    """
+    return allowed(coarsest(dtypes, [stage for stage in STAGES if stage not in ("loss", "update")]), "forward")
 
 
 def largest_rms(diffs: Sequence[Diff], stage: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from padiff.errors import SketchOnlyError
 from padiff.model import equivalents
-from padiff.records import BROADCAST, PARAMETER_STAGES, Both, Kind, Pair, Problem
+from padiff.records import BROADCAST, PARAMETER_STAGES, Both, Kind, Pair, Problem, Room
 from padiff.sketches.sketch import BUCKETS, Sketch, sketch_of
 
 
@@ -48,12 +48,20 @@ class Sketches:
         )
 
 
-def operands(pair: Pair) -> Arrays | Sketches | Problem:
-    """What of a complete pair can be measured, or why nothing can."""
+def operands(pair: Pair, rooms: Both[Room] | None = None) -> Arrays | Sketches | Problem:
+    """What of a complete pair can be measured, or why nothing can.
+
+    Args:
+        rooms: memory that both may be read into. Default: they stay.
+    """
     assert pair.reference is not None and pair.candidate is not None
-    if pair.reference.source.sketched or pair.candidate.source.sketched:
+    one, other = pair.reference.source, pair.candidate.source
+    if one.sketched or other.sketched:
         return _sketches(pair)
-    reference, candidate = pair.reference.value, pair.candidate.value
+    if rooms is None:
+        reference, candidate = one.read(), other.read()
+    else:
+        reference, candidate = one.read_into(rooms.reference), other.read_into(rooms.candidate)
     candidate = pair.layout.apply(candidate, reference.shape)
     if pair.layout == BROADCAST:
         reference, candidate = np.broadcast_arrays(reference, candidate)

@@ -9,6 +9,7 @@ import numpy as np
 
 from padiff.compare.measure.arrays import figures_of, measured
 from padiff.compare.measure.operands import Arrays, operands
+from padiff.compare.measure.rooms import rooms
 from padiff.compare.measure.sketches import estimated
 from padiff.pair.united import as_held, replicas_of
 from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
@@ -58,7 +59,7 @@ def _measured(pair: Pair, elementwise: tuple[float, float] | None) -> Diff:
     if pair.reference is None or pair.candidate is None:
         side = "reference" if pair.reference is None else "candidate"
         return Diff(pair, figures=_lone(pair), problem=Problem(Kind.MISSING, f"missing on the {side}"))
-    found = operands(pair)
+    found = operands(pair, rooms())
     if isinstance(found, Problem):
         return Diff(pair, passed=found.kind is not Kind.SHAPES, problem=found)
     if isinstance(found, Arrays):

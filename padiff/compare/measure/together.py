@@ -38,8 +38,8 @@ def measured_together(pairs: Sequence[Pair]) -> dict[int, Diff]:
     for length, group in groups.items():
         some = [pair for _, pair, _ in group]
         rows = Both(
-            np.stack([sources.reference.row for *_, sources in group]),
-            np.stack([sources.candidate.row for *_, sources in group]),
+            np.concatenate([sources.reference.row for *_, sources in group]).reshape(len(group), -1),
+            np.concatenate([sources.candidate.row for *_, sources in group]).reshape(len(group), -1),
         )
         scales = Both(
             np.array([p.scales.reference for p in some])[:, None], np.array([p.scales.candidate for p in some])[:, None]

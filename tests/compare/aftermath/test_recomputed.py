@@ -175,7 +175,7 @@ def test_runs_that_are_set_differently_are_both_right(style, fault, what, framew
         assert "the runs are set differently" in first.message and "off by" not in first.recomputed.text
 
 
-def test_an_update_that_departs_from_its_own_rule_is_told():
+def test_an_update_that_departs_from_its_own_rule_is_reported():
     def lost(model, optimizer, step):
         optimizer.state.clear()
 

@@ -78,7 +78,7 @@ def report_of(style, faults, framework):
 
 @BOTH
 @pytest.mark.parametrize(("style", "faults", "first", "second"), TWO)
-def test_a_second_fault_is_told_as_one(style, faults, first, second, framework):
+def test_a_second_fault_is_reported_as_one(style, faults, first, second, framework):
     report = report_of(style, faults, framework)
     found = report.first_diff
     assert (found.stage, found.reference, found.standing) == (*first, Standing.FIRST)
@@ -92,7 +92,7 @@ def test_a_second_fault_is_told_as_one(style, faults, first, second, framework):
 
 @BOTH
 @pytest.mark.parametrize(("style", "faults", "first", "second"), TWO[::3])
-def test_a_second_fault_is_told_from_sketches_too(style, faults, first, second, framework):
+def test_a_second_fault_is_reported_from_sketches_too(style, faults, first, second, framework):
     clips = any("clip" in fault for fault in faults)
     one, other = (
         trained(side, style, "sgd", planted, clips=clips, detail="sketch")

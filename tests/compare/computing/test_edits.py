@@ -9,7 +9,7 @@ import pytest
 
 import padiff
 from compare.computing.nets import Images, Net, trained
-from padiff.recorder import record_buffer
+from padiff.recorder import copying
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def test_what_is_written_otherwise_and_computes_the_same_matches():
 
 def test_sketches_of_tensors_are_enough_where_weights_and_what_goes_in_are_there(monkeypatch):
     rules = {"*": "full", "conv/forward": "sketch"}
-    monkeypatch.setattr(record_buffer, "SMALL_ELEMENTS", 0)  # as though it were a large one
+    monkeypatch.setattr(copying, "SMALL_ELEMENTS", 0)  # as though it were a large one
     one, other = (trained(Images, fault, detail=rules) for fault in ("", "padding"))
     first = padiff.compare_runs(one, other).first_diff
     assert first.diff.figures.basis != "tensors"

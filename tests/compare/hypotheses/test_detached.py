@@ -86,7 +86,7 @@ def two_heads(kit):
     return net
 
 
-def test_a_term_of_the_loss_that_is_missing_is_told_by_the_layer_that_gets_no_gradient(kit):
+def test_a_term_of_the_loss_that_is_missing_is_reported_by_the_layer_that_gets_no_gradient(kit):
     def run(side, main=1.0):
         net = two_heads(kit)
         with padiff.record(net) as rec:

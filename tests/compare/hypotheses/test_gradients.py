@@ -89,7 +89,7 @@ def test_what_is_done_to_gradients_is_proven(ours, theirs, kind, words):
         (paddle.nn.ClipGradByValue(0.01), "clip_value"),
     ],
 )
-def test_paddles_clipping_is_told(clip, kind):
+def test_paddles_clipping_is_reported(clip, kind):
     cause = cause_of(by_norm(0.3), None, make=clipped(clip))
     assert (cause.kind, cause.proven) == (kind, True), cause.text
 
@@ -106,7 +106,7 @@ def test_paddle_clips_each_parameter_group_by_itself():
 
 
 @pytest.mark.parametrize("clip", [by_norm(0.3), by_tensor(0.05)])
-def test_stale_gradients_that_are_clipped_afterwards_are_told(clip):
+def test_stale_gradients_that_are_clipped_afterwards_are_reported(clip):
     runs = (torch_run(sgd, before_step=clip, zero=zero) for zero in (lambda step: True, lambda step: step != 1))
     cause = first_of(*runs).cause
     assert (cause.kind, cause.proven) == ("stale_gradient", True), cause.text
@@ -114,7 +114,7 @@ def test_stale_gradients_that_are_clipped_afterwards_are_told(clip):
 
 
 @pytest.mark.parametrize("zeroed", [lambda step: step != 1, lambda step: False])
-def test_gradients_that_were_not_zeroed_are_told(zeroed):
+def test_gradients_that_were_not_zeroed_are_reported(zeroed):
     runs = torch_run(sgd), torch_run(sgd, zero=zeroed)
     first = first_of(*runs)
     assert (first.cause.kind, first.cause.proven) == ("stale_gradient", True)
@@ -141,7 +141,7 @@ def accumulated(divide=True, only_last=False, steps=3, count=4):
     return rec.run
 
 
-def test_a_sum_over_micro_batches_for_their_mean_is_told_by_their_number():
+def test_a_sum_over_micro_batches_for_their_mean_is_reported_by_their_number():
     cause = first_of(accumulated(), accumulated(divide=False)).cause
     assert (cause.kind, cause.proven) == ("accumulation", True), cause.text
     assert "4 = 4 micro-batches are accumulated" in cause.sentence
@@ -152,7 +152,7 @@ def test_fewer_micro_batches_are_counted():
     assert cause.kind == "micro_batches" and "the candidate's step has 2 micro-batches, the reference's 4" in str(cause)
 
 
-def test_micro_batches_that_are_zeroed_away_are_told():
+def test_micro_batches_that_are_zeroed_away_are_reported():
     cause = first_of(accumulated(), accumulated(only_last=True)).cause
     assert (cause.kind, cause.proven) == ("micro_batch_missing", True), cause.text
     assert "only the last micro-batch is" in cause.sentence
@@ -213,7 +213,7 @@ def test_why_a_parameter_has_no_gradient():
     assert (cause.kind, cause.proven) == ("not_in_optimizer", True) and "does not hold 3/bias" in cause.sentence
 
 
-def test_a_frozen_parameter_that_is_missing_in_the_norm_is_told():
+def test_a_frozen_parameter_that_is_missing_in_the_norm_is_reported():
     def late(seed):
         model = torch_net(seed)
         model[5].weight.requires_grad_(False)
@@ -225,7 +225,7 @@ def test_a_frozen_parameter_that_is_missing_in_the_norm_is_told():
     assert "5/weight has no gradient on the candidate (frozen there)" in first.cause.sentence
 
 
-def test_a_step_that_is_taken_twice_is_told():
+def test_a_step_that_is_taken_twice_is_reported():
     def twice(model, optimizer, step):
         if step == 2:
             optimizer.step()

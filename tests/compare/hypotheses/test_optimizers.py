@@ -165,7 +165,7 @@ def test_a_group_a_form_or_a_lost_state_is_proven(ours, theirs, more, kind, word
         (lambda step: 1.0, "never steps (or once an epoch)"),
     ],
 )
-def test_how_a_schedule_differs_is_told(schedule, words):
+def test_how_a_schedule_differs_is_reported(schedule, words):
     cause = first_of(torch_run(adam, 7, cosine), torch_run(adam, 7, schedule)).cause
     assert (cause.kind, cause.proven) == ("learning_rate", True)
     assert words in cause.sentence

@@ -66,7 +66,7 @@ def images(change):
     return [memory_run(info(plain("(root)", "net")), step(0, [record("(root)", "input", "x", v)])) for v in sides]
 
 
-def test_channels_and_their_statistics_are_told():
+def test_channels_and_their_statistics_are_reported():
     cause = first_of(*images(lambda v: v[:, ::-1])).cause
     assert (cause.kind, cause.proven) == ("input_flipped", True) and "RGB against BGR" in cause.sentence
     cause = first_of(*images(lambda v: v[:, [1, 0, 2]])).cause

@@ -8,7 +8,7 @@ from dataclasses import replace
 from padiff.align import Alignment
 from padiff.compare.diagnose.aftermath.declared import declared_besides
 from padiff.compare.diagnose.aftermath.fault import Fault
-from padiff.compare.diagnose.aftermath.independent import Found, chosen, faults_of_step, told_alone
+from padiff.compare.diagnose.aftermath.independent import Found, chosen, described_alone, faults_of_step
 from padiff.compare.diagnose.aftermath.later import Later
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.first import scene_of
@@ -58,7 +58,7 @@ class Around:
         self._marks[self._mark] = Standing.FIRST
 
     def _add(self, fault: Fault, step: Sequence[Diff], evidence: Evidence) -> None:
-        self._faults.append((told_alone(fault, step, evidence), fault.diff))
+        self._faults.append((described_alone(fault, step, evidence), fault.diff))
         self._marks[mark_of(fault.shown)] = Standing.NEW
 
     def look(self, ranks: Sequence[Sequence[Diff]], alignment: Alignment) -> None:

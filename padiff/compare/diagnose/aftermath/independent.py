@@ -147,7 +147,7 @@ def chosen(
             yield fault
 
 
-def told_alone(fault: Fault, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
+def described_alone(fault: Fault, step: Sequence[Diff], evidence: Evidence) -> FirstDiff:
     """A fault, described as a diff is."""
     found, _ = described(fault.shown, step, replace(evidence, steps=None), compute=False)
     return replace(

@@ -58,8 +58,8 @@ def _own_fault(diff: Diff, sides: Both[Recorded], weights: dict[str, Pair], scen
     if near is None or near > limit:
         return None  # the reference's own is not what it says, so nothing can be held against it
     given = sides.candidate.given(other)
-    theirs = sides.reference.tensor_given(one)
-    if given is None or theirs is None or given.shape != theirs.shape:
+    expected = sides.reference.tensor_given(one)
+    if given is None or expected is None or given.shape != expected.shape:
         return None
     own = {}
     for parameter in layer.parameters:

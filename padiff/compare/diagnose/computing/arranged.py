@@ -48,7 +48,7 @@ def _swapped(one: int, other: int) -> dict[int, Change]:
 
 def rotary(sheet: Sheet) -> Iterator[Edit]:
     """Rotary embeddings of neighbours in place of halves, or turned the other way; of all at once."""
-    halves = [(k, x) for k in range(len(sheet.nodes)) if (x := _half_turned(sheet, k)) is not None]
+    halves = [(k, x) for k in range(len(sheet.nodes)) if (x := _half_rotated(sheet, k)) is not None]
     if not halves:
         return
     for name, make in (("interleaved (each with its neighbour), for the reference's halves", _neighbours),
@@ -73,7 +73,7 @@ def rotary(sheet: Sheet) -> Iterator[Edit]:
                at=halves[0][0])  # fmt: skip
 
 
-def _half_turned(sheet: Sheet, k: int) -> int | None:
+def _half_rotated(sheet: Sheet, k: int) -> int | None:
     """Of what a node is the second half with its sign turned, before the first; `None` if of nothing."""
     node = sheet.nodes[k]
     if node.operation != "cat" or len(node.given) != 2:

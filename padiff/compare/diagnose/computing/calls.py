@@ -16,7 +16,7 @@ from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Made,
 _KEEP = ("keepdim", "keepdims")
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "matmul", "maximum", "minimum", "remainder", "eq", "ne", "lt",
                      "le", "gt", "ge", "logical_and", "logical_or", "outer", "dot"})  # fmt: skip
-_TURNED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
+_REVERSED = {"rsub": "sub", "rdiv": "div", "rpow": "pow", "rmatmul": "matmul"}
 _UNARY = frozenset({"neg", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs", "square", "reciprocal", "logical_not"})
 _SAME = frozenset({"contiguous", "clone", "detach", "assign", "dropout", "dropout2d", "dropout3d", "alpha_dropout",
                    "identity"})  # fmt: skip
@@ -38,7 +38,7 @@ def written(formula: Formula, given: Given, about: int, framework: str) -> Made:
     """
     name = given.function
     add = _adder(formula, about)
-    if name in _BINARY or name in _TURNED:
+    if name in _BINARY or name in _REVERSED:
         return _binary(add, formula, given)
     if name in _UNARY:
         return add(name, given.first)
@@ -71,7 +71,7 @@ def _adder(formula: Formula, about: int) -> Add:
 
 
 def _binary(add: Add, formula: Formula, given: Given) -> int:
-    name = _TURNED.get(given.function, given.function)
+    name = _REVERSED.get(given.function, given.function)
     nodes = dict(given.nodes)
     for place, names in ((0, ("input", "x", "0")), (1, ("other", "y", "exponent", "factor", "1"))):
         if place not in nodes:
@@ -80,7 +80,7 @@ def _binary(add: Add, formula: Formula, given: Given) -> int:
                 raise UnknownError(given.function)
             nodes[place] = formula.leaf(constant(number), CONSTANT)
     first, second = nodes[0], nodes[1]
-    if given.function in _TURNED:
+    if given.function in _REVERSED:
         first, second = second, first
     if name == "matmul":
         if given.argument(("transpose_x",), 2, False):
@@ -177,4 +177,4 @@ _FUNCTIONS: Mapping[str, Writing] = {
 
 def functions() -> Sequence[str]:
     """The functions that are known here."""
-    return sorted({*_FUNCTIONS, *_BINARY, *_TURNED, *_UNARY, *_SAME, *ACTIVATIONS, *_NUMBERED, *_REDUCING, "gelu"})
+    return sorted({*_FUNCTIONS, *_BINARY, *_REVERSED, *_UNARY, *_SAME, *ACTIVATIONS, *_NUMBERED, *_REDUCING, "gelu"})

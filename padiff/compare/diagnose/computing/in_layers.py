@@ -45,10 +45,10 @@ def _pad(sheet: Sheet, k: int) -> Iterator[Edit]:
         if mode != node.how["mode"]:
             text = f"padding mode {mode} for the reference's {node.how['mode']} ({where})"
             yield Edit("padding_mode", "another padding mode", text, {k: given(sheet, k, mode=mode)}, 0, at=k)
-    turned = [(b, a) for a, b in node.how["pads"]]
-    if turned != [tuple(one) for one in node.how["pads"]]:
+    swapped = [(b, a) for a, b in node.how["pads"]]
+    if swapped != [tuple(one) for one in node.how["pads"]]:
         text = f"the padding is on the other side ({where})"
-        yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, pads=turned)}, 1, at=k)
+        yield Edit("padding_shifted", "shifted padding", text, {k: given(sheet, k, pads=swapped)}, 1, at=k)
 
 
 def _pool(sheet: Sheet, k: int) -> Iterator[Edit]:
@@ -131,7 +131,7 @@ def _recurrent(sheet: Sheet, k: int) -> Iterator[Edit]:
         text = f"the share of the state before, which the update gate keeps, is left out ({where})"
         yield Edit("state_missing", "no state before", text, {k: given(sheet, k, keeps=False)}, 1, at=k)
         yield Edit("gate_order", "update gate turned", f"the update gate keeps what the reference's replaces ({where})",
-                   {k: given(sheet, k, turned=True)}, 1, at=k)  # fmt: skip
+                   {k: given(sheet, k, swapped=True)}, 1, at=k)  # fmt: skip
 
 
 #: The edits of an operation, by its name.

@@ -181,8 +181,8 @@ def _mask(sheet: Sheet, k: int) -> Iterator[Edit]:
         return
     what, count = f"the mask {sheet.named(k)}", int((values == 0).sum())
     text = f"{what} is inverted in the loss: what the reference leaves out counts, what it counts is left out"
-    turned: Change = lambda get, own: np.where(own(k) == 0, 1.0, 0.0)  # noqa: E731
-    yield Edit("mask_inverted", "an inverted mask", text, {k: turned}, 0, at=k)
+    inverted: Change = lambda get, own: np.where(own(k) == 0, 1.0, 0.0)  # noqa: E731
+    yield Edit("mask_inverted", "an inverted mask", text, {k: inverted}, 0, at=k)
     text = (
         f"{what} is not used in the loss: the {count} of {values.size} places count that it leaves out (ignored, pads)"
     )
@@ -339,9 +339,9 @@ def _divergence(sheet: Sheet, k: int) -> Iterator[Edit]:
     if t.shape != above.shape or not np.allclose(np.exp(above), t, atol=1e-4):
         return
     where = sheet.where(k)
-    turned: Change = lambda get, own: np.exp(get(own_logs)) * (get(own_logs) - get(logs))  # noqa: E731
+    swapped: Change = lambda get, own: np.exp(get(own_logs)) * (get(own_logs) - get(logs))  # noqa: E731
     text = f"the divergence is taken the other way round: of the model's from the targets' ({where})"
-    yield Edit("loss_function", "another direction", text, {k: turned}, 0, at=k)
+    yield Edit("loss_function", "another direction", text, {k: swapped}, 0, at=k)
     bare: Change = lambda get, own: -get(targets) * get(own_logs)  # noqa: E731
     text = f"a cross entropy for the divergence: the entropy of the targets is not in it ({where})"
     yield Edit("loss_function", "another loss function", text, {k: bare}, 0, at=k)

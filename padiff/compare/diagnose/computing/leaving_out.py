@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from padiff.compare.diagnose.computing.edit import Edit, Sheet, instead
 
-_TURNING = frozenset({"sin", "cos"})
+_ROTATING = frozenset({"sin", "cos"})
 _NORMS = frozenset({"normalised", "grouped", "by_statistics"})
 # What says which part of the code it is, and not why: it is never called proven.
 _WHERE = frozenset({"branch_missing", "factor_missing", "division_missing"})
@@ -89,7 +89,7 @@ def _operation(sheet: Sheet, k: int, place: int) -> tuple[str, str, str, int] | 
             number = float(sheet.formula.values[other])
             text = f"{where} is left out: {sheet.named(node.given[place])} is not scaled by {number:.6g}"
             text += " (zeros stand in its place)" if number == 0 else ""
-            if sheet.feeds(k, _TURNING):
+            if sheet.feeds(k, _ROTATING):
                 text += " (positions, or frequencies, of rotary embeddings)"
             return "scale_missing", "a scale", text, 1
         function = sheet.function(k)
@@ -146,11 +146,11 @@ def _further(sheet: Sheet, k: int) -> Iterator[Edit]:
         if steps < 2 or sheet.shape(one) != sheet.shape(k) or sheet.is_parameter(one) or not sheet.is_float(one):
             continue
         between = [n for n in above if one in sheet.formula.above(n, _STEPS) and n != one]
-        turned = any(
-            sheet.nodes[n].operation in _TURNING for b in between for n in sheet.formula.above(b, _STEPS + 3)
-        ) or _has_turning_input(sheet, between)
+        rotated = any(
+            sheet.nodes[n].operation in _ROTATING for b in between for n in sheet.formula.above(b, _STEPS + 3)
+        ) or _has_rotating_input(sheet, between)
         norm = any(sheet.nodes[n].operation in ("sqrt", "rsqrt") for n in above)
-        if turned:
+        if rotated:
             text = f"the rotary embedding of {sheet.named(one)} is missing (up to {sheet.where(k)})"
             yield Edit("rotary_missing", "a rotary embedding", text, {k: instead(one)}, 2, at=k)
         else:
@@ -160,12 +160,12 @@ def _further(sheet: Sheet, k: int) -> Iterator[Edit]:
             yield Edit(kind, name, text, {k: instead(one)}, 3, at=k, telling=False)
 
 
-def _has_turning_input(sheet: Sheet, nodes: list[int]) -> bool:
+def _has_rotating_input(sheet: Sheet, nodes: list[int]) -> bool:
     """Whether sines or cosines, made elsewhere, go into one of some nodes."""
     for k in nodes:
         for given in sheet.nodes[k].given:
             tensor = sheet.tensor(given)
             call = sheet.graph.producers.get(tensor) if tensor is not None else None
-            if call is not None and call.function in _TURNING:
+            if call is not None and call.function in _ROTATING:
                 return True
     return False

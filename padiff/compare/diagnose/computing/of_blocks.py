@@ -37,8 +37,8 @@ def attention(
     add: Add, formula: Formula, q: int, k: int, v: int, mask: int | None, causal: bool, scale: float | None = None
 ) -> int:
     """Attention, step by step; heads are the axis before the last two."""
-    turned = add("transpose", k, order=swapped(formula, k))
-    scores = add("matmul", q, turned)
+    transposed = add("transpose", k, order=swapped(formula, k))
+    scores = add("matmul", q, transposed)
     number = formula.leaf(constant(scale or 1 / math.sqrt(formula.values[q].shape[-1])), CONSTANT)
     scores = add("mul", scores, number)
     if causal:

@@ -204,9 +204,9 @@ def _masked(sheet: Sheet, k: int) -> Iterator[Edit]:
     low, high = (values.min(), values.max()) if values.size else (0, 0)
     if low == high or not ((values == low) | (values == high)).all():
         return
-    turned: Change = lambda get, own: np.where(own(mask) == low, high, low)  # noqa: E731
+    inverted: Change = lambda get, own: np.where(own(mask) == low, high, low)  # noqa: E731
     text = f"the mask is inverted: what the reference hides is kept, what it keeps is hidden ({where})"
-    yield Edit("mask_inverted", "an inverted mask", text, {mask: turned}, 0, at=k)
+    yield Edit("mask_inverted", "an inverted mask", text, {mask: inverted}, 0, at=k)
     for shift in (1, -1):
         rolled: Change = lambda get, own, shift=shift: np.roll(own(mask), shift, -1)  # type: ignore[misc]  # noqa: E731
         text = f"the mask is shifted by {'one' if shift > 0 else 'minus one'} along its last axis ({where})"
@@ -225,21 +225,21 @@ def _reshape(sheet: Sheet, k: int) -> Iterator[Edit]:
                 text = f"the values are flattened in another order: axes {axes} before {where}"
                 yield Edit("flatten_order", "another order of flattening", text, {k: change}, 2, at=k)
     if len(after) > len(before) and len(after) >= 3:
-        turned = (*after[:-2], after[-1], after[-2])
-        swap = _interleaved(source, turned)
+        swapped = (*after[:-2], after[-1], after[-2])
+        swap = _interleaved(source, swapped)
         text = f"the parts that {where} makes are interleaved: each takes every {after[-2]}th channel, as of heads"
         yield Edit("heads_interleaved", "interleaved heads", text, {k: swap}, 2, at=k)
         alike = [n for n, one in enumerate(sheet.nodes) if one.operation == "reshape" and sheet.shape(n) == after
                  and sheet.shape(one.given[0]) == before]  # fmt: skip
         if len(alike) > 1 and alike[0] == k:
-            changes = {n: _interleaved(sheet.nodes[n].given[0], turned) for n in alike}
+            changes = {n: _interleaved(sheet.nodes[n].given[0], swapped) for n in alike}
             yield Edit(
                 "heads_interleaved", "interleaved heads", f"{text}, as all {len(alike)} of this shape", changes, 1, at=k
             )
 
 
-def _interleaved(source: int, turned: tuple[int, ...]) -> Change:
-    return lambda get, own: np.swapaxes(get(source).reshape(turned), -1, -2)
+def _interleaved(source: int, swapped: tuple[int, ...]) -> Change:
+    return lambda get, own: np.swapaxes(get(source).reshape(swapped), -1, -2)
 
 
 def _matmul(sheet: Sheet, k: int) -> Iterator[Edit]:
@@ -260,7 +260,7 @@ def _matmul(sheet: Sheet, k: int) -> Iterator[Edit]:
             yield Edit("weight_transposed", "a transposed matrix", text, {k: change}, 0, at=k)
 
 
-def _turned_operands(sheet: Sheet, k: int) -> Iterator[Edit]:
+def _swapped_operands(sheet: Sheet, k: int) -> Iterator[Edit]:
     one, other = sheet.nodes[k].given
     operation = OPERATIONS[sheet.nodes[k].operation]
     if sheet.shape(one) == sheet.shape(other) and not sheet.is_number(one) and not sheet.is_number(other):
@@ -270,17 +270,17 @@ def _turned_operands(sheet: Sheet, k: int) -> Iterator[Edit]:
         )
     sign = {"add": "sub", "sub": "add"}.get(sheet.nodes[k].operation)
     if sign and not sheet.is_number(other):
-        turned = OPERATIONS[sign]
+        opposite = OPERATIONS[sign]
         text = f"the sign of {sheet.named(other)} is flipped ({sheet.where(k)})"
         if sheet.of_operations(k, frozenset({"sin", "cos"})) or sheet.turns(k):
             text += ": rotary embeddings turn the other way"
-        yield Edit("sign", "a sign", text, {k: lambda get, own: turned(get(one), get(other))}, 2, at=k)
+        yield Edit("sign", "a sign", text, {k: lambda get, own: opposite(get(one), get(other))}, 2, at=k)
 
 
 def _product(sheet: Sheet, k: int) -> Iterator[Edit]:
     if sheet.nodes[k].operation == "div":
         yield from _divided(sheet, k)
-        yield from _turned_operands(sheet, k)
+        yield from _swapped_operands(sheet, k)
 
 
 _BY_OPERATION: dict[str, Callable[[Sheet, int], Iterator[Edit]]] = {
@@ -290,8 +290,8 @@ _BY_OPERATION: dict[str, Callable[[Sheet, int], Iterator[Edit]]] = {
     "log_softmax": _softmax,
     "reduced": _reduced,
     "div": _product,
-    "sub": _turned_operands,
-    "add": _turned_operands,
+    "sub": _swapped_operands,
+    "add": _swapped_operands,
     "getitem": _getitem,
     "cat": _cat,
     "stack": _cat,

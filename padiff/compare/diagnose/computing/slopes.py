@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from padiff.compare.diagnose.computing.formula import Change, Formula, Node
+from padiff.compare.diagnose.computing.formula import Change, Formula, Get, Node
+
+#: How many numbers of a formula moved along directions are kept for the next change: 64 MB of float64.
+_KEPT = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Sloped(Formula):
         self.nodes, self.values = [*formula.nodes], [*formula.values]
         self.loss, self._leaves, self._value = formula.end, leaves, value
         self._scales, self.few = scales, few
+        size = sum(value.size for value in self.values)
+        self._keeps = 2 * size * max((len(leaf.directions) for leaf in leaves), default=0) <= _KEPT
+        #: By direction and sign, the values of what depends on the leaves, where nothing else is changed.
+        self._moved: dict[tuple[int, float], dict[int, np.ndarray]] = {}
         self.nodes.append(Node("slopes", (self.loss,)))
         self.values.append(np.zeros(0))
         self.end = len(self.nodes) - 1
@@ -62,20 +69,29 @@ class Sloped(Formula):
         for k in range(count):
             ends = []
             for sign in (1.0, -1.0):
-                moved = dict(changes)
-                for leaf in self._leaves:
-                    moved[leaf.node] = _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k])
-                end = super().changed(moved, self.loss)
+                end = self._end(changes, k, sign)
                 if end is None or end.size != 1:
                     return None
                 ends.append(float(end.reshape(())))
             found.append((ends[0] - ends[1]) / 2 / self._scales[1])
         return np.array(found)
 
-    def changed(self, changes: Mapping[int, Change], end: int | None = None) -> np.ndarray | None:
+    def changed(
+        self, changes: Mapping[int, Change], end: int | None = None, base: Get | None = None
+    ) -> np.ndarray | None:
         if end is None or end == self.end:
             return self.row(changes, self.few)
-        return super().changed(changes, end)
+        return super().changed(changes, end, base)
+
+    def _end(self, changes: Mapping[int, Change], k: int, sign: float) -> np.ndarray | None:
+        """The loss with changes to some nodes and the leaves moved; `None` where that can't be computed."""
+        by = {leaf.node: sign * leaf.directions[k] for leaf in self._leaves}
+        moved = {node: _moved(changes.get(node), node, step) for node, step in by.items()}
+        if not self._keeps or not by.keys().isdisjoint(changes):
+            return super().changed({**changes, **moved}, self.loss)
+        # Only what depends on the changes is computed anew, which come late in a formula as a rule.
+        known = self._moved.setdefault((k, sign), {})
+        return super().changed(changes, self.loss, self.getter(moved, known=known))
 
 
 def _moved(change: Change | None, node: int, by: np.ndarray) -> Change:

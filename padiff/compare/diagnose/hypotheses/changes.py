@@ -76,9 +76,9 @@ class Search:
         """Several settings, or another rule."""
         rule, settings = self._rule.rule, self._rule.settings
         forms: list[dict[str, float]] = [{}, *({name: 1.0 - settings[name]} for name in rule.forms if name != "single")]
-        for turned in forms:
-            for name in rule.numbers if turned else ():
-                found = self._solved(turned, (name,))
+        for form in forms:
+            for name in rule.numbers if form else ():
+                found = self._solved(form, (name,))
                 if found is not None and name in found.settings:
                     yield found
         names = [*rule.numbers]
@@ -91,8 +91,8 @@ class Search:
         if others:
             fits = tuple(fitted for fitted, _ in others)
             yield Change({}, len(fits[0].solved), fits[0].tried, rules=fits)
-        for turned in forms:
-            found = self._solved(turned, tuple(names))
+        for form in forms:
+            found = self._solved(form, tuple(names))
             if found is not None and len(found.settings) > 2:
                 yield found
 

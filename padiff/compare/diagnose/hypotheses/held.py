@@ -24,7 +24,7 @@ def causes(scene: Scene) -> Iterator[Cause]:
     sides = scene.sides(scene.number)
     if sides is None:
         return
-    own, theirs = getattr(sides, side), getattr(sides, other)
+    own, others = getattr(sides, side), getattr(sides, other)
     if whole_stage_missing(scene.diff, scene.step):
         yield _skipped(scene, side, own)
         return
@@ -51,7 +51,7 @@ def causes(scene: Scene) -> Iterator[Cause]:
     )
     back = [r for r in own.records if r.stage == "backward" and r.layer == layer]
     ran = [r for r in own.records if r.stage == "forward" and r.layer == layer]
-    back_there = [r for r in theirs.records if r.stage == "backward" and r.layer == pair.anchor.layer]
+    back_there = [r for r in others.records if r.stage == "backward" and r.layer == pair.anchor.layer]
     kind = _kind(getattr(scene.runs, side).info, layer)
     if ran and not back and back_there and any(r.stage == "backward" for r in own.records):
         text = f"no gradient comes back to layer {layer} on the {side}: detached, or what it gives is not used"

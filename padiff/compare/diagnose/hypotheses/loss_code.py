@@ -134,11 +134,11 @@ def _other_inputs(sheet: Sheet, candidate: Sheet | None) -> Iterator[Edit]:
     """What goes into the loss besides what the model gave, as the candidate has it: labels, targets, weights."""
     if candidate is None:
         return
-    theirs = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k)]
+    others = [(k, v) for k, v in enumerate(candidate.formula.values) if _goes_in(candidate, k)]
     for k, own in enumerate(sheet.formula.values):
-        if not _goes_in(sheet, k) or any(v.shape == own.shape and np.allclose(v, own, 1e-5) for _, v in theirs):
+        if not _goes_in(sheet, k) or any(v.shape == own.shape and np.allclose(v, own, 1e-5) for _, v in others):
             continue
-        for _, other in theirs:
+        for _, other in others:
             if other.size == own.size and (other.dtype.kind in "iub") == (own.dtype.kind in "iub"):
                 labels = own.dtype.kind in "iu" and sheet.feeds(k, frozenset({"targets", "picked"}))
                 differ = int((other.reshape(own.shape) != own).sum())

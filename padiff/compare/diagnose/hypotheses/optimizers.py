@@ -209,9 +209,9 @@ def _predictions(scene: Scene, tracks: Tracks, parameters: Iterable[Parameter], 
     for one in parameters:
         history, noise = joined([one.track], "candidate")
         own = _column(tracks.rates.candidate, one.group)
-        theirs = _column(tracks.rates.reference, one.group)
+        expected = _column(tracks.rates.reference, one.group)
         predicted = _best(one, change, replace(history, rates=own), noise)
-        without = _best(one, Change({}), replace(history, rates=theirs), noise)
+        without = _best(one, Change({}), replace(history, rates=expected), noise)
         if len(history.updates) != len(tracks.numbers):
             continue
         pair = scene.pairs(tracks.numbers[tracks.at], "update").get(one.track.place)

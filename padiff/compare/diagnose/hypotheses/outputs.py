@@ -56,19 +56,19 @@ def _activation(scene: Scene, output: Output) -> Iterator[Hypothesis]:
         as_is = near(given, output.reference, output)
         if not made and not as_is:
             continue
-        theirs = made[0] if made else "no activation"
+        expected = made[0] if made else "no activation"
         for name, function in functions.items():
-            if name != theirs:
-                text = f"the candidate uses {name} for the reference's {theirs} (of {site})"
+            if name != expected:
+                text = f"the candidate uses {name} for the reference's {expected} (of {site})"
                 yield output_hypothesis(
                     scene, output, "activation", "another activation", text, function(given), 0, len(functions)
                 )
         if made:
-            text = f"the candidate has no activation, the reference {theirs} (of {site})"
+            text = f"the candidate has no activation, the reference {expected} (of {site})"
             yield output_hypothesis(scene, output, "activation_missing", "no activation", text, given)
             slope = _slope(given, output.candidate)
             if slope is not None:
-                text = f"the candidate uses leaky ReLU of slope {slope:.5g} for the reference's {theirs} (of {site})"
+                text = f"the candidate uses leaky ReLU of slope {slope:.5g} for the reference's {expected} (of {site})"
                 yield output_hypothesis(scene, output, "activation", "slope", text, activations.leaky(slope)(given), 1)
         return
     for name, function in functions.items():

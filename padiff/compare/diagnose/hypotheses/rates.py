@@ -45,32 +45,36 @@ def _schedule(scene: Scene) -> str:
     first = {n: r.map(lambda side: side[0]) for n, r in rates.items() if all(r)}
     if len(first) < 2:
         return ""
-    theirs = {n: r.reference for n, r in first.items()}
-    own = {n: r.candidate for n, r in first.items()}
-    if np.ptp([*theirs.values()]) <= 1e-9 * max(theirs.values()):
-        return _ratio(own, theirs) if np.ptp([*own.values()]) <= 1e-9 * max(own.values()) else ", by a schedule"
-    if np.ptp([*own.values()]) <= 1e-9 * max(own.values()):
+    reference = {n: r.reference for n, r in first.items()}
+    candidate = {n: r.candidate for n, r in first.items()}
+    if np.ptp([*reference.values()]) <= 1e-9 * max(reference.values()):
+        return (
+            _ratio(candidate, reference)
+            if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values())
+            else ", by a schedule"
+        )
+    if np.ptp([*candidate.values()]) <= 1e-9 * max(candidate.values()):
         return "; the candidate's schedule never steps (or once an epoch)"
     for late in (1, -1, *(sign * k for k in range(2, _LATE + 1) for sign in (1, -1))):
-        if _follows(own, theirs, lambda n, late=late: n - late):
+        if _follows(candidate, reference, lambda n, late=late: n - late):
             steps = "one step" if abs(late) == 1 else f"{abs(late)} steps"
             return f"; the candidate's schedule is shifted: it is {steps} {'late' if late > 0 else 'early'}"
     for pace in (2, 3, 4, 8):
-        if _follows(own, theirs, lambda n, pace=pace: n // pace):
+        if _follows(candidate, reference, lambda n, pace=pace: n // pace):
             return f"; the candidate's schedule goes on every {pace} steps" + (": half as fast" if pace == 2 else "")
-        if _follows(own, theirs, lambda n, pace=pace: n * pace):
+        if _follows(candidate, reference, lambda n, pace=pace: n * pace):
             return f"; the candidate's schedule goes {pace} times as fast: it steps {pace} times a step"
-    return _ratio(own, theirs)
+    return _ratio(candidate, reference)
 
 
-def _follows(own: dict[int, float], theirs: dict[int, float], of) -> bool:  # type: ignore[no-untyped-def]
+def _follows(candidate: dict[int, float], reference: dict[int, float], of) -> bool:  # type: ignore[no-untyped-def]
     """Whether the candidate's rate of each step is the reference's of another one, for three steps at least."""
-    known = [(own[n], theirs[of(n)]) for n in own if of(n) in theirs]
+    known = [(candidate[n], reference[of(n)]) for n in candidate if of(n) in reference]
     return len(known) >= 3 and len({b for _, b in known}) >= 2 and all(np.isclose(a, b, rtol=1e-6) for a, b in known)
 
 
-def _ratio(own: dict[int, float], theirs: dict[int, float]) -> str:
-    ratios = [own[n] / theirs[n] for n in own if theirs[n]]
+def _ratio(candidate: dict[int, float], reference: dict[int, float]) -> str:
+    ratios = [candidate[n] / reference[n] for n in candidate if reference[n]]
     if not ratios or np.ptp(ratios) > 1e-6 * max(map(abs, ratios)) or abs(ratios[0] - 1) < 1e-6:
         return ""
     return f"; the candidate's is {ratios[0]:.6g} times the reference's"

@@ -321,7 +321,7 @@ def _apart(one: Found, other: Found) -> bool:
 
 def _as_order(case: Case, one: Found) -> Found:
     """That a norm is given the sum with a branch, where the other side's is given what goes into the branch."""
-    if one.edit.kind != "branch_missing" or not _is_turned(case, one):
+    if one.edit.kind != "branch_missing" or not _feeds_the_branch(case, one):
         return one
     pair = case.scene.diff.pair
     side, other = ("candidate", "reference") if one.surplus else ("reference", "candidate")
@@ -335,7 +335,7 @@ def _as_order(case: Case, one: Found) -> Found:
     )
 
 
-def _is_turned(case: Case, one: Found) -> bool:
+def _feeds_the_branch(case: Case, one: Found) -> bool:
     """Whether the other side's norm goes into the very branch that is added before this side's."""
     scene, pair = case.scene, case.scene.diff.pair
     place, reference, candidate = scene.place, pair.reference, pair.candidate
@@ -351,7 +351,7 @@ def _is_turned(case: Case, one: Found) -> bool:
     partner = {p.candidate.path: p.reference.path for p in scene.alignment.pairs}
     start = next((o.tensor for o in (graph.of_record(own) or call).inputs), -1)
     branch = {c.layer for c in graph.back(start, lambda _: False) if not c.function}
-    partner = partner if one.surplus else {theirs: ours for ours, theirs in partner.items()}
+    partner = partner if one.surplus else {reference: candidate for candidate, reference in partner.items()}
     for path in {partner.get(path, "") for path in branch} - {""}:
         fed = others.layers.get((path, there.call))
         outputs = fed.outputs if fed is not None else ()

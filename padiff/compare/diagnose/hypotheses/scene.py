@@ -195,12 +195,12 @@ def _projected(pair: Pair, arrays: Arrays, other: Pair, shown: Sketches) -> Both
     reference, candidate = arrays.reference, arrays.candidate
     if not shown.aligned or reference.dtype.kind == "c" or reference.size != shown.reference.size:
         return None
-    turned = shown.reference.transposed
+    transposed = shown.reference.transposed
     if not other.reference.source.sketched:
         # Looked at as the candidate has them.
-        turned, shape = shown.candidate.transposed, pair.candidate.shape
+        transposed, shape = shown.candidate.transposed, pair.candidate.shape
         reference, candidate = (pair.layout.undo(array, shape) for array in (reference, candidate))
-    return Sketches(sketch_of(reference, turned), sketch_of(candidate, turned), arrays.scales, True).values()
+    return Sketches(sketch_of(reference, transposed), sketch_of(candidate, transposed), arrays.scales, True).values()
 
 
 def whole_of(pair: Pair) -> Both[np.ndarray] | None:

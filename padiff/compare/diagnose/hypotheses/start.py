@@ -101,9 +101,9 @@ def _of_another(scene: Scene, sides: Both[np.ndarray], head: str) -> Iterator[Hy
         ):
             continue
 
-        def predict(theirs: np.ndarray = values.reference) -> Iterator[Prediction]:
-            noise = transforms.noise_of(theirs, rounding_of(pair))
-            yield Prediction(pair.anchor.site, sides.candidate, theirs, sides.reference, noise, scene.limit(pair))
+        def predict(other_values: np.ndarray = values.reference) -> Iterator[Prediction]:
+            noise = transforms.noise_of(other_values, rounding_of(pair))
+            yield Prediction(pair.anchor.site, sides.candidate, other_values, sides.reference, noise, scene.limit(pair))
 
         text = f"{head} the reference's {layer}/{slot}: layers in another order"
         yield Hypothesis("weight_of_another_layer", "another layer's weight", text, predict, tried=size)

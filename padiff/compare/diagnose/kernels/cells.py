@@ -30,7 +30,7 @@ def lstm(
 
 def gru(
     x: np.ndarray, w: np.ndarray, u: np.ndarray, *biases: np.ndarray, order: Sequence[int] = (0, 1, 2),
-    backward: bool = False, inner: str = "tanh", turned: bool = False, time_first: bool = False,
+    backward: bool = False, inner: str = "tanh", swapped: bool = False, time_first: bool = False,
     gate: str = "sigmoid", reset: str = "after", keeps: bool = True, start: float = 0.0,
 ) -> np.ndarray:  # fmt: skip
     """Hidden states of all steps; the gates are reset, update, new, in an order.
@@ -51,7 +51,7 @@ def gru(
         if reset == "before":
             nh = np.split((r * h) @ u.T + other, 3, axis=-1)[order[2]]
         n = act(ni + (r * nh if reset == "after" else nh), inner)
-        h = z * n + (1 - z) * h if turned else (1 - z) * n + (z * h if keeps else 0.0)
+        h = z * n + (1 - z) * h if swapped else (1 - z) * n + (z * h if keeps else 0.0)
         states.append(h)
     found = np.stack(states)
     return found if time_first else np.swapaxes(found, 0, 1)

@@ -1,0 +1,89 @@
+"""Measuring in a compiled loop, with the extra ``fast`` (numba): when that pays, and what it takes.
+
+Figures are those of `padiff.compare.measure.sums` to 1e-12: only the order of the sums is another one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+Kernel: TypeAlias = Callable[
+    [np.ndarray, np.ndarray, float, float], tuple[float, float, float, float, float, float, int, float]
+]
+
+# Elements that numpy measures in a process before the kernel is loaded. Measured: to import numba and to load what it
+# kept takes 0.3 s of processor time, and numpy takes 1.3 ns longer an element. So nobody waits for it twice as long as
+# is needed, however much there is still to come.
+_PAYS = 250_000_000
+#: Elements from which on a tensor is the kernel's. Smaller ones take as long either way; they are numpy's always, so
+#: that nothing of theirs depends on what is installed.
+LEAST = 1 << 15
+
+_TAKEN = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class _Compiled:
+    """What this process has loaded."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.kernel: Kernel | None = None
+        self.tried = False
+        self._lock = threading.Lock()
+
+    def load(self) -> Kernel | None:
+        with self._lock:
+            if not self.tried:
+                self.kernel = _loaded()
+                self.tried = True
+        return self.kernel
+
+
+_compiled = _Compiled()
+
+
+def load() -> Kernel | None:
+    """Load the kernel now, however little there is to measure; `None` where numba is not installed or does not work."""
+    return _compiled.load()
+
+
+def kernel_for(reference: np.ndarray, candidate: np.ndarray) -> Kernel | None:
+    """The kernel, for two arrays that it takes and once that pays; `None`: they are numpy's."""
+    if reference.size < LEAST or reference.dtype != candidate.dtype or reference.dtype not in _TAKEN:
+        return None
+    if not (reference.flags.aligned and candidate.flags.aligned):
+        return None
+    if _compiled.kernel is None:
+        if _compiled.tried:
+            return None
+        _compiled.seen += reference.size
+        if _compiled.seen < _PAYS:
+            return None
+    return _compiled.load()
+
+
+def _loaded() -> Kernel | None:
+    try:
+        from padiff.compare.measure.kernel import one_pass
+
+        # Compiled for arrays that must not be written to, as those of files are: one version for each dtype.
+        def kernel(
+            reference: np.ndarray, candidate: np.ndarray, max_abs: float, max_rel: float
+        ) -> tuple[float, float, float, float, float, float, int, float]:
+            return one_pass(_read_only(reference), _read_only(candidate), max_abs, max_rel)  # type: ignore[no-any-return]
+
+        some = np.ones(1, np.float32)
+        return kernel if kernel(some, some, 0.0, 0.0)[1] == 1.0 else None
+    except Exception:  # not installed, not for this numpy, no folder to keep what is compiled: numpy does it all
+        return None
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array

@@ -1,0 +1,251 @@
+"""Sums over the elements of two arrays, from which their figures come: in one pass over pieces that stay in the cache.
+
+What is here is numpy's; `padiff.compare.measure.compiled` does the same in one loop, where it is installed and pays.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+
+from padiff.compare.measure import compiled
+from padiff.records import UNSCALED, Both
+
+#: Elements that are held in float64 at a time: few enough to stay in a core's own cache.
+CHUNK = 1 << 15
+# Elements that are multiplied and added up at a time: OpenBLAS starts threads for vectors of more than 10,000.
+_PIECE = 1 << 13
+# Elements that are squared and added up in float32 at a time.
+_PIECE32 = 2048
+_ONES = np.ones((_PIECE, 1))
+_ONES32 = np.ones(compiled.LEAST, np.float32)
+_ONES.setflags(write=False)
+_ONES32.setflags(write=False)
+#: Between these, sums of squares of float32 neither overflow nor lose their smallest terms.
+SMALL, LARGE = 1e-24, 1e30
+
+
+class Sums:
+    """Running sums over the chunks of a tensor.
+
+    Args:
+        size: of the whole tensor.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._small = size < compiled.LEAST
+        self.max_abs = self.max_rel = 0.0
+        self.sum_abs = self.sum_reference = 0.0
+        self.squares = self.reference_squares = self.candidate_squares = 0.0
+        self.finite = self.mismatched = self.nonfinite = self.overflowed = self.worst = 0
+        self._equal_so_far = True
+
+    def add_compiled(self, kernel: compiled.Kernel, reference: np.ndarray, candidate: np.ndarray, start: int) -> bool:
+        """Add flat arrays of one dtype that the kernel takes; false where some of their values are not finite."""
+        found = kernel(reference, candidate, self.max_abs, self.max_rel)
+        squares, reference_squares, candidate_squares, sum_abs, sum_reference, max_abs, worst, max_rel = found
+        if not math.isfinite(reference_squares + candidate_squares):
+            return False
+        self.finite += reference.size
+        self.squares += squares
+        self.reference_squares += reference_squares
+        self.candidate_squares += candidate_squares
+        self.sum_abs += sum_abs
+        self.sum_reference += sum_reference
+        self.max_rel = max_rel
+        if worst >= 0:
+            self.max_abs, self.worst = max_abs, start + worst
+        return True
+
+    def add(
+        self,
+        start: int,
+        reference: np.ndarray,
+        candidate: np.ndarray,
+        elementwise: tuple[float, float] | None,
+        scales: Both[float],
+    ) -> None:
+        """Add a chunk of at most `CHUNK` elements, of which the first is at ``start``."""
+        # A look at the bits is cheap, and two runs of one code are often equal; once they differ they mostly go on to.
+        if self._equal_so_far and reference.dtype == candidate.dtype and scales.reference == scales.candidate:
+            if _same_bits(reference, candidate) and self._add_equal(reference, scales.reference):
+                return
+            self._equal_so_far = False
+        plain = reference.dtype == candidate.dtype == np.float32 and scales == UNSCALED and elementwise is None
+        if plain and self._small and self._add_float32(start, reference, candidate):
+            return
+        r, c, spare = wide(reference, candidate, scales)
+        if r.dtype.kind == c.dtype.kind == "f":
+            reference_squares, candidate_squares = _dot(r), _dot(c)
+            finite = math.isfinite(reference_squares + candidate_squares)
+        else:
+            finite = False
+        if not finite:
+            r, c = self._leave_out(r, c)
+            self.candidate_squares += float(np.square(np.abs(c)).sum())
+            error, size = np.abs(c - r), np.abs(r)
+            reference_squares = _dot(size)
+        else:
+            self.candidate_squares += candidate_squares
+            self.finite += r.size
+            error = np.subtract(c, r, out=c)
+            np.absolute(error, out=error)
+            size = np.absolute(r, out=r)
+        if reference.dtype.kind in "iub" and candidate.dtype.kind in "iub" and scales.reference == scales.candidate:
+            error[(reference != candidate) & (error == 0)] = 1.0  # int64 neighbours beyond 2**53
+        self.reference_squares += reference_squares
+        self.squares += _dot(error)
+        self.sum_abs += _sum(error)
+        self.sum_reference += _sum(size)
+        largest = int(error.argmax())
+        if error[largest] > self.max_abs:
+            self.max_abs, self.worst = float(error[largest]), start + largest
+        if elementwise is not None:
+            atol, rtol = elementwise
+            self.mismatched += int(np.count_nonzero(error > atol + rtol * size))
+        self.max_rel = _largest_ratio(error, size, spare[: size.size], self.max_rel)
+
+    def _add_float32(self, start: int, reference: np.ndarray, candidate: np.ndarray) -> bool:
+        """Add a small tensor of float32, in float32 where that loses nothing that is shown; false where it might.
+
+        Differences of neighbours are exact, sums are taken over short pieces and added up in float64: norms and means
+        are right to some 1e-7, in half the time. Numbers whose squares leave float32's range are left to float64.
+        """
+        error, size, spare = (room[: reference.size] for room in _buffers.narrow)
+        np.subtract(candidate, reference, out=error)
+        squares = [_dot32(values) for values in (reference, candidate, error)]
+        if not all(value == 0 or SMALL < value < LARGE for value in squares):
+            return False
+        np.absolute(error, out=error)
+        np.absolute(reference, out=size)
+        sums = _sum32(error), _sum32(size)
+        if (squares[2] == 0) != (sums[0] == 0) or (squares[0] == 0) != (sums[1] == 0):
+            return False
+        self.finite += reference.size
+        self.reference_squares += squares[0]
+        self.candidate_squares += squares[1]
+        self.squares += squares[2]
+        self.sum_abs += sums[0]
+        self.sum_reference += sums[1]
+        largest = int(error.argmax())
+        if error[largest] > self.max_abs:
+            exact = abs(float(candidate[largest]) - float(reference[largest]))
+            self.max_abs, self.worst = exact, start + largest
+        self.max_rel = _largest_ratio(error, size, spare, self.max_rel)
+        return True
+
+    def _add_equal(self, values: np.ndarray, scale: float) -> bool:
+        """Add a chunk that both sides share; false where it is not all finite."""
+        if values.dtype.kind == "c":
+            return False
+        size, _, _ = wide(values, values[:0], Both(scale, 1.0))
+        squares = _dot(size)
+        if not math.isfinite(squares):
+            return False
+        self.finite += size.size
+        self.reference_squares += squares
+        self.candidate_squares += squares
+        self.sum_reference += _sum(np.absolute(size, out=size))
+        return True
+
+    def _leave_out(self, r: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        finite_reference, finite_candidate = np.isfinite(r), np.isfinite(c)
+        finite = finite_reference & finite_candidate
+        self.finite += int(np.count_nonzero(finite))
+        if finite.all():
+            return r, c
+        self.overflowed += int(np.count_nonzero(~(finite_reference | finite_candidate)))
+        same = (np.isnan(r) & np.isnan(c)) | (r == c)
+        self.nonfinite += int(np.count_nonzero(~finite & ~same))
+        return np.where(finite, r, 0), np.where(finite, c, 0)
+
+
+class _Buffers(threading.local):
+    """Room for three chunks, for each thread."""
+
+    def __init__(self) -> None:
+        self.arrays = np.empty((3, CHUNK))
+        self.narrow = self.arrays.view(np.float32)
+
+
+_buffers = _Buffers()
+
+
+def wide(
+    reference: np.ndarray, candidate: np.ndarray, scales: Both[float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two chunks in float64, divided by their scales, and room for a third; they last until the next call."""
+    room = _buffers.arrays
+    found: list[np.ndarray] = []
+    for array, scale, own in zip((reference, candidate), scales, room):
+        out: np.ndarray
+        if array.dtype.kind == "c":
+            out = array.astype(np.complex128)
+        else:
+            out = own[: array.size]
+            out[...] = array
+        if scale != 1.0:
+            out /= scale
+        found.append(out)
+    return found[0], found[1], room[2]
+
+
+def _dot(values: np.ndarray) -> float:
+    """Sum of squares."""
+    if values.size < CHUNK:
+        # Not numpy.dot, which starts threads of its own for long vectors, beside ours.
+        return float(np.einsum("i,i->", values, values))
+    pieces = values.reshape(-1, 1, _PIECE)
+    return float(np.add.reduce(np.matmul(pieces, values.reshape(-1, _PIECE, 1)), axis=None))
+
+
+def _sum(values: np.ndarray) -> float:
+    """Sum; numpy's own takes twice as long for a whole chunk."""
+    if values.size < CHUNK:
+        return float(np.add.reduce(values))
+    return float(np.add.reduce(np.matmul(values.reshape(-1, 1, _PIECE), _ONES), axis=None))
+
+
+def _dot32(values: np.ndarray) -> float:
+    """Sum of squares of float32, in float32 over short pieces."""
+    return _products32(values, values)
+
+
+def _sum32(values: np.ndarray) -> float:
+    """Sum of float32 likewise; twice as fast as numpy's own."""
+    return _products32(values, _ONES32[: values.size])
+
+
+def _products32(a: np.ndarray, b: np.ndarray) -> float:
+    """Sum of the products of two vectors of float32; pieces are so short that numpy starts no threads beside ours."""
+    whole = a.size // _PIECE32 * _PIECE32
+    total = float(np.dot(a[whole:], b[whole:]))
+    if whole:
+        pieces, others = a[:whole].reshape(-1, 1, _PIECE32), b[:whole].reshape(-1, _PIECE32, 1)
+        total += float(np.add.reduce(np.matmul(pieces, others), axis=None, dtype=np.float64))
+    return total
+
+
+def _largest_ratio(error: np.ndarray, size: np.ndarray, spare: np.ndarray, least: float = 0.0) -> float:
+    """The largest relative error, or ``least`` if none is above that; where the reference is 0 there is none."""
+    if least:
+        # To multiply and to look takes half as long as to divide, and few elements are above all before.
+        above = error > np.multiply(size, least, out=spare)
+        if not above.any():
+            return least
+        error, size = error[above], size[above]
+        spare = spare[: error.size]
+    # 0 / 0, which a ReLU gives often, is passed over by fmax.
+    relative = float(np.fmax.reduce(np.divide(error, size, out=spare)))
+    if not math.isfinite(relative):
+        np.multiply(error, size != 0, out=spare)
+        relative = float(np.fmax.reduce(np.divide(spare, size, out=spare)))
+    # All of them 0 / 0: nothing is above nothing.
+    return least if math.isnan(relative) else max(least, relative)
+
+
+def _same_bits(reference: np.ndarray, candidate: np.ndarray) -> bool:
+    whole = f"u{min(reference.dtype.itemsize, 8)}"
+    return bool(np.logical_and.reduce(reference.view(whole) == candidate.view(whole)))
