@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from padiff.compare import Policy
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
@@ -36,8 +37,8 @@ class LiveComparison:
 
     def __init__(
         self,
-        reference: Path,
-        candidate: Path,
+        reference: AnyPath,
+        candidate: AnyPath,
         on_diff: str,
         layer_map: GivenMap | None,
         policy: Policy | None,
@@ -51,6 +52,7 @@ class LiveComparison:
         self._stream: DiffStream | None = None
         self._news: list[Report] = []
         self._remarks: list[str] = []
+        self._lost: list[str] = []
         self._recordings: Both[str] | None = None
         self._trouble: PadiffError | None = None
         self._compared = self._following = 0
@@ -111,6 +113,7 @@ class LiveComparison:
                 self._remarks += map(printable, self._pairs.ranks)
                 if recorder is not None and report.first_diff is not None and report.failed:
                     recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
+            self._add_lost(self._pairs.lost())
         except PadiffError as error:
             self._trouble = error
 
@@ -137,6 +140,11 @@ class LiveComparison:
         if worst is not None and worst.figures is not None:
             self._worst = max(self._worst, worst.figures.rel_l2)
 
+    def _add_lost(self, lines: list[str]) -> None:
+        """What is not compared, though it was recorded in part."""
+        self._lost += map(printable, lines)
+        self._remarks += self._lost[len(self._lost) - len(lines) :]
+
     def _begin(self, recordings: Both[str]) -> Collection[int]:
         """Both runs are there, for the first time or with a reference that is another recording than before."""
         anew = self._recordings is not None
@@ -145,6 +153,7 @@ class LiveComparison:
             self._news.clear()
             self.first_report, self._compared, self._following = None, 0, 0
             self._worst, self._doubt = 0.0, ""
+            self._lost.clear()
             self._remarks.append(f"{self._reference} was recorded again; comparing starts again")
         stream = self._opened_stream()
         if stream is not None:
@@ -221,4 +230,5 @@ class LiveComparison:
             rest = f"{many} follow{'s' * (self._following == 1)} from it" if many else ""
             where = f"step {first.step}, stage {first.stage}, layer {first.reference}"
             return f"{steps}: they differ, first at {where}{rest}"
-        return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}'}"
+        lost = f"; {self._lost[-1]}" if self._lost else ""
+        return f"{steps}: {self._doubt or f'they match, largest relative L2 {self._worst:.2g}{lost}'}"

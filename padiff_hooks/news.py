@@ -23,7 +23,7 @@ class News:
     def __init__(self) -> None:
         self._place: _Place | None = None
         self._follows = False
-        self._told: list[str] = []
+        self._reported: list[str] = []
 
     def text(self, report: Report, differs: bool) -> str:
         """All that is known by a step, in Markdown; empty where that brings nothing new.
@@ -35,8 +35,8 @@ class News:
         if report.explained is not None:
             new.append(f"{CAUSE_KNOWN}: **{report.explained.message}**")
         if first is None:
-            self._told += new
-            return "\n\n".join(self._told) if new else ""
+            self._reported += new
+            return "\n\n".join(self._reported) if new else ""
         place = first.stage, first.reference, first.candidate, first.slot
         # A process that was started again has not seen the first one.
         follows = first.standing is Standing.FOLLOWS or (first.standing is Standing.FIRST and differs)
@@ -48,10 +48,10 @@ class News:
             step = report.coverage.steps[0]
             new.append(f"{Standing.FOLLOWS}: {count_text(report)} in step {step}, as in those after it.")
         self._place = place
-        if len(self._told) < _FURTHER:
+        if len(self._reported) < _FURTHER:
             new += [f"{Standing.NEW}: **{one.message}**" for one in report.independent]
-        self._told += new
-        return "\n\n".join(self._told) if new else ""
+        self._reported += new
+        return "\n\n".join(self._reported) if new else ""
 
     def learn(self, line: Mapping[str, Any]) -> None:
         """Take over what was said of a step that another process wrote, from its line."""
@@ -59,11 +59,11 @@ class News:
         if first:
             standing = first.get("standing", standings[Standing.FIRST])
             place = tuple(first.get(key) for key in ("stage", "reference", "candidate", "slot"))
-            if standing == standings[Standing.FIRST] and not self._told:
-                self._told.append(f"{Standing.FIRST}: **{first.get('message', '')}**")
+            if standing == standings[Standing.FIRST] and not self._reported:
+                self._reported.append(f"{Standing.FIRST}: **{first.get('message', '')}**")
             elif standing == standings[Standing.FOLLOWS] and place != self._place and not self._follows:
                 self._follows = True
-                self._told.append(f"{Standing.FOLLOWS}: as in step {line['step']}, so in those after it.")
+                self._reported.append(f"{Standing.FOLLOWS}: as in step {line['step']}, so in those after it.")
             self._place = place
-        if len(self._told) < _FURTHER:
-            self._told += [f"{Standing.NEW}: **{one['message']}**" for one in line.get("independent", ())]
+        if len(self._reported) < _FURTHER:
+            self._reported += [f"{Standing.NEW}: **{one['message']}**" for one in line.get("independent", ())]

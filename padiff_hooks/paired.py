@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy, RunComparison
 from padiff.compare.replicas import ReplicaCheck
 from padiff.dump.format import RUN_FILE
-from padiff.dump.local import local_folder
+from padiff.dump.local import run_folder
+from padiff.dump.lost import lost_lines
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.zoom import Zoom
 from padiff.errors import RunFolderError
 from padiff.model.given_map import GivenMap
@@ -44,8 +45,8 @@ class PairedRuns:
 
     def __init__(
         self,
-        reference: str | Path,
-        candidate: str | Path,
+        reference: str | AnyPath,
+        candidate: str | AnyPath,
         *,
         layer_map: GivenMap | Mapping[Any, Any] | Iterable[Any] | str | None = None,
         policy: Policy | None = None,
@@ -53,7 +54,7 @@ class PairedRuns:
         zoom: bool = True,
         begin: Callable[[Both[str]], Collection[int]] | None = None,
     ) -> None:
-        self._paths = Both(local_folder(reference, "reference"), local_folder(candidate, "candidate"))
+        self._paths = Both(run_folder(reference, "reference"), run_folder(candidate, "candidate"))
         self._map = GivenMap.of(layer_map)
         self._policy = policy
         self._first_done: Collection[int] = done
@@ -65,11 +66,12 @@ class PairedRuns:
         self.asked: Zoom | None = None
         self._replicas: Both[_Replicas] | None = None
         self.ranks: list[str] = []
+        self._lost: set[str] = set()
 
     @property
     def started(self) -> Both[bool]:
         """Which of the two runs is there."""
-        return self._paths.map(lambda path: (path / RUN_FILE).exists())
+        return self._paths.map(_is_begun)
 
     @property
     def runs(self) -> Both[Run] | None:
@@ -113,6 +115,14 @@ class PairedRuns:
                         self.ranks = [line for replicas in self._replicas for line in replicas.look(number)]
                     yield report
 
+    def lost(self) -> list[str]:
+        """What is new of steps that a rank did not write, and that will not be compared therefore; a sentence each."""
+        runs = self.runs
+        lines = [line for run, path in runs.zip(self._paths) for line in lost_lines(run, str(path))] if runs else []
+        new = [line for line in lines if line not in self._lost]
+        self._lost.update(new)
+        return new
+
     def finished(self) -> bool:
         """Whether both runs have ended and every common step is compared."""
         comparison = self._opened()
@@ -138,6 +148,7 @@ class PairedRuns:
             self._comparison = None
             self._first_done = ()
             self._zooming, self.asked = Zooming(self._paths), None
+            self._lost.clear()
         if self._comparison is None and all(self.started):
             recordings = self._paths.map(Recording)
             runs = recordings.map(lambda recording: recording.run)
@@ -154,10 +165,17 @@ class PairedRuns:
         return any(recording.is_replaced() for recording in self._recordings)
 
 
+def _is_begun(path: AnyPath) -> bool:
+    try:
+        return (path / RUN_FILE).exists()
+    except OSError as error:
+        raise RunFolderError(f"{path} can't be read ({error})") from error
+
+
 class _Replicas:
     """Checks the processes of one run against each other, step by step (`padiff.compare.replicas`)."""
 
-    def __init__(self, run: Run, path: Path) -> None:
+    def __init__(self, run: Run, path: AnyPath) -> None:
         self._run, self._path = run, path
         self._check = ReplicaCheck(run.info) if run.info.world_size > 1 else None
         self._begun = False

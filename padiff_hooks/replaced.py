@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
 from padiff.dump.read import read_info
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import RunFolderError
 
 
@@ -22,7 +23,7 @@ class Recording:
         latest: the latest step that was read of it; whoever reads it sets it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._run_file = path / RUN_FILE
         self._stamp = self._stamped()  # before it is read: what is replaced in between is looked at again
         self.run = open_run(path)
@@ -55,8 +56,10 @@ class Recording:
             max(self.run.numbers(), default=-1) < self.latest
         )
 
-    def _stamped(self) -> tuple[int, int] | None:
+    def _stamped(self) -> Any:
         try:
+            if isinstance(self._run_file, RemotePath):
+                return self._run_file.store.version(self._run_file.key)
             status = os.stat(self._run_file)
         except OSError:
             return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import padiff
 from padiff.compare import Policy
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import NothingToCompareError, RunsDifferError, UsageError
 from padiff.frameworks.base import Framework
 from padiff.records import Report
@@ -31,7 +32,7 @@ class HostReplay:
     def __init__(
         self,
         reference: str | Path,
-        dir_path: Path,
+        dir_path: AnyPath,
         layer_map: Any,
         policy: Policy | None,
         existing: str,
@@ -192,24 +193,24 @@ def exchanged(batch: ReplayBatch, own: Any, framework: Framework) -> Any:
         UsageError: its tensors are not as many, or of other kinds.
     """
     is_tensor = framework.tensors.is_tensor
-    mine = list(_tensors(own, is_tensor))
+    wanted = list(_tensors(own, is_tensor))
     whole = batch.whole
-    theirs = list(_tensors(whole, is_tensor)) if whole is not None else []
-    if len(theirs) != len(mine):
-        theirs = [tensor for part in (batch.inputs, batch.kwargs, batch.labels) for tensor in _tensors(part, is_tensor)]
-    found = iter(_in_order("tensors", batch, theirs, mine, framework))
+    given = list(_tensors(whole, is_tensor)) if whole is not None else []
+    if len(given) != len(wanted):
+        given = [tensor for part in (batch.inputs, batch.kwargs, batch.labels) for tensor in _tensors(part, is_tensor)]
+    found = iter(_in_order("tensors", batch, given, wanted, framework))
     return _filled(own, is_tensor, lambda: next(found))
 
 
-def _in_order(what: str, batch: ReplayBatch, theirs: list[Any], own: list[Any], framework: Framework) -> list[Any]:
+def _in_order(what: str, batch: ReplayBatch, given: list[Any], own: list[Any], framework: Framework) -> list[Any]:
     shape, dtype = framework.tensors.shape, framework.tensors.dtype
-    if len(theirs) != len(own):
+    if len(given) != len(own):
         raise UsageError(
-            f"{batch.where}: the reference's batch has {len(theirs)} {what}, this training's {len(own)}: a replay "
+            f"{batch.where}: the reference's batch has {len(given)} {what}, this training's {len(own)}: a replay "
             "needs the same number of tensors. Replay it in a loop of your own (padiff.replay)"
         )
     found = []
-    for one, other in zip(theirs, own):
+    for one, other in zip(given, own):
         if not framework.tensors.is_tensor(one) or not framework.tensors.is_tensor(other):
             found.append(one)
             continue

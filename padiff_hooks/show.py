@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from padiff.dump.budget import size_of
+from padiff.dump.remote_path import AnyPath
 from padiff.records import (
     CANNOT_TELL,
     DIFFER,
@@ -158,7 +158,7 @@ def _listed(report: Report, everything: bool, top: int | None) -> list[str]:
     return [_ALLOWED.sub(" times what is allowed", _MORE.sub("", line)) for line in lines]
 
 
-def print_run(run: Run, path: Path, console: Console) -> None:
+def print_run(run: Run, path: AnyPath, console: Console) -> None:
     """What a run holds: framework, layers, steps, sizes."""
     info = run.info
     numbers = run.numbers()

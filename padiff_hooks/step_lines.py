@@ -252,7 +252,7 @@ def read(logdir: str | Path) -> Iterator[dict[str, Any]]:
                 if not text.endswith(b"\n"):
                     return  # is being written
                 line = parsed(text, path, number)
-                with told_damage(path, number):
+                with damage_named(path, number):
                     lines.learn(line)
                     whole = lines.whole(line)
                 if "step" in line:
@@ -267,7 +267,7 @@ def parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
     Raises:
         UsageError: it is damaged.
     """
-    with told_damage(path, number):
+    with damage_named(path, number):
         line: dict[str, Any] = json.loads(text)
         if not isinstance(line, dict) or not isinstance(line.get("step", 0), int):
             raise ValueError("no object with a step")
@@ -275,7 +275,7 @@ def parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def told_damage(path: Path, number: int) -> Iterator[None]:
+def damage_named(path: Path, number: int) -> Iterator[None]:
     """Say of an error in reading a line which one it is.
 
     Raises:

@@ -25,7 +25,7 @@ from padiff_hooks.event_files import EventFile, ScalarSink
 from padiff_hooks.heat_picture import HeatPicture, place_of
 from padiff_hooks.news import News
 from padiff_hooks.scalars import Tagging
-from padiff_hooks.step_lines import StepLines, parsed, told_damage
+from padiff_hooks.step_lines import StepLines, damage_named, parsed
 from padiff_hooks.tags import FIRST_DIFF, LAYERS, PICTURE, check_tags
 
 DIFFS_FILE = "diffs.jsonl"
@@ -221,7 +221,7 @@ class DiffStream:
                 if head is None:
                     head = line
                     self._read_head(line, path)
-                with told_damage(path, number):
+                with damage_named(path, number):
                     self._lines.learn(line, len(text))
                     if "step" in line:
                         self._learn(line)

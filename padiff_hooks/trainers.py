@@ -20,9 +20,10 @@ import numpy as np
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Override
 from padiff.replaying import ReplayBatch
+from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
-from padiff_hooks.training import TrainingOptions, TrainingRecorder
+from padiff_hooks.training import TrainingRecorder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +40,7 @@ class TrainerEvents(TrainingResults, ABC):
 
     Args:
         dir_path: the run folder to write.
-        options: those of `padiff_hooks.training.TrainingOptions`; without ``logdir``, scalars go where the trainer's
+        options: those of `padiff_hooks.options.TrainingOptions`; without ``logdir``, scalars go where the trainer's
             own TensorBoard callback writes, if it has one.
     """
 
@@ -53,6 +54,7 @@ class TrainerEvents(TrainingResults, ABC):
         self._trainer: Any = None
         self._wrapped: weakref.ref[Any] | None = None
         self._stepping: Override | None = None
+        self._sink: _WriterSink | None = None
         self._scale = 1.0
         self._micro_batches = 0
 
@@ -91,7 +93,7 @@ class TrainerEvents(TrainingResults, ABC):
             left._abandon()
         if state.global_step and not self._trained:
             self._training.step = state.global_step
-        writer = _writer(trainer)
+        sink = self._sink = _sink(trainer)
         try:
             self._training.start(
                 model,
@@ -99,8 +101,8 @@ class TrainerEvents(TrainingResults, ABC):
                 resumed=self._trained or state.global_step > 0,
                 rank=getattr(args, "process_index", None),
                 world_size=getattr(args, "world_size", None),
-                logdir=getattr(writer, "log_dir", None) or getattr(writer, "logdir", None),
-                sink=_WriterSink(writer) if writer is not None else None,
+                logdir=sink.logdir if sink is not None else None,
+                sink=sink,
                 settings=self.settings_of(trainer, args, model, state),
                 logs_loss=trainer is not None,
             )
@@ -133,6 +135,8 @@ class TrainerEvents(TrainingResults, ABC):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training.detach()
+        # The last event before the trainer closes its TensorBoard writer, which the writer's thread uses, too.
+        self._training.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._put_back()
@@ -211,6 +215,9 @@ class TrainerEvents(TrainingResults, ABC):
     def _end(self) -> None:
         self._put_back()
         self._trainer, self._micro_batches = None, 0
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.leave()
         for model, callback in list(_recording.items()):
             if callback is self:
                 del _recording[model]
@@ -232,20 +239,28 @@ def _has(trainer: Any, callback: Any) -> bool:
     return any(one is callback for one in listed)
 
 
-def _writer(trainer: Any) -> Any | None:
-    """What the trainer's own TensorBoard callback writes with."""
+def _sink(trainer: Any) -> _WriterSink | None:
+    """Where the trainer's own TensorBoard callback writes."""
     for callback in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
-        writer = getattr(callback, "tb_writer", None)
-        if hasattr(writer, "add_scalar"):
-            return writer
+        if hasattr(getattr(callback, "tb_writer", None), "add_scalar"):
+            return _WriterSink(callback)
     return None
 
 
 class _WriterSink:
-    """Scalars and texts through a SummaryWriter; it belongs to the trainer, so it is not closed."""
+    """Scalars, texts and pictures through the SummaryWriter of a trainer's callback, which closes it.
 
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+    Args:
+        owner: the trainer's callback.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner, self._writer = owner, owner.tb_writer
+
+    @property
+    def logdir(self) -> str | None:
+        """The folder that the writer writes to."""
+        return getattr(self._writer, "log_dir", None) or getattr(self._writer, "logdir", None)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         self._writer.add_scalar(tag, value, step)
@@ -261,6 +276,11 @@ class _WriterSink:
 
     def close(self) -> None:
         self.flush()
+
+    def leave(self) -> None:
+        """Training ended: a writer that its owner closed, and that later points opened again, is closed once more."""
+        if self._owner.tb_writer is not self._writer:
+            self._writer.close()
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

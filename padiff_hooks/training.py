@@ -5,21 +5,20 @@ A callback is a shell: it tells a `TrainingRecorder` when a batch begins and end
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from padiff.compare import Policy
-from padiff.dump.local import is_remote, local_folder
-from padiff.errors import PadiffError, UsageError
-from padiff.model.given_map import GivenMap
+from padiff.dump import open_run
+from padiff.dump.local import is_remote, run_folder
+from padiff.dump.lost import lost_lines
+from padiff.dump.remote_path import AnyPath
+from padiff.errors import PadiffError
 from padiff.model.live_model import LiveModel
 from padiff.recorder import Recorder, record
-from padiff.recorder.detail import Detail
-from padiff.recorder.options import RunOptions, check_names
-from padiff.recorder.schedule import Schedule
 from padiff.records import FirstDiff, Report, Step
 from padiff.replaying import ReplayBatch
 from padiff.replaying.replay_function import runs_of
@@ -28,49 +27,13 @@ from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.live import LiveComparison
+from padiff_hooks.options import TrainingOptions, check, lasting, split_map
 from padiff_hooks.own_curves import OwnCurves
 from padiff_hooks.replaying import HostReplay
-from padiff_hooks.tags import LAYERS, check_tags
+from padiff_hooks.tags import LAYERS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-ON_DIFF = ("warn", "stop", "raise")
-
-
-class TrainingOptions(RunOptions, total=False):
-    """The options of a callback."""
-
-    layer_map: Any
-    """Without a reference, layers of this model that answer, in order, to those of the other run's map; with one, also
-    pairs of paths (reference, candidate), a mapping, or a YAML file."""
-    reference: str | Path | None
-    """A run folder, recorded before or growing beside this one, to compare with while training."""
-    on_diff: str
-    """What a diff does: ``"warn"`` once (default), ``"stop"`` the training, or ``"raise"`` `RunsDifferError`."""
-    logdir: str | Path | None
-    """Where scalars and first-diff events go (without a reference: this run's own loss and norms). Default: nowhere, or
-    the host's TensorBoard logger."""
-    tags: str
-    """Which curves go to ``logdir``: ``"layers"`` (default), the diff of each layer at each stage; ``"worst"``, of the
-    ten worst layers of each stage; ``"all"``, norms of each run, maxima and all else that is known, too."""
-    log_to_host: bool
-    """Whether the host's TensorBoard logger gets the verdict, ten tags at most (default); else it gets nothing. All
-    other curves go to folders of their own below its folder."""
-    replay: str | Path | None
-    """A run with replay packs, whose steps are done again in the place of the training (`padiff.replay`): each batch of
-    the host's is exchanged for the reference's, and the training stops when all are done. The model is given back."""
-    floors: int | bool
-    """With ``replay``: how often each packed step is done once more, moved by units in the last place, to measure what
-    rounding makes of each tensor; True: 8 times. The training takes as many more optimizer steps. Default: none."""
-    float64: bool
-    """With ``replay``: whether each packed step is done once more in float64, the third side. Default: False."""
-    start_from: str | Path | None
-    """A run folder, or a folder of safetensors, whose weights and buffers the model gets before the first step, and
-    the optimizer what the recorded one held where a pack has it (`padiff.start_from`). A training that is resumed goes
-    on from its own checkpoint. Default: the model starts as it is."""
-    policy: Policy | None
-    """When a diff passes. Default: `padiff.NoisePolicy`."""
 
 
 class TrainingRecorder:
@@ -78,50 +41,30 @@ class TrainingRecorder:
 
     Args:
         dir_path: the run folder to write.
-        options: each is described in `TrainingOptions` and, what `padiff.record` takes too, in
+        options: each is described in `padiff_hooks.options.TrainingOptions` and, what `padiff.record` takes too, in
             `padiff.recorder.options.RunOptions`.
 
     Attributes:
         step: number of the step under way.
     """
 
-    def __init__(self, dir_path: str | Path, **options: Unpack[TrainingOptions]) -> None:
-        check_names(options, TrainingOptions)
+    def __init__(self, dir_path: str | AnyPath, **options: Unpack[TrainingOptions]) -> None:
+        check(dir_path, options)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
         start_from, replay = options.pop("start_from", None), options.pop("replay", None)
         floors, float64 = runs_of(options.pop("floors", False)), options.pop("float64", False)
         self._logdir = options.pop("logdir", None)
-        self._tags = check_tags(options.pop("tags", LAYERS))
+        self._tags = options.pop("tags", LAYERS)
         self._to_host = options.pop("log_to_host", True)
-        if not isinstance(self._to_host, bool):
-            raise UsageError(f"log_to_host is True or False, got {self._to_host!r}")
-        if on_diff not in ON_DIFF:
-            raise UsageError(f"on_diff is one of {', '.join(ON_DIFF)}, got {on_diff!r}")
-        for what, path in (
-            ("dir_path", dir_path),
-            ("reference", reference),
-            ("logdir", self._logdir),
-            ("start_from", start_from),
-            ("replay", replay),
-        ):
-            if path is not None or what == "dir_path":
-                local_folder(path, what)
-        if replay is not None and (reference is not None or start_from is not None):
-            raise UsageError("replay gives each step all that it starts from: leave reference and start_from away")
-        if replay is None and (floors or float64):
-            raise UsageError("floors and float64 are measured by doing steps again: give replay='runs/...', too")
-        if reference is None and replay is None and on_diff != "warn":
-            raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
-        if reference is not None and Path(reference).resolve() == Path(dir_path).resolve():
-            raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
-        self._dir_path = Path(dir_path)
+        self._dir_path = run_folder(dir_path, "dir_path")
+        followed = None if reference is None else run_folder(reference, "reference")
         paired = reference is not None or start_from is not None or replay is not None
-        own_map, pair_map = _split_map(options.pop("layer_map", None), paired)
+        own_map, pair_map = split_map(options.pop("layer_map", None), paired)
         self._start_from, self._pair_map = start_from, pair_map
         policy = options.pop("policy", None)
         self._live: LiveComparison | None = None
-        if reference is not None:
-            self._live = LiveComparison(Path(reference), self._dir_path, on_diff, pair_map, policy, self._tags)
+        if followed is not None:
+            self._live = LiveComparison(followed, self._dir_path, on_diff, pair_map, policy, self._tags)
         self._replay: HostReplay | None = None
         if replay is not None:
             existing = options.get("existing", "error")
@@ -129,12 +72,14 @@ class TrainingRecorder:
                 replay, self._dir_path, pair_map, policy, existing, on_diff, floors, bool(float64)
             )
         self.step = options.get("start_step", 0)
-        self._options = _lasting(options)
+        self._options = lasting(options)
         self._own_map = own_map
         self._recorder: Recorder | None = None
         self._host_sink: ScalarSink | None = None
         self._own: OwnCurves | None = None
         self._resumes = False
+        #: Whether this process speaks for all of a training's.
+        self._says = True
 
     # -- called by the host's callbacks ---------------------------------------------------------------------
 
@@ -192,6 +137,7 @@ class TrainingRecorder:
                 )
             else:
                 self._logdir, self._host_sink = logdir, sink if self._to_host else None
+        self._says = not rank
         if self._live is not None:
             self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
         self._resumes = options.get("existing") == "resume"
@@ -324,6 +270,11 @@ class TrainingRecorder:
             self.abort()
             raise
 
+    def flush(self) -> None:
+        """Wait until every step that ended is written, compared and streamed."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
     def finish(self) -> None:
         """Training ended: write and compare what is left, take everything off."""
         if self._replay is not None:
@@ -343,6 +294,10 @@ class TrainingRecorder:
                 summary = self._live.summary()
                 if summary:
                     say(summary, alarming=self._live.first_report is not None)
+            elif recorder.info.world_size > 1 and self._says:
+                with contextlib.suppress(PadiffError):  # no step was written
+                    for line in lost_lines(open_run(self._dir_path), str(self._dir_path)):
+                        say(line, alarming=True)
         finally:
             self._close_streams()
 
@@ -387,32 +342,3 @@ class TrainingRecorder:
         for stream in (self._live, own):
             if stream is not None:
                 stream.close()
-
-
-def _lasting(options: TrainingOptions) -> RunOptions:
-    """The options as they hold for every training that the callback is given: checked, and lists listed."""
-    rest: Any = {**options}
-    rest["every_n_steps"] = Schedule.of(options.get("every_n_steps", 1))
-    rest["detail"] = Detail.of(options.get("detail", "auto"), rest.pop("full_every_n_steps", None))
-    for name in ("white_list", "black_list"):
-        if rest.get(name) is not None:
-            rest[name] = list(rest[name])
-    lasting: RunOptions = rest
-    return lasting
-
-
-def _split_map(layer_map: Any, paired: bool) -> tuple[list[Any] | None, GivenMap | None]:
-    """Tell a list of this model's own layers from pairs of layers of two runs."""
-    if layer_map is None:
-        return None, None
-    pairs = isinstance(layer_map, (Mapping, GivenMap, str, Path)) or (
-        bool(layer_map) and all(isinstance(item, (tuple, list, Mapping)) and len(item) == 2 for item in layer_map)
-    )
-    if not pairs:
-        return list(layer_map), None
-    if not paired:
-        raise UsageError(
-            "layer_map: pairs of layers answer to each other when two runs are compared; without `reference` or "
-            "`start_from` give a list of this model's own layers, or give the pairs to the comparison"
-        )
-    return None, GivenMap.of(layer_map)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from padiff.dump.remote_path import AnyPath
 from padiff.dump.zoom import Zoom, ask
 from padiff.records import LOOP, Both, Diff, Report, Run
 
@@ -26,7 +25,7 @@ class Zooming:
         paths: the two run folders.
     """
 
-    def __init__(self, paths: Both[Path]) -> None:
+    def __init__(self, paths: Both[AnyPath]) -> None:
         self._paths = paths
         self._places: set[tuple[str, str]] = set()
         self._until = -1

@@ -13,7 +13,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from padiff.records import Both
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 from padiff_hooks.stream import DiffStream
 
 from .test_identity import without_identity

@@ -99,7 +99,7 @@ def test_clean_runs_are_asked_for_nothing(kit, tmp_path):
     assert all(report.passed and report.explained is None for report in reports)
 
 
-def test_what_is_known_now_is_told(tmp_path):
+def test_what_is_known_now_is_reported(tmp_path):
     reports, _ = trained(TORCH, "tanh", tmp_path)
     news = News()
     texts = [news.text(report, number > 0) for number, report in enumerate(reports)]

@@ -121,7 +121,7 @@ def test_policy_and_layer_map_reach_the_comparison(paths):
         polled(PairedRuns(*paths, layer_map={"nosuch": "head"}))
 
 
-def test_a_damaged_run_is_told(paths):
+def test_a_damaged_run_is_reported(paths):
     toy_folder(paths[0])
     toy_folder(paths[1]).joinpath("run.json").write_text("{")
     with pytest.raises(PadiffError, match=r"run\.json is damaged"):
@@ -132,7 +132,7 @@ def test_a_damaged_run_is_told(paths):
 
 
 def watch(paths: tuple[Path, Path], logdir: Path, *more: str) -> AbstractContextManager[Child]:
-    command = [sys.executable, "-m", "padiff_hooks.cli", "watch", *map(str, paths), "--logdir", str(logdir)]
+    command = [sys.executable, "-m", "padiff_cli.main", "watch", *map(str, paths), "--logdir", str(logdir)]
     return started([*command, "--timeout", "100", *more])  # else it waits for ever for runs that went with the tests
 
 
@@ -179,7 +179,7 @@ def test_a_steps_scalars_are_out_while_the_runs_grow_and_a_match_exits_with_0(pa
 
 
 @pytest.mark.slow
-def test_a_diff_is_told_and_exits_with_1_and_a_restart_remembers_it(paths, tmp_path):
+def test_a_diff_is_reported_and_exits_with_1_and_a_restart_remembers_it(paths, tmp_path):
     toy_folder(paths[0])
     toy_folder(paths[1], paddle=True, plant=planted("body.0/forward/output.0", lambda v: v + 1, at=1))
     code, out, _ = watched(paths, tmp_path / "tb")

@@ -165,7 +165,7 @@ def test_lines_of_an_older_padiff_are_read_and_followed(tmp_path):
     [{"packed": {"rows": [[0, 99]], "at": [], "figures": "AAAA"}}, {"packed": 5}, {"sites": 3}, {"diffs": [{}]}],
     ids=["rows", "packed", "sites", "diffs"],
 )
-def test_a_damaged_table_is_told_with_its_line(tmp_path, damage):
+def test_a_damaged_table_is_reported_with_its_line(tmp_path, damage):
     written(tmp_path, faulty(range(2)))
     path = tmp_path / "diffs.jsonl"
     with open(path, "a") as file:
@@ -176,6 +176,6 @@ def test_a_damaged_table_is_told_with_its_line(tmp_path, damage):
         DiffStream(tmp_path, NAMES)
 
 
-def test_a_folder_without_lines_is_told(tmp_path):
+def test_a_folder_without_lines_is_reported(tmp_path):
     with pytest.raises(UsageError, match=r"cannot read .*diffs\.jsonl: .*Give the log folder of a comparison"):
         list(read(tmp_path))

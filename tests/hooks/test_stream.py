@@ -277,7 +277,7 @@ def test_a_second_fault_is_an_event_of_its_own(tmp_path):
     assert reported["message"] == fault.message and "independent" not in lines(tmp_path)[1]
 
 
-def test_a_diff_that_stays_where_it_is_is_told_once_also_over_a_restart(tmp_path):
+def test_a_diff_that_stays_where_it_is_is_reported_once_also_over_a_restart(tmp_path):
     def plant(seen, number):
         return seen.value + 1 if seen.site == "body.0/forward/output.0" and number else None
 
@@ -379,7 +379,7 @@ def test_a_log_folder_of_other_runs_is_refused_and_left_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"{nonsense}\n", b"5\n", b"\xff\xfe\n", b'{"step": "x"}\n', b"\n"])
-def test_a_damaged_line_in_the_middle_is_told_with_its_number(tmp_path, damage):
+def test_a_damaged_line_in_the_middle_is_reported_with_its_number(tmp_path, damage):
     written(tmp_path, reports([0]))
     path = tmp_path / "diffs.jsonl"
     path.write_bytes(path.read_bytes() + damage + b'{"step": 1}\n')
@@ -387,7 +387,7 @@ def test_a_damaged_line_in_the_middle_is_told_with_its_number(tmp_path, damage):
         DiffStream(tmp_path, NAMES)
 
 
-def test_a_log_folder_that_is_a_file_is_told(tmp_path):
+def test_a_log_folder_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "tb").write_text("x")
     for path in (tmp_path / "tb", tmp_path / "tb" / "below"):
         with pytest.raises(UsageError, match=r"cannot make the log folder"):

@@ -14,6 +14,9 @@ from .test_identity import without_identity
 from .test_paired import Growing, ended, paths, polled, shown, wait_for, watch
 from .test_stream import events
 
+# Each waits for processes of its own.
+pytestmark = pytest.mark.slow
+
 __all__ = ["paths"]
 
 WRONG = planted("body.0/forward/output.0", lambda v: v + 1, at=1)
@@ -93,7 +96,7 @@ def test_runs_of_an_older_padiff_begin_anew_where_steps_go_back_or_the_model_is_
     assert polled(pairs) == []
 
 
-def test_a_step_that_can_not_be_read_is_still_told(paths):
+def test_a_step_that_can_not_be_read_is_still_reported(paths):
     toy_folder(paths[0])
     for tensor in toy_folder(paths[1]).glob("steps/00000001/rank_0/report.json"):
         tensor.write_text("{")

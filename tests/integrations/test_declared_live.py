@@ -11,7 +11,7 @@ import torch
 
 import padiff
 from padiff.errors import RunsDifferError
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 from padiff_lightning import PaDiffCallback
 
 from .hapi import Net, fit

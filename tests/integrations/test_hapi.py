@@ -181,7 +181,7 @@ def test_a_second_fit_of_the_same_callback_goes_on_in_the_same_run(tmp_path):
     assert padiff.open_run(tmp_path / "run").numbers() == list(range(12))
 
 
-def test_a_model_without_an_optimizer_is_told(tmp_path):
+def test_a_model_without_an_optimizer_is_reported(tmp_path):
     callback = PaDiffCallback(tmp_path / "run")
     model = paddle.Model(Net())
     model.prepare()

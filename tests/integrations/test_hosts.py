@@ -66,6 +66,6 @@ def test_live_comparison_with_sketches(host, tmp_path):
 
 
 @pytest.mark.parametrize("make", [LightningCallback, HapiCallback])
-def test_wrong_arguments_are_told_at_once(make, tmp_path):
+def test_wrong_arguments_are_reported_at_once(make, tmp_path):
     with pytest.raises(UsageError, match="level of detail"):
         make(tmp_path, detail="some")

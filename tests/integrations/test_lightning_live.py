@@ -93,7 +93,7 @@ def test_raise_ends_the_training_with_the_report(tmp_path, reference):
     assert padiff.open_run(tmp_path / "run").numbers() == [0]
 
 
-def test_a_reference_that_is_never_there_is_told_at_the_end(tmp_path):
+def test_a_reference_that_is_never_there_is_reported_at_the_end(tmp_path):
     with pytest.warns(RuntimeWarning, match="compared nothing with the reference run .*it was never there"):
         fit(tmp_path / "run", options={"reference": tmp_path / "nowhere"})
     assert padiff.open_run(tmp_path / "run").numbers() == list(range(6))
@@ -111,7 +111,7 @@ def test_a_run_is_not_compared_with_itself(tmp_path):
         fit(tmp_path / "run", options={"reference": tmp_path / "run"})
 
 
-def test_an_unknown_on_diff_is_told(tmp_path):
+def test_an_unknown_on_diff_is_reported(tmp_path):
     with pytest.raises(UsageError, match="on_diff is one of warn, stop, raise, got 'explode'"):
         fit(tmp_path / "run", options={"on_diff": "explode"})
 
@@ -152,7 +152,7 @@ def test_the_trainers_own_logger_is_left_alone_where_that_is_asked_for(tmp_path,
 
 
 @pytest.mark.parametrize(("wrong", "said"), [({"tags": "few"}, "got 'few'"), ({"log_to_host": "no"}, "got 'no'")])
-def test_curves_that_there_are_not_are_told_before_training(tmp_path, wrong, said):
+def test_curves_that_there_are_not_are_reported_before_training(tmp_path, wrong, said):
     with pytest.raises(UsageError, match=said):
         fit(tmp_path / "run", options=wrong)
     assert not (tmp_path / "run").exists()

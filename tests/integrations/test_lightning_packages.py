@@ -238,7 +238,7 @@ def test_without_lightning_the_callback_says_what_to_install():
 def test_without_what_it_needs_the_demo_says_so_in_one_line(installed, also, reported, tmp_path):
     # What is preloaded may have brought it along.
     forgotten = "[sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] in missing]"
-    code = f"missing += {also!r}\n{forgotten}\nfrom padiff_hooks.cli import main\nsys.exit(main(['demo', folder]))"
+    code = f"missing += {also!r}\n{forgotten}\nfrom padiff_cli.main import main\nsys.exit(main(['demo', folder]))"
     done = in_process(code, installed, folder=tmp_path / "demo")
     end = "; all that it needs comes with: pip install 'padiff-hooks[demo]'\n"
     assert (done.returncode, done.stderr) == (2, f"padiff: the demo can't run: {reported}{end}")

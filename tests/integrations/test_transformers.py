@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from transformers import TrainerCallback
 import padiff
 from padiff.dump.floors import read_floors
 from padiff.errors import RunsDifferError
+from padiff_hooks.own_curves import OwnCurves
 from padiff_transformers import PaDiffCallback
 
 from .tensorboards import events
@@ -195,6 +198,21 @@ def test_scalars_go_to_the_trainers_own_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     train(tmp_path, [PaDiffCallback(tmp_path / "run", every_n_steps=3)], report_to=["tensorboard"])
     assert [step for step, _ in events(tmp_path / "tb")["0_verdict/loss"]] == [0, 3]
+
+
+def test_the_trainers_tensorboard_is_closed_after_the_last_point(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    write = OwnCurves.write
+
+    def late(curves, step):
+        time.sleep(0.3)
+        write(curves, step)
+
+    monkeypatch.setattr(OwnCurves, "write", late)
+    train(tmp_path, [PaDiffCallback(tmp_path / "run", every_n_steps=5)], report_to=["tensorboard"])
+    # A point after the writer was closed would open it again: a second file, which nobody closes.
+    (file,) = (tmp_path / "tb").rglob("events.out.tfevents.*")
+    assert [step for step, _ in events(file.parent)["0_verdict/loss"]] == [0, 5]
 
 
 def test_start_from_puts_the_model_where_another_run_began(tmp_path):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Override
+from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
-from padiff_hooks.training import TrainingOptions, TrainingRecorder
+from padiff_hooks.training import TrainingRecorder
 from padiff_lightning import packages
 from padiff_lightning.logger import LoggerSink, tensorboard_logger
 
@@ -28,7 +29,7 @@ class PaDiffCallback(TrainingResults, _Base):
     """Records a Lightning training, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; the sanity check and validation are not recorded. After a resume from a
-    checkpoint the step numbers go on. Options: those of `padiff_hooks.training.TrainingOptions`; without
+    checkpoint the step numbers go on. Options: those of `padiff_hooks.options.TrainingOptions`; without
     ``logdir``, scalars go through the Trainer's TensorBoardLogger when there is one.
 
     It is a `Callback` of ``pytorch_lightning`` and of ``lightning.pytorch``, of those that are loaded.

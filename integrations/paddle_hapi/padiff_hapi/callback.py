@@ -11,9 +11,10 @@ import numpy as np
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 from padiff.replaying import ReplayBatch
+from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged_lists
 from padiff_hooks.results import TrainingResults
-from padiff_hooks.training import TrainingOptions, TrainingRecorder
+from padiff_hooks.training import TrainingRecorder
 
 try:
     from paddle.callbacks import Callback
@@ -28,7 +29,7 @@ class PaDiffCallback(TrainingResults, Callback):
     """Records a ``paddle.Model.fit``, and compares it live with a reference run if one is given.
 
     Counts optimizer steps, not batches; evaluation is not recorded. Gradients are those after `grad_clip`, and
-    unscaled under AMP. Options: those of `padiff_hooks.training.TrainingOptions`.
+    unscaled under AMP. Options: those of `padiff_hooks.options.TrainingOptions`.
 
     hapi does forward, backward, step and clearing of gradients in one ``train_batch`` call. So for the length of
     that call, and no longer, the model object's ``train_batch`` is one of padiff: hooks go on, the class's own
