@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.floors import write_floors
-from padiff.dump.local import local_folder
+from padiff.dump.local import run_folder
 from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
@@ -84,7 +84,7 @@ def calibrate(
         recorder.open()
         for number in reference.numbers:
             floors = _measured(reference, number, doing, train, runs, float64)
-            write_floors(local_folder(run, "run"), floors)
+            write_floors(run_folder(run, "run"), floors)
             found.append(floors)
     finally:
         try:

@@ -17,6 +17,9 @@ from padiff.weights.start import recorded_of
 from padiff.weights.stored import Stored, stored_step
 from padiff.weights.transfer import Model, TransferError, plan_transfer
 
+#: Steps that stay open; a resync goes over three again and again.
+_OPEN = 4
+
 
 class Carrying:
     """Carries packed steps over. The alignment is found once: it is a matter of the two models.
@@ -37,6 +40,7 @@ class Carrying:
         self._reference, self._model, self._optimizers = reference, model, optimizers
         self._layer_map = layer_map
         self._alignment: Alignment | None = None
+        self._opened: dict[int, Stored] = {}
         self.partners: dict[str, str] = {}
         self.left: tuple[str, ...] = ()
 
@@ -50,7 +54,7 @@ class Carrying:
         Raises:
             UsageError: it can't be carried; nothing was changed.
         """
-        stored = stored_step(self._reference.run, number, self._reference.path)
+        stored = self._stored(number)
         if self._optimizers and stored.optimizers is None:
             raise UsageError(stored.why_not)
         if self._alignment is None:
@@ -99,10 +103,20 @@ class Carrying:
             UsageError: it is not known, or does not fit.
         """
         assert self._alignment is not None
-        stored = stored_step(self._reference.run, number, self._reference.path)
+        stored = self._stored(number)
         if stored.optimizers is None:
             raise UsageError(stored.why_not)
         return self._states(stored, self._alignment)
+
+    def _stored(self, number: int) -> Stored:
+        """A packed step, opened. The last ones stay open: experiments and moved runs begin from them again."""
+        found = self._opened.pop(number, None)
+        if found is None:
+            found = stored_step(self._reference.run, number, self._reference.path)
+            while len(self._opened) >= _OPEN:
+                del self._opened[next(iter(self._opened))]
+        self._opened[number] = found
+        return found
 
     def _states(self, stored: Stored, alignment: Alignment) -> list[OptimizerState]:
         api, names = self._model.framework.optimizers, self.names

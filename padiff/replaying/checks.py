@@ -9,8 +9,9 @@ from typing import Any
 
 from padiff.dump import open_run
 from padiff.dump.format import RUN_FILE
-from padiff.dump.local import local_folder
+from padiff.dump.local import run_folder
 from padiff.dump.read import FolderRun
+from padiff.dump.remote_path import AnyPath, lies_in
 from padiff.dump.replay_packs import Packs
 from padiff.errors import RunFolderError, UsageError
 from padiff.model.live_model import LiveModel
@@ -80,7 +81,7 @@ class _RankPacks(Mapping[int, Pack]):
 
 def opened(
     reference: str | Path,
-    dir_path: Path | None,
+    dir_path: AnyPath | None,
     steps: Container[int] | None = None,
     place: tuple[int, int] = (0, 1),
 ) -> Reference:
@@ -94,12 +95,12 @@ def opened(
     Raises:
         UsageError: it has none, or not these, or it was recorded by another number of processes.
     """
-    path = local_folder(reference, "reference")
+    path = run_folder(reference, "reference")
     run: Any = open_run(path)
-    inside, outside = (path if dir_path is None else dir_path).resolve(), path.resolve()
-    if dir_path is not None and (inside == outside or outside in inside.parents):
+    if dir_path is not None and lies_in(dir_path, path):
+        inside = "" if lies_in(path, dir_path) else "inside of "
         raise UsageError(
-            f"the candidate would be recorded into {dir_path}, which is {'' if inside == outside else 'inside of '}the "
+            f"the candidate would be recorded into {dir_path}, which is {inside}the "
             "reference's folder: that is never written to. Give another folder"
         )
     packs, recorded = run.packs, set(run.numbers())
@@ -179,7 +180,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def check_free(folder: Path) -> None:
+def check_free(folder: AnyPath) -> None:
     """Make sure that a folder holds no run yet.
 
     Raises:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy
-from padiff.dump.local import local_folder
+from padiff.dump.local import run_folder
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.frameworks import framework_of
 from padiff.model.live_model import LiveModel
@@ -19,7 +20,7 @@ from padiff.replaying.session import Replay
 def replay(
     reference: str | Path,
     model: Any,
-    dir_path: str | Path,
+    dir_path: str | AnyPath,
     *,
     optimizer: Any = None,
     layer_map: Any = None,
@@ -58,7 +59,7 @@ def replay(
         RunFolderError: a folder can't be read, or written to.
         UsageError: the run has no such pack, or one that this model can't be given; an argument is wrong.
     """
-    place = local_folder(dir_path, "dir_path")
+    place = run_folder(dir_path, "dir_path")
     processes = framework_of(LiveModel.of(model).model).environment.distributed()
     found = opened(reference, place, steps, processes)
     if existing not in ("error", "overwrite"):

@@ -65,12 +65,12 @@ def resync(
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not optimizers:
         raise UsageError("resync takes the optimizer: it looks at what the training does to the weights")
-    theirs = opened(reference, None)
-    mine = None if own is None else opened(own, None)
-    numbers = _numbers(theirs, mine, step, steps)
+    reference_run = opened(reference, None)
+    own_run = None if own is None else opened(own, None)
+    numbers = _numbers(reference_run, own_run, step, steps)
     live = LiveModel.of(model)
     check_model(live)
-    experiments = _Experiments(theirs, mine, live, optimizers, train, numbers, layer_map)
+    experiments = _Experiments(reference_run, own_run, live, optimizers, train, numbers, layer_map)
     return experiments.run()
 
 
@@ -100,25 +100,25 @@ class _Experiments:
 
     def __init__(
         self,
-        theirs: Reference,
-        mine: Reference | None,
+        reference: Reference,
+        own: Reference | None,
         model: LiveModel,
         optimizers: Sequence[Any],
         train: Callable[[ReplayStep], object],
         numbers: Sequence[int],
         layer_map: Any,
     ) -> None:
-        self._theirs, self._mine, self._model, self._optimizers = theirs, mine, model, optimizers
+        self._reference, self._own, self._model, self._optimizers = reference, own, model, optimizers
         self._train, self._numbers, self._layer_map = train, numbers, layer_map
         self._recorder: Recorder = recorder_of(
             model.model,
             None,
-            replay_of=theirs.run.info.identity,
+            replay_of=reference.run.info.identity,
             every_n_steps=Schedule(steps=list(numbers)),
             optimizer=list(optimizers),
         )
-        self._carrying = Carrying(theirs, model, optimizers, layer_map)
-        self._own = self._carrying if mine is None else Carrying(mine, model, optimizers, None)
+        self._carrying = Carrying(reference, model, optimizers, layer_map)
+        self._own_carrying = self._carrying if own is None else Carrying(own, model, optimizers, None)
         self._doing = Doing(model, optimizers, self._recorder, self._carrying)
         self._distance: Distance | None = None
         #: What the experiment under way takes, and at the optimizer's step.
@@ -135,8 +135,8 @@ class _Experiments:
         try:
             # What may refuse the model does so first, and the first undo puts the user's own state back.
             self._carrying.carry(self._numbers[0], kept.undo)
-            if self._own is not self._carrying:
-                self._own.carry(self._numbers[0], [])
+            if self._own_carrying is not self._carrying:
+                self._own_carrying.carry(self._numbers[0], [])
             self._recorder.open()
             for one in self._optimizers:
                 for stepper in api.steppers(one):
@@ -157,7 +157,7 @@ class _Experiments:
 
     def _has(self, thing: str) -> bool:
         """Whether there is such a thing: masks only where there is dropout."""
-        sides = [side for side in (self._theirs, self._mine) if side is not None]
+        sides = [side for side in (self._reference, self._own) if side is not None]
         return thing != "masks" or any(side.packs[number].masks for side in sides for number in self._numbers)
 
     def _experiment(self, taken: Collection[str], begins: bool = False) -> Resynced:
@@ -197,10 +197,10 @@ class _Experiments:
         return self._apart(number, step)
 
     def _source(self, thing: str) -> Reference:
-        return self._theirs if self._mine is None or thing in self._taken else self._mine
+        return self._reference if self._own is None or thing in self._taken else self._own
 
     def _carrier(self, thing: str) -> Carrying:
-        return self._carrying if self._mine is None or thing in self._taken else self._own
+        return self._carrying if self._own is None or thing in self._taken else self._own_carrying
 
     # -- what a step starts from -------------------------------------------------------------------------------
 
@@ -246,8 +246,8 @@ class _Experiments:
         run = self._recorder.run
         assert run is not None
         if self._distance is None:
-            self._distance = Distance(Both(self._theirs.run.info, run.info), self._layer_map)
-        return self._distance.of(Both(self._theirs.run.steps(number)[0], step))
+            self._distance = Distance(Both(self._reference.run.info, run.info), self._layer_map)
+        return self._distance.of(Both(self._reference.run.steps(number)[0], step))
 
 
 def _same_rates(one: OptimizerState, other: OptimizerState) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from padiff.compare import Policy, RunComparison, compare_runs
 from padiff.dump import open_run
 from padiff.dump.floors import write_floors
+from padiff.dump.local import run_folder
+from padiff.dump.remote_path import AnyPath
 from padiff.errors import NothingToCompareError, PadiffError, UsageError
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
@@ -47,7 +48,7 @@ class Replay:
         self,
         reference: Reference,
         model: Any,
-        dir_path: str | Path,
+        dir_path: str | AnyPath,
         optimizers: Sequence[Any],
         layer_map: Any,
         policy: Policy | None,
@@ -57,7 +58,7 @@ class Replay:
         float64: bool = False,
     ) -> None:
         self._reference, self._model = reference, LiveModel.of(model)
-        self._dir_path, self._layer_map, self._policy = Path(dir_path), layer_map, policy
+        self._dir_path, self._layer_map, self._policy = run_folder(dir_path, "dir_path"), layer_map, policy
         self._optimizers, self._existing = list(optimizers), existing
         self.numbers = list(reference.numbers)
         self.done: list[int] = []

@@ -9,7 +9,8 @@ from typing import Any
 
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.dump import open_run
-from padiff.dump.local import local_folder
+from padiff.dump.local import run_folder
+from padiff.dump.remote_path import RemotePath
 from padiff.dump.weight_files import holds_weights, open_weights
 from padiff.errors import UsageError
 from padiff.frameworks.known import FRAMEWORKS
@@ -73,10 +74,10 @@ def open_stored(
         RunFolderError: it can't be read.
         UsageError: there are no weights of that step; the message says which steps have them.
     """
-    folder = local_folder(path, "start_from")
+    folder = run_folder(path, "start_from")
     if framework is not None and framework not in FRAMEWORKS:
         raise UsageError(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, got {framework!r}")
-    if holds_weights(folder):
+    if not isinstance(folder, RemotePath) and holds_weights(folder):
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
         return _of_files(folder, framework, beside)

@@ -102,7 +102,7 @@ def test_an_unknown_key_is_named_with_the_nearest(pair):
         check_report(a, b, {"compare_mod": "strict"})
 
 
-def test_a_folder_that_is_no_dump_is_told():
+def test_a_folder_that_is_no_dump_is_reported():
     Path("empty").mkdir()
     with pytest.raises(padiff.PadiffError, match="empty"):
         check_report("empty", "empty")
@@ -219,7 +219,7 @@ def test_a_layer_map_reaches_the_comparison_in_the_users_order(pair):
     assert {(d.pair.reference.layer, d.pair.candidate.layer) for d in report.failed} >= {("a", "b"), ("b", "a")}
 
 
-def test_layer_maps_of_unequal_length_are_told(pair):
+def test_layer_maps_of_unequal_length_are_reported(pair):
     proxies = proxies_of(pair)
     proxies[0].set_layer_map([proxies[0].model.fc0])
     for side, kit, proxy in zip("ab", pair, proxies):

@@ -51,7 +51,7 @@ def test_equal_loaders_of_both_frameworks_match():
     assert check_dataloader(*loaders(*batches())) is True
 
 
-def test_the_first_batch_and_tensor_that_differ_are_told(capsys):
+def test_the_first_batch_and_tensor_that_differ_are_reported(capsys):
     x, y = batches()
     other = y.copy()
     other[5] = 99
@@ -66,13 +66,13 @@ def test_shuffled_batches_are_not_equal_though_their_means_are():
     assert check_dataloader(*loaders(x, y, x[::-1].copy(), y)) is False
 
 
-def test_a_loader_that_ends_early_is_told(capsys):
+def test_a_loader_that_ends_early_is_reported(capsys):
     x, y = batches(12)
     assert check_dataloader(*loaders(x, y, x[:8], y[:8])) is False
     assert "the second data loader ends after 2 batches" in capsys.readouterr().out
 
 
-def test_shapes_and_numbers_of_tensors_that_differ_are_told(capsys):
+def test_shapes_and_numbers_of_tensors_that_differ_are_reported(capsys):
     assert check_dataloader([data(2, 3)], [data(3, 2)]) is False
     assert "shapes differ: [2, 3] against [3, 2]" in capsys.readouterr().out
     assert check_dataloader([(data(2), data(2))], [(data(2),)]) is False

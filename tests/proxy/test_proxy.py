@@ -215,7 +215,7 @@ def test_a_foreign_file_in_the_folder_survives_and_dumping_twice_replaces(kit):
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_a_wrong_number_of_steps_is_told(kit, value):
+def test_a_wrong_number_of_steps_is_reported(kit, value):
     proxy = create_model(tanh_mlp(kit))
     with pytest.raises(UsageError, match="per_step has to be a whole number of at least 1"):
         proxy.try_dump(value)

@@ -196,7 +196,7 @@ def test_every_check_takes_every_name(kit, name):
             assert np.abs(diff.pair.candidate.value).sum() > np.abs(diff.pair.reference.value).sum()
 
 
-def test_wrong_names_of_the_two_dumps_are_told():
+def test_wrong_names_of_the_two_dumps_are_reported():
     with pytest.raises(UsageError, match=r"check_params: unknown argument 'raport_path_0'. Nearest: report_path_0"):
         check_params(raport_path_0="a")
     with pytest.raises(UsageError, match=r"check_grads: two paths for dump 1: a and b \(report_path_1\)"):

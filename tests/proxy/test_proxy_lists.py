@@ -59,7 +59,7 @@ def test_lists_by_class(kit):
     assert recorded(kit, proxy) == ["block.inner.0", "block.inner.1", "block.last", "head"]
 
 
-def test_wrong_items_of_a_list_are_told_at_once(kit):
+def test_wrong_items_of_a_list_are_reported_at_once(kit):
     proxy = create_model(nested(kit))
     with pytest.raises(UsageError, match="unknown mode 'some'; the modes are self, sublayers, all"):
         proxy.update_black_list([proxy.model.block], "some")

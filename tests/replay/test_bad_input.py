@@ -280,7 +280,7 @@ def test_a_loop_that_is_left_by_an_error_says_what_it_was_given(run, tmp_path, c
         assert ("replay.give_up(why)" in said) == exact
 
 
-def test_a_loop_that_calls_nothing_is_told(run, tmp_path, capfd):
+def test_a_loop_that_calls_nothing_is_reported(run, tmp_path, capfd):
     with (
         pytest.warns(RuntimeWarning, match="no layer of the recorded model was called"),
         padiff.replay(run, PaddleViT(), tmp_path / "d") as replay,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import padiff
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 from replay.trainings import Torch, train
 
 PORT = """

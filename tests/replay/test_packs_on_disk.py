@@ -16,7 +16,7 @@ from padiff.errors import PadiffError, RunFolderError, WriterError
 from padiff.records import InMemory, Layer, Record, RunInfo, Step
 from padiff.records.optimizer_state import OptimizerState, ParameterState, Rate
 from padiff.records.pack import Batch, Drawn, Mask, Pack, Unkept
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 INFO = RunInfo("torch", "2", (Layer("(root)", "Net", "net"),))
 

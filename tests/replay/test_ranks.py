@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from conditions.launching import launch
@@ -18,7 +17,7 @@ from . import ranked
 
 def run(framework, folder, reference="", faulty=""):
     # paddle's processes may crash when they end if torch is loaded, too.
-    python = python_with_frameworks() if framework == "torch" else [sys.executable]
+    python = python_with_frameworks(only="" if framework == "torch" else framework)
     launch(ranked.__file__, framework, str(folder), str(reference), faulty, python=python)
     if reference:
         return [json.loads((folder.parent / f"{folder.name}.{rank}.json").read_text()) for rank in range(2)]

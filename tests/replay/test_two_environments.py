@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 
 ONLY = """
 import sys, warnings
@@ -72,14 +73,14 @@ sys.exit(0 if replay.report.passed else 1)
 SIDES = {"torch": TORCH, "paddle": PADDLE}
 
 
-def ran(place: Path, framework: str, body: str, **values: object) -> subprocess.CompletedProcess[str]:
+def ran(place: Path, framework: str, body: str, **values: object) -> CompletedProcess[str]:
     other = next(name for name in SIDES if name != framework)
     text = (ONLY + SIDES[framework] + body).format(absent=(other,), other=other, **values)
     script = place / f"of_{framework}.py"
     script.write_text(text)
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    return subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240)
+    return run_child([*python_with_frameworks(only=framework), script], env=environment, timeout=240)
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MOST_LINES = 6
 
 
-def example(place: Path, framework: str, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def example(place: Path, framework: str, name: str, *arguments: object) -> CompletedProcess[str]:
     """An example, where the other framework can't be imported."""
     other = next(each for each in SIDES if each != framework)
     script = place / f"{name}_alone.py"
@@ -108,9 +109,8 @@ def example(place: Path, framework: str, name: str, *arguments: object) -> subpr
     root = Path(__file__).parents[2]
     packages = [root, *(root / "integrations" / each for each in ("lightning", "paddle_hapi"))]
     paths = os.pathsep.join([*map(str, packages), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(script), str(EXAMPLES / "vit_port" / f"{name}.py"), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": paths}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    command = [*python_with_frameworks(only=framework), script, EXAMPLES / "vit_port" / f"{name}.py", *arguments]
+    return run_child([str(word) for word in command], env={**os.environ, "PYTHONPATH": paths}, timeout=240)
 
 
 @pytest.mark.parametrize("name", ["train_lightning", "replay_hapi"])

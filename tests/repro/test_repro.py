@@ -20,7 +20,7 @@ from kit.records import planted, toy_folder
 
 import padiff
 from padiff.repro import write_repro
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 from . import nets
 from .nets import train

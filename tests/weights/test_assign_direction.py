@@ -75,7 +75,7 @@ def test_inputs_add_a_proof_and_change_no_direction(form, pair, capsys):
     assert "Largest output diff of each layer" in capsys.readouterr().out
 
 
-def test_models_named_in_both_generations_words_are_told():
+def test_models_named_in_both_generations_words_are_reported():
     layer, module = PADDLE.Linear(3, 2), TORCH.Linear(3, 2)
     for wrong in (
         {"layer": layer, "raw_model": module},

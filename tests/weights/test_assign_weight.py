@@ -215,7 +215,7 @@ def test_proxies_are_taken_like_plain_models(pair):
     np.testing.assert_array_equal(pair[1].weight(raw), pair[0].weight(base))
 
 
-def test_a_call_of_neither_form_is_told():
+def test_a_call_of_neither_form_is_reported():
     layer = torch.nn.Linear(1, 1)
     with pytest.raises(padiff.PadiffError, match=r"assign_weight takes \(base_model, raw_model\), or \(layer, module"):
         padiff.assign_weight(layer)

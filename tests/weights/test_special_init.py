@@ -200,7 +200,7 @@ def test_auto_layer_map_finds_the_classes_that_rules_are_about():
     assert padiff.create_model(TorchNet()).auto_layer_map("raw") == []
 
 
-def test_wrong_rules_are_told():
+def test_wrong_rules_are_reported():
     with pytest.raises(padiff.PadiffError, match="base_framework is 'torch' or 'paddle', got 'jax'"):
         add_special_init("jax", "A", "torch", "B", print)
     with pytest.raises(padiff.PadiffError, match="func has to be a function of two layers, got 3"):

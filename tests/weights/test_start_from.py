@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import paddle
 import pytest
 import torch
+from hard.children import run_child
+from kit.forking import python_with_frameworks
 from kit.frameworks import KITS, PADDLE, TORCH, kit_of
 from kit.trainings import X, Y, paddle_net, torch_net
 from pairs import PAIRS
@@ -377,7 +377,8 @@ def test_the_frameworks_are_in_two_environments(tmp_path, source, script, step):
     moved = shutil.move(tmp_path / "run", tmp_path / "moved")
     about = f"BLOCKED, RUN, OUT, STEP = {source!r}, {str(moved)!r}, {str(tmp_path / 'other')!r}, {step}\n"
     code = about + textwrap.dedent(_BLOCKED + script)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    command = [*python_with_frameworks(only="paddle" if source == "torch" else "torch"), "-c", code]
+    done = run_child(command, timeout=200)
     assert done.returncode == 0, done.stderr
     report = padiff.compare_runs(moved, tmp_path / "other")
     assert report.passed, report
