@@ -42,7 +42,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
             "padiff_transformers.callback.PaDiffCallback": [],
             "padiff_paddleformers.callback.PaDiffCallback": [],
             "padiff_hooks.trainers.TrainerEvents": [],
-            "padiff_hooks.training.TrainingOptions": None,
+            "padiff_hooks.options.TrainingOptions": None,
             "padiff_hooks.results.TrainingResults": ["first_report", "first_diff", "report"],
         },
     ),
