@@ -6,8 +6,11 @@ import gc
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
+from hard.children import WATCHES
 
 # While tests are collected: importing the frameworks makes a million objects and no garbage, which took half the time.
 gc.disable()
@@ -81,6 +84,12 @@ def _own_folder(request: pytest.FixtureRequest) -> None:
         padiff.set_dump_root_path(folder / "dumps")
 
 
+@pytest.fixture
+def frozen() -> None:
+    """For tests in which something collects again and again."""
+    settle()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-frameworks", action="store_true", help="skip what imports one: a part of `make quick`")
 
@@ -90,13 +99,24 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.meta_path.insert(0, WithoutFrameworks())
 
 
-def pytest_collection_finish() -> None:
+def settle() -> None:
+    """Free what is garbage, and have no later collection look at what is not: that would take a second each time."""
     gc.collect()
-    gc.freeze()  # the frameworks have a million objects, and each collection would look at all of them
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    settle()  # the frameworks have a million objects
     gc.set_threshold(20_000, 20, 20)  # a tenth of the tests' time otherwise; a test of what leaks collects by itself
     gc.enable()
 
 
-def pytest_runtest_teardown(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        settle()  # a file's tests import compilers, trainers, solvers, and these collect, too
+    # Five minutes later this process would end, and with it whatever test runs by then.
+    assert not [t for t in threading.enumerate() if t.name == WATCHES], "end_with_parent() is for child processes"
     if item.config.getoption("--no-frameworks"):
         assert not [name for name in FRAMEWORKS if name in sys.modules], "a framework was imported all the same"

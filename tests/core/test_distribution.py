@@ -9,7 +9,7 @@ import pytest
 from padiff.system.distribution import warn_of_older
 
 
-def test_an_older_padiff_beside_this_one_is_told_with_the_remedy(tmp_path, monkeypatch):
+def test_an_older_padiff_beside_this_one_is_reported_with_the_remedy(tmp_path, monkeypatch):
     installed = tmp_path / "padiff-0.2.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: padiff\nVersion: 0.2\n")

@@ -22,7 +22,7 @@ from padiff.recorder.environment import fingerprint
 from padiff.records import Layer, RunInfo
 from padiff.records.environment import cautions, differences, environment_from_json
 from padiff.report_formats import coverage_lines, to_json, to_markdown
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 
 COMMON = {
     "python", "platform", "cpu.model", "cpu.instructions", "cpu.cores", "padiff", "numpy", "denormals.flushed",
@@ -141,7 +141,7 @@ assert torch.get_num_interop_threads() == 3
     assert done.returncode == 0, done.stderr
 
 
-def test_a_processor_is_told_by_its_first_entry(tmp_path, monkeypatch):
+def test_a_processor_is_reported_by_its_first_entry(tmp_path, monkeypatch):
     file = tmp_path / "cpuinfo"
     file.write_text("model name\t: A CPU\nflags\t: fpu avx512f avx2 vmx\n\nmodel name\t: Another\nflags\t: avx\n" * 999)
     monkeypatch.setattr(environment, "CPU_FILE", str(file))
@@ -182,7 +182,7 @@ def test_a_run_in_memory_has_it_too():
     assert rec.run is not None and rec.run.info.environment["autocast.dtype"] == "bfloat16"
 
 
-def test_two_runs_are_told_apart(tmp_path, capsys):
+def test_two_runs_are_reported_apart(tmp_path, capsys):
     ours, theirs = recorded(tmp_path / "a"), recorded(tmp_path / "b", torch.bfloat16)
     report = padiff.compare_runs(ours, theirs, policy=padiff.Tolerance(1e-9, 1e-9, "strict"))
     reported = "autocast.dtype off against bfloat16"

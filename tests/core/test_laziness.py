@@ -33,7 +33,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def command(*arguments: str) -> str:
-    return f"from padiff_hooks.cli import main; assert main({list(arguments)!r}) == 0"
+    return f"from padiff_cli.main import main; assert main({list(arguments)!r}) == 0"
 
 
 def test_importing_padiff_imports_no_framework():

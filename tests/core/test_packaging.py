@@ -69,7 +69,7 @@ def loaded(codes: list[str], folder: Path) -> list[str]:
 
 def command(*arguments: str) -> str:
     return f"""
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 try:
     code = main({json.dumps(arguments)})
 except SystemExit as end:

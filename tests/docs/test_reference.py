@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from padiff_hooks.cli import COMMANDS
+from padiff_cli.main import COMMANDS
 
 from .pages import DOCS, ROOT, Page
 

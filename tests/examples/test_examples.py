@@ -13,6 +13,9 @@ from hard.children import run_child
 from kit.forking import python_with_frameworks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# Each starts processes that import a framework.
+pytestmark = pytest.mark.slow
+
 #: Those that start processes which import a framework each.
 SLOW = {
     "two_environments": (),

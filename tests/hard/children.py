@@ -17,6 +17,8 @@ Child = subprocess.Popen[str]
 
 #: Seconds after which a child ends by itself, at the latest.
 LONGEST = 300
+#: The name of the thread that ends a child.
+WATCHES = "end-with-parent"
 
 
 @contextlib.contextmanager
@@ -71,4 +73,4 @@ def end_with_parent(seconds: float = LONGEST) -> None:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+    threading.Thread(target=watch, name=WATCHES, daemon=True).start()

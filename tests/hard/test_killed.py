@@ -67,7 +67,7 @@ def test_a_run_killed_while_it_is_overwritten_has_no_half_removed_steps(tmp_path
 
 
 def test_a_killed_process_lock_does_not_block_and_shows_nowhere(tmp_path, capsys):
-    from padiff_hooks.cli import main
+    from padiff_cli.main import main
 
     with start("numpy", tmp_path / "run") as process:
         until_recording(process)

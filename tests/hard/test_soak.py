@@ -30,7 +30,7 @@ FLAT = {"resident_kb": 100_000, "threads": 2, "system_threads": 9, "handles": 8,
     ("what", "grown"),
     [("resident_kb", 109_000), ("threads", 3), ("system_threads", 10), ("handles", 9), ("objects", 60_000)],
 )
-def test_what_grows_is_told(what, grown):
+def test_what_grows_is_reported(what, grown):
     flat = [{"step": step, **FLAT} for step in (0, 100, 200, 300, 300)]
     assert verdict(flat) == []
     flat[2:-1] = [{**line, what: grown} for line in flat[2:-1]]

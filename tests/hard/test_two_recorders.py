@@ -67,7 +67,7 @@ def other(tmp_path_factory):
 
 
 @pytest.mark.parametrize("existing", EXISTING)
-def test_the_second_process_is_told_and_changes_nothing(other, existing):
+def test_the_second_process_is_reported_and_changes_nothing(other, existing):
     folder, pid = other
     before = sorted(str(path) for path in folder.rglob("*"))
     reported = rf"is being recorded into: process {pid} writes rank 0 of it since \d\d:.*whatever `existing` says"
@@ -161,7 +161,7 @@ def test_a_forked_worker_does_not_keep_the_folder_locked(tmp_path):
         child.join()
 
 
-def test_a_recorder_whose_folder_another_one_took_over_is_told(tmp_path):
+def test_a_recorder_whose_folder_another_one_took_over_is_reported(tmp_path):
     """Moved away, and another run made in its place: the first one's steps do not land in the second."""
     first = RunWriter(tmp_path / "run", toy_info())
     steps = toy_steps([0, 1])
@@ -211,7 +211,7 @@ def no_locks(monkeypatch):
 def owned(folder: Path, **changed) -> Path:
     """A folder whose lock says that somebody holds it."""
     RunWriter(folder, toy_info()).close()
-    owner = {"pid": os.getpid(), "machine": lock._machine(), "started": lock._started(os.getpid()), "since": 0.0}
+    owner = {"pid": os.getpid(), "machine": lock.machine(), "started": lock.started(os.getpid()), "since": 0.0}
     (folder / ".rank_0.lock").write_text(json.dumps(owner | changed))
     return folder
 
@@ -228,7 +228,7 @@ def test_without_locks_a_number_used_again_does_not_block(tmp_path, no_locks):
 
 def test_without_locks_a_living_process_blocks(tmp_path, no_locks):
     parent = os.getppid()
-    folder = owned(tmp_path / "run", pid=parent, started=lock._started(parent))
+    folder = owned(tmp_path / "run", pid=parent, started=lock.started(parent))
     with pytest.raises(RunFolderError, match=rf"process {parent} writes rank 0"):
         RunWriter(folder, toy_info(), existing="overwrite")
 

@@ -76,6 +76,6 @@ def test_a_disk_that_takes_too_long_is_not_waited_for(tmp_path):
     assert padiff.open_run(tmp_path / "run").numbers() == [0]
 
 
-def test_a_step_that_cannot_be_written_then_is_told(tmp_path):
+def test_a_step_that_cannot_be_written_then_is_reported(tmp_path):
     done = run(tmp_path, "plain", "gone")
     assert done.returncode == 0 and "step 5 could not be written" in done.stderr and "Traceback" not in done.stderr

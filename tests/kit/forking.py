@@ -1,4 +1,4 @@
-"""Child processes that have both frameworks already: one process imports them, and forks for each child.
+"""Child processes that have the frameworks already: one process imports them, and forks for each child.
 
     run_child([*python_with_frameworks(), "-W", "ignore", "train.py"])
 
@@ -30,22 +30,23 @@ import warnings
 from pathlib import Path
 
 #: An optimizer of torch imports its compiler; Lightning imports the other two.
-IMPORTED = ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics", "paddle")
+IMPORTED = {"torch": ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics"), "paddle": ("paddle",)}
 
 
-def python_with_frameworks(taken_down: bool = False) -> list[str]:
+def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str]:
     """The beginning of a command, in the place of ``sys.executable``.
 
     Args:
+        only: the one framework that is imported, for what has to run without the other. Default: both are.
         taken_down: whether all modules and objects are taken down at the end, which takes ten times as long as the
             fork: of the frameworks there are a million. For tests of how a process ends; what is registered with
             ``atexit`` is called without, too.
     """
     tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
-    address = f"padiff-tests-{tests}"
+    address = f"padiff-tests-{tests}{only}"
     if not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__, "serve", address, tests]
+        command = [sys.executable, __file__, "serve", address, tests, *([only] if only else IMPORTED)]
         pid = os.posix_spawn(sys.executable, command, {**os.environ, **threads, "PYTHONPATH": ""}, setsid=True)
         while not _listens(address):
             ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
@@ -85,8 +86,11 @@ def start(address: str, *arguments: str) -> None:
     os._exit(code)
 
 
-def serve(address: str, tests: str) -> None:
-    """Fork for each that asks, until the tests end. Returns in the forks, when they have done what they were to do."""
+def serve(address: str, tests: str, *frameworks: str) -> None:
+    """Import the frameworks, then fork for each that asks, until the tests end.
+
+    Returns in the forks, when they have done what they were to do.
+    """
     path = sys.path[1:]  # without this folder
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -97,7 +101,7 @@ def serve(address: str, tests: str) -> None:
     gc.disable()  # imports make a million objects and no garbage
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in IMPORTED:
+        for name in (name for framework in frameworks for name in IMPORTED[framework]):
             importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
     gc.collect()

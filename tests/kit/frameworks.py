@@ -81,7 +81,9 @@ class TorchKit(Kit):
     tanh, sigmoid, sqrt = _late(torch, "tanh"), _late(torch, "sigmoid"), _late(torch, "sqrt")
     cat, stack, permute = _late(torch, "cat"), _late(torch, "stack"), _late(torch, "permute")
     relu_, cross_entropy = _late(torch, "relu_"), _late(torch_f, "cross_entropy")
-    no_grad, seed = staticmethod(torch.no_grad), staticmethod(torch.manual_seed)
+    no_grad = staticmethod(torch.no_grad)
+    # torch.manual_seed also notes, with the whole stack, to seed each kind of device that may begin to be used.
+    seed = staticmethod(torch.default_generator.manual_seed)
 
     # -- tensors
 

@@ -7,6 +7,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+# In a browser.
+pytestmark = pytest.mark.slow
+
 # How colours look to those who lack one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1.0).
 VISION = {
     "all cones": np.eye(3),
@@ -44,7 +47,7 @@ def colours(request, tab, file) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("vision", VISION.values(), ids=VISION)
-def test_kinds_of_cells_are_told_apart(colours, vision):
+def test_kinds_of_cells_are_reported_apart(colours, vision):
     kinds = {"bit-equal": 2, "far below": 3, "at the limit": 127, "just beyond": 128, "far beyond": 254}
     seen = {name: lab(colours[code], vision) for name, code in kinds.items()}
     for one, other in combinations(kinds, 2):

@@ -13,6 +13,9 @@ from padiff_page import page_parts
 from page.conftest import written
 from page.reports import CANDIDATE, EVIL, REFERENCE, STEP, STEPS, content_of, large
 
+# In a browser.
+pytestmark = pytest.mark.slow
+
 READY = "window.padiff && padiff.heat.frames.length > 0 && document.querySelector('#verdict .stats') !== null"
 # A minus as it is printed.
 MINUS = "\u2212"

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from padiff_hooks.cli import main
+from padiff_cli.main import main
 from padiff_hooks.step_lines import StepLines, page_lines
 from padiff_page import page, page_parts
 from padiff_page.bundle import static_files
@@ -96,6 +96,7 @@ def test_the_same_report_makes_the_same_page():
     assert page(content_of()) == page(content_of())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_bytes", [10_000, 1 << 40], ids=["packed", "whole"])
 def test_of_a_long_report_only_a_step_is_held_at_a_time(whole_bytes):
     pattern = large(300, 1)
