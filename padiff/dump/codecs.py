@@ -12,19 +12,15 @@ from typing import Any, cast
 import numpy as np
 
 from padiff.errors import UsageError
-from padiff.system.memory import available
+from padiff.system.memory import check_free
 
 #: ``zlib`` is Python's own; ``zstd`` needs the package zstandard, and is several times faster.
 CODECS = ("zlib", "zstd")
 
 # Zeros shrink by some thousand times; what claims more is made to fill the memory.
 _LARGEST_RATIO = 50_000
-# Of the memory that is free, one tensor may take so much: its partner needs as much, and measuring some more.
-_LARGEST_SHARE = 0.4
 _BLOCK = 1 << 22
 _PART = 1 << 20
-# Below this nobody asks how much is free, which takes some 50 us.
-_LARGE = 64 << 20
 
 
 def check(name: str) -> None:
@@ -65,9 +61,7 @@ def restored(data: np.ndarray, name: str, dtype: np.dtype[Any], shape: tuple[int
     packed = np.ascontiguousarray(data)
     if size > _LARGEST_RATIO * packed.nbytes + (1 << 20):
         raise ValueError(f"{packed.nbytes:,} bytes that are to unpack to {size:,}")
-    free = available() if size > _LARGE else None
-    if free is not None and size > free * _LARGEST_SHARE:
-        raise ValueError(f"{packed.nbytes:,} bytes that are to unpack to {size:,}, with {free:,} of memory free")
+    check_free(size)
     # Block by block of bytes of one significance: little more than the array itself is in memory.
     count = math.prod(shape)
     array = np.empty((count, dtype.itemsize), np.uint8)

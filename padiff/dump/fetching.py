@@ -11,8 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from padiff.dump.remote_path import RemotePath
-from padiff.dump.safetensors import Mapped, Place
+from padiff.dump.safetensors import ArrayFile, Place, parse_header
 from padiff.records import Room
+from padiff.system.memory import new_memory
 
 #: Objects that are fetched at the same time.
 _THREADS = 4
@@ -74,7 +75,7 @@ def _fetched(path: RemotePath) -> _Fetched:
     return version, path.read_bytes()
 
 
-class Fetched(Mapped):
+class Fetched(ArrayFile):
     """An object of a store that is held in memory while it is read; arrays are views of it, and keep it.
 
     Args:
@@ -84,35 +85,40 @@ class Fetched(Mapped):
         fetching: of the run.
     """
 
-    __slots__ = ("_fetching", "_version")
+    __slots__ = ("_content", "_fetching", "_version")
 
-    def __init__(self, path: RemotePath, recent: deque[Mapped], fetching: Fetching) -> None:
+    def __init__(self, path: RemotePath, recent: deque[ArrayFile], fetching: Fetching) -> None:
         super().__init__(path, recent)
         self._fetching, self._version = fetching, ""
+        self._content: bytes | None = None
 
-    def array(self, place: Place) -> np.ndarray:
-        path, held = self._place, self._map
+    def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
+        """As there; in no room: it is in memory as it is."""
+        path, held = self._place, self._content
         if held is None and self._version:
             if path.store.version(path.key) != self._version:
                 raise ValueError("the step was recorded again")
             data, start = path.store.get_range(path.key, place.start, place.start + place.size), 0
         else:
-            data, start = self._content(), place.start
+            data, start = self._whole(), place.start
         if len(data) < start + place.size:
             raise ValueError("the object was cut off")
         return np.frombuffer(data, place.dtype, math.prod(place.shape), start).reshape(place.shape)
 
-    def array_into(self, place: Place, room: Room) -> np.ndarray:
-        """`array`: it is in memory as it is."""
-        return self.array(place)
+    def let_go(self) -> None:
+        self._content = None
 
-    def _content(self) -> bytes:
-        found = self._map
-        if not isinstance(found, bytes):
+    def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
+        data = self._whole()
+        return parse_header(len(data), lambda start, size: data[start : start + size])
+
+    def _whole(self) -> bytes:
+        found = self._content
+        if found is None:
             version, found = self._fetching.take(self._place)
             if self._version not in ("", version):
                 raise ValueError("the step was recorded again")
-            self._version, self._map = version, found
+            self._version, self._content = version, found
             self._recent.append(self)
             while len(self._recent) > self._fetching.keep:
                 self._recent.popleft().let_go()

@@ -28,7 +28,7 @@ from padiff.dump.files import digest, write_json
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.lock import is_recording
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.safetensors import Mapped, write_safetensors
+from padiff.dump.safetensors import ArrayFile, write_safetensors
 from padiff.dump.untrusted import check_inside, whole
 
 SAME_FILE = "same.json"
@@ -153,7 +153,7 @@ def _take_away(folder: Path, form: str, names: list[str]) -> None:
             (folder / name).unlink(missing_ok=True)
     elif names:
         path = folder / form
-        file = Mapped(path, deque())
+        file = ArrayFile(path, deque())
         about, places = file.header()
         kept = {name: file.array(place) for name, place in places.items() if name not in set(names)}
         smaller = path.with_name(f".{path.name}.smaller")

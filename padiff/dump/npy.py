@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import mmap
 import os
 import stat
 from functools import lru_cache
@@ -12,63 +11,40 @@ from typing import Any
 
 import numpy as np
 
+from padiff.dump.reading import fill
 from padiff.records import Room
 
-# Smaller files are read at once, larger ones mapped: to copy costs less than pages that are mapped one by one.
-SMALL = 1 << 20
-# Headers of ordinary arrays are shorter.
-_HEADER = 512
 # Length of the header that numpy writes for all but arrays of many axes.
 _USUAL = 128
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def read_plain(folder: str, file: str) -> np.ndarray | None:
-    """The array in ``folder/file``, if that is an ordinary file below the folder, reached by no link; else `None`.
+def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: Room) -> np.ndarray | None:
+    """The array of this dtype and shape in ``folder/file``, in memory of the room.
 
-    `None` says nothing of what is wrong: numpy and the checks of paths that follow links do.
+    `None`: it is something else, no ordinary file below the folder, reached by a link, or the room is too small. What is
+    wrong, numpy and the checks of paths that follow links say.
     """
     descriptor = _opened(folder, file)
     if descriptor is None:
         return None
+    count = math.prod(shape)
+    head = np.empty(_USUAL, np.uint8)
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        # Memory is taken only for what the file may hold.
+        if not stat.S_ISREG(status.st_mode) or status.st_size < _USUAL + count * dtype.itemsize:
             return None
-        if status.st_size < SMALL:
-            return _array(os.read(descriptor, status.st_size), status.st_size)
-        return _array(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), status.st_size)
+        memory = room(count * dtype.itemsize)
+        if memory is None:
+            return None
+        fill(descriptor, 0, head, memory)
     except (OSError, ValueError):
         return None
     finally:
         os.close(descriptor)
-
-
-def read_plain_into(
-    room: Room, folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> np.ndarray | None:
-    """The array of this dtype and shape in ``folder/file``, read into memory of the room.
-
-    `None`: it is something else, is not read by `read_plain`, or the room is too small.
-    """
-    count = math.prod(shape)
-    memory = room(count * dtype.itemsize) if hasattr(os, "preadv") else None
-    descriptor = _opened(folder, file) if memory is not None else None
-    if memory is None or descriptor is None:
-        return None
-    head = bytearray(_USUAL)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        # Header and values in one call.
-        if os.preadv(descriptor, [head, memory.data], 0) != _USUAL + memory.size:
-            return None
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(descriptor)
-    if _header(bytes(head)) != (dtype, shape, False, count):
+    if _header(head.tobytes()) != (dtype, shape, False, count):
         return None
     return memory.view(dtype).reshape(shape)
 
@@ -87,18 +63,6 @@ def _opened(folder: str, file: str) -> int | None:
         return os.open(f"{path}/{parts[-1]}", _FLAGS)
     except (OSError, ValueError):
         return None
-
-
-def _array(data: bytes | mmap.mmap, size: int) -> np.ndarray | None:
-    begin = 10 + int.from_bytes(data[8:10], "little")
-    known = _header(data[:begin]) if begin <= _HEADER else None
-    if known is None or len(data) != size:
-        return None
-    dtype, shape, fortran_order, count = known
-    if begin + count * dtype.itemsize > size:
-        return None
-    flat = np.frombuffer(data, dtype, count, begin)
-    return flat.reshape(shape, order="F" if fortran_order else "C")
 
 
 @lru_cache(maxsize=1024)

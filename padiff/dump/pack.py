@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from padiff.dump.fetching import Fetched, Fetching
 from padiff.dump.held_once import HeldOnce, elsewhere
 from padiff.dump.json_files import Explained
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.safetensors import DTYPES, NAMES, Mapped, Place, write_safetensors
+from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Place, write_safetensors
 from padiff.dump.structures import OWN, Entry, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
@@ -31,6 +31,7 @@ from padiff.records import Alike, Record, Room, Sketched, Step, TensorSource, se
 from padiff.records.alike import Pattern
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
+from padiff.system.memory import new_memory
 
 PACK_FILE = "step.safetensors"
 SCHEMA_VERSION = 1
@@ -207,7 +208,7 @@ class PackedTensor(TensorSource):
         compression: how it is compressed; empty: it is not.
     """
 
-    file: Mapped
+    file: ArrayFile
     place: Place
     dtype: str
     shape: tuple[int, ...]
@@ -228,24 +229,21 @@ class PackedTensor(TensorSource):
         return (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
 
     def read(self) -> np.ndarray:
-        """The tensor, memory-mapped where it is not compressed.
+        """The tensor.
 
         Raises:
-            TensorFileError: the file was changed.
+            TensorFileError: the file was changed, or there is too little memory.
         """
-        return self._read(self.file.array)
+        return self.read_into(new_memory)
 
     def read_into(self, room: Room) -> np.ndarray:
         """`read`, into memory of the room where it is not compressed and that is large enough.
 
         Raises:
-            TensorFileError: the file was changed.
+            TensorFileError: as there.
         """
-        return self.read() if self.compression else self._read(lambda place: self.file.array_into(place, room))
-
-    def _read(self, array_at: Callable[[Place], np.ndarray]) -> np.ndarray:
         try:
-            array = array_at(self.place)
+            array = self.file.array(self.place, new_memory if self.compression else room)
             if self.compression:
                 array = codecs.restored(array, self.compression, self.stored, self.stored_shape)
             if self.dtype.startswith("complex"):
@@ -257,9 +255,9 @@ class PackedTensor(TensorSource):
         return array
 
 
-def opened(path: AnyPath, recent: deque[Mapped], fetching: Fetching | None = None) -> Mapped:
-    """A file of tensors, to be read: mapped, or fetched from its store."""
-    return Fetched(path, recent, fetching or Fetching()) if isinstance(path, RemotePath) else Mapped(path, recent)
+def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = None) -> ArrayFile:
+    """A file of tensors, to be read from the disk, or fetched from its store."""
+    return Fetched(path, recent, fetching or Fetching()) if isinstance(path, RemotePath) else ArrayFile(path, recent)
 
 
 class PackReader:
@@ -273,7 +271,7 @@ class PackReader:
     def __init__(self, run: AnyPath, fetching: Fetching | None = None) -> None:
         self._run = run
         self._fetching = fetching or Fetching()
-        self._recent: deque[Mapped] = deque()
+        self._recent: deque[ArrayFile] = deque()
         self._structures = StructureReader(run)
 
     def read(self, folder: AnyPath) -> Step:
@@ -289,7 +287,7 @@ class PackReader:
         with Explained(path):
             structure = self._structures.read(about["structure"], file, places)
             others = elsewhere(folder)
-            headers: dict[AnyPath, tuple[Mapped, Mapping[str, Place]]] = {}
+            headers: dict[AnyPath, tuple[ArrayFile, Mapping[str, Place]]] = {}
             for where in {where for where, _ in others.values()}:
                 beside = opened(where / PACK_FILE, self._recent, self._fetching)
                 headers[where] = beside, beside.header()[1]
@@ -310,14 +308,13 @@ class PackReader:
             )
 
 
-def _rows(file: Mapped, places: Mapping[str, Place]) -> np.ndarray:
+def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
     place = places.get(_SKETCHES)
     if place is None:
         return np.zeros((0, len(FIGURES) + BUCKETS))
     if place.dtype != np.float64 or place.shape[1:] != (len(FIGURES) + BUCKETS,):
         raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
-    # Not as a map: a few hundred kilobytes that every diff of the step looks at.
-    return np.array(file.array(place))
+    return file.array(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +330,9 @@ class _Stored:
         run: the run folder.
     """
 
-    file: Mapped
+    file: ArrayFile
     places: Mapping[str, Place]
-    outside: Mapping[str, tuple[Mapped, Place]]
+    outside: Mapping[str, tuple[ArrayFile, Place]]
     rows: np.ndarray
     compression: str
     run: AnyPath

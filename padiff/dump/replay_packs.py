@@ -29,7 +29,7 @@ from padiff.dump.held_once import REPLAY_FILE, HeldOnce, elsewhere
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.pack import PackedTensor, opened, plain_array
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.safetensors import Mapped, Place, write_safetensors
+from padiff.dump.safetensors import ArrayFile, Place, write_safetensors
 from padiff.dump.untrusted import check_inside, plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import TensorSource
@@ -147,7 +147,7 @@ class Packs(Mapping[int, Pack]):
 
     def __init__(self, run: AnyPath) -> None:
         self._run = run
-        self._recent: deque[Mapped] = deque()
+        self._recent: deque[ArrayFile] = deque()
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(int(name) for name in self._names() if _NAME.fullmatch(name)))
@@ -203,7 +203,7 @@ class Packs(Mapping[int, Pack]):
             places |= {name: beside[where][other] for name, (where, other) in others.items()}
             return _pack(content, _Tensors(places))
 
-    def _places(self, folder: AnyPath) -> dict[str, tuple[Mapped, Place]]:
+    def _places(self, folder: AnyPath) -> dict[str, tuple[ArrayFile, Place]]:
         """Where the tensors of a rank's file are, by name."""
         check_inside(folder / TENSORS_FILE, self._run)
         file = opened(folder / TENSORS_FILE, self._recent)
@@ -213,7 +213,7 @@ class Packs(Mapping[int, Pack]):
 class _Tensors(Mapping[str, np.ndarray]):
     """The tensors of a pack: in a rank's file, or another's that holds the same."""
 
-    def __init__(self, places: Mapping[str, tuple[Mapped, Place]]) -> None:
+    def __init__(self, places: Mapping[str, tuple[ArrayFile, Place]]) -> None:
         self._places = places
 
     def source(self, entry: Mapping[str, Any]) -> PackedTensor:

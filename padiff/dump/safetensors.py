@@ -1,4 +1,4 @@
-"""The safetensors format (https://huggingface.co/docs/safetensors): many arrays in one file, to be memory-mapped.
+"""The safetensors format (https://huggingface.co/docs/safetensors): many arrays in one file, each read by itself.
 
 A file is eight bytes with the header's length, a JSON header with each array's dtype, shape and place, and the arrays'
 bytes one after the other.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import stat
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,12 @@ import ml_dtypes
 import numpy as np
 
 from padiff.dump.files import bytes_of, write_all
+from padiff.dump.reading import fill
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import parse_json, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import Room
+from padiff.system.memory import new_memory
 
 #: The format's names of dtypes, and those of numpy's.
 DTYPES = {
@@ -47,7 +48,7 @@ DTYPES = {
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 # As the format's own library has it.
 _LARGEST_HEADER = 100_000_000
-_MOST_MAPPED = 4
+_MOST_OPEN = 4
 
 
 def write_safetensors(path: AnyPath, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
@@ -93,20 +94,19 @@ class Place:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Mapped:
-    """A file that is mapped into memory while it is read; arrays are views of it, and keep their map.
+class ArrayFile:
+    """A file of arrays, which is held open while they are read, one by one.
 
     Args:
         path: the file.
-        recent: files that are mapped, the oldest first: with too many of them it is let go, and mapped again if need
-            be. A report refers to the files of all steps; to have them open would be more than systems allow.
+        recent: files that are open, the oldest first: with too many of them it is closed, and opened again if need be.
+            A report refers to the files of all steps; to have them open would be more than systems allow.
     """
 
-    __slots__ = ("_descriptor", "_identity", "_map", "_recent", "path")
+    __slots__ = ("_descriptor", "_identity", "_recent", "path")
 
-    def __init__(self, path: AnyPath, recent: deque[Mapped]) -> None:
+    def __init__(self, path: AnyPath, recent: deque[ArrayFile]) -> None:
         self.path, self._recent = path, recent
-        self._map: mmap.mmap | bytes | None = None
         self._descriptor: _Descriptor | None = None
         self._identity: tuple[int, ...] | None = None
 
@@ -117,7 +117,7 @@ class Mapped:
             RunFolderError: it is missing or damaged.
         """
         try:
-            return _parse_header(self._content())
+            return self._parsed()
         except FileNotFoundError:
             raise RunFolderError(
                 f"{self.path} is missing: copy the whole run folder, or record the step again"
@@ -127,88 +127,81 @@ class Mapped:
                 f"{self.path} is damaged ({error}): copy it again from where it was recorded"
             ) from error
 
-    def array(self, place: Place) -> np.ndarray:
-        """One of the arrays.
+    def array(self, place: Place, room: Room = new_memory) -> np.ndarray:
+        """One of the arrays, in memory of the room where that is large enough. Default: in new memory.
 
         Raises:
             OSError: the file is gone.
-            ValueError: it has become shorter, or another one has its name.
+            ValueError: it has become shorter, another one has its name, or so much memory is not free.
         """
-        mapped = self._mapped()
-        if mapped.size() < place.start + place.size:
-            raise ValueError("the file was cut off")  # to look at what was there would end the process
-        return np.frombuffer(mapped, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
-
-    def array_into(self, place: Place, room: Room) -> np.ndarray:
-        """`array`, read into memory of the room where that is large enough.
-
-        Raises:
-            OSError, ValueError: as there.
-        """
-        memory = room(place.size) if hasattr(os, "preadv") else None
+        file = self._open()
+        memory = room(place.size)
         if memory is None:
-            return self.array(place)
-        self._mapped()  # which looks whether it is still the same file
-        descriptor = self._descriptor
-        if descriptor is None:  # let go by another thread just now
-            return self.array(place)
-        if os.preadv(descriptor.number, [memory.data], place.start) != place.size:
-            raise ValueError("the file was cut off")
+            memory = new_memory(place.size)
+        fill(file.number, place.start, memory)
         return memory.view(place.dtype).reshape(place.shape)
 
     def let_go(self) -> None:
         """Close the file; it is opened again if need be."""
-        self._map = self._descriptor = None
+        self._descriptor = None
 
-    def _content(self) -> mmap.mmap | bytes:
-        return self._mapped()
+    def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
+        file = self._open()
+        return parse_header(file.size, lambda start, size: _bytes_at(file.number, start, size))
 
-    def _mapped(self) -> mmap.mmap:
-        found = self._map
-        if not isinstance(found, mmap.mmap):
+    def _open(self) -> _Descriptor:
+        found = self._descriptor
+        if found is None:
             assert isinstance(self.path, Path)
             # Without waiting for whoever would write into a pipe.
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-            descriptor = _Descriptor(os.open(self.path, flags))
-            status = os.fstat(descriptor.number)
+            number = os.open(self.path, flags)
+            status = os.fstat(number)
+            found = _Descriptor(number, status.st_size)
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is no plain file")
             identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
             if self._identity not in (None, identity):
                 raise ValueError("the step was recorded again")
             self._identity = identity
-            found = self._map = mmap.mmap(descriptor.number, 0, access=mmap.ACCESS_READ)
-            self._descriptor = descriptor
+            self._descriptor = found
             self._recent.append(self)
-            if len(self._recent) > _MOST_MAPPED:
+            if len(self._recent) > _MOST_OPEN:
                 self._recent.popleft().let_go()
         return found
 
 
 class _Descriptor:
-    """A file that is open for as long as this is used."""
+    """A file that is open for as long as this is used, and how many bytes it had."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "size")
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.size = number, size
 
     def __del__(self) -> None:
         os.close(self.number)
 
 
-def _parse_header(data: mmap.mmap | bytes) -> tuple[dict[str, str], dict[str, Place]]:
-    length = int.from_bytes(data[:8], "little")
-    if not 0 < length <= min(_LARGEST_HEADER, len(data) - 8):
-        raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+def _bytes_at(descriptor: int, start: int, size: int) -> bytes:
+    memory = np.empty(size, np.uint8)
+    fill(descriptor, start, memory)
+    return memory.tobytes()
+
+
+def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], dict[str, Place]]:
+    """The metadata and the places of arrays in a file of so many bytes."""
+    length = int.from_bytes(bytes_at(0, 8), "little")
+    if not 0 < length <= min(_LARGEST_HEADER, whole - 8):
+        raise ValueError(f"a header of {length} bytes in a file of {whole}")
     begin = 8 + length
-    header = parse_json(data[8:begin])
+    header = parse_json(bytes_at(8, length))
     about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
     places = {}
     for name, entry in header.items():
         start, end = (int(n) for n in entry["data_offsets"])
         place = Place(begin + start, DTYPES[entry["dtype"]], shape_of(entry["shape"]))
-        if start < 0 or end - start != place.size or begin + end > len(data):
+        if start < 0 or end - start != place.size or begin + end > whole:
             raise ValueError(f"tensor {name!r} does not lie inside of the file")
         places[str(name)] = place
     return about, places

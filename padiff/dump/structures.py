@@ -19,7 +19,7 @@ import numpy as np
 
 from padiff.dump.files import write_text
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.safetensors import Mapped, Place
+from padiff.dump.safetensors import ArrayFile, Place
 from padiff.dump.traces import trace_key, trace_to_json
 from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text, shape_of
 from padiff.errors import RunFolderError
@@ -199,7 +199,7 @@ class StructureReader:
         self._run = run
         self._known: dict[str, Structure] = {}
 
-    def read(self, name: str, file: Mapped, places: Mapping[str, Place]) -> Structure:
+    def read(self, name: str, file: ArrayFile, places: Mapping[str, Place]) -> Structure:
         """What a step's records are called, given the name and the step's file.
 
         Raises:

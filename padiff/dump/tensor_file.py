@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import numpy as np
 
 from padiff.dump.fetching import shared
 from padiff.dump.format import fits_stored, from_stored, stored_dtype
-from padiff.dump.npy import SMALL, read_plain, read_plain_into
+from padiff.dump.npy import read_plain
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import TensorFileError
 from padiff.records import Room, TensorSource
+from padiff.system.memory import check_free, new_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +41,13 @@ class TensorFile(TensorSource):
         return self.folder, self.file
 
     def read(self) -> np.ndarray:
-        """The tensor, memory-mapped where it is not small.
+        """The tensor.
 
         Raises:
-            TensorFileError: missing, truncated, pickled, outside of the folder, or not of the recorded shape.
+            TensorFileError: missing, truncated, pickled, outside of the folder, not of the recorded shape, or too large
+                for the memory that is free.
         """
-        if isinstance(self.folder, RemotePath):
-            array: np.ndarray | None = self._fetched(self.folder)
-        else:
-            array = read_plain(str(self.folder), self.file)
-        if array is None:
-            array = self._read_thoroughly()
-        if array.shape != self.shape:
-            raise self._error(f"has shape {array.shape}, but {self.shape} was recorded", "the file was changed")
-        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
-            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed")
-        return from_stored(array, self.dtype)
+        return self.read_into(new_memory)
 
     def read_into(self, room: Room) -> np.ndarray:
         """`read`, into memory of the room where that is large enough.
@@ -63,21 +56,29 @@ class TensorFile(TensorSource):
             TensorFileError: as there.
         """
         stored = stored_dtype(self.dtype)
+        array = None
         if stored is not None and not isinstance(self.folder, RemotePath):
-            array = read_plain_into(room, str(self.folder), self.file, stored, self.shape)
-            if array is not None:
-                return from_stored(array, self.dtype)
-        return self.read()
-
-    def _fetched(self, run: RemotePath) -> np.ndarray:
-        return self._loaded(lambda: np.load(io.BytesIO(shared.read(run / self.file)), allow_pickle=False))
+            array = read_plain(str(self.folder), self.file, stored, self.shape, room)
+        if array is None:
+            array = self._read_thoroughly()
+        if array.shape != self.shape:
+            raise self._other(array.shape)
+        if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):
+            raise self._error(f"holds {array.dtype}, but {self.dtype} was recorded", "the file was changed")
+        return from_stored(array, self.dtype)
 
     def _read_thoroughly(self) -> np.ndarray:
+        if isinstance(self.folder, RemotePath):
+            run = self.folder
+            return self._loaded(lambda: np.load(io.BytesIO(shared.read(run / self.file)), allow_pickle=False))
         path = self._inside()
 
         def read() -> Any:
             with open_plain(path) as file:
-                return _loaded(file)
+                shape = _check_header(file)
+                if shape is not None and shape != self.shape:
+                    raise self._other(shape)
+                return np.load(file, allow_pickle=False)
 
         return self._loaded(read)
 
@@ -94,9 +95,7 @@ class TensorFile(TensorSource):
             raise self._error(f"is damaged ({error})", "copy it again from where it was recorded") from error
         if not isinstance(array, np.ndarray):
             array.close()  # an .npz archive under the name of an .npy
-            raise self._error(
-                f"has shape {type(array).__name__}, but {self.shape} was recorded", "the file was changed"
-            )
+            raise self._other(type(array).__name__)
         return array
 
     def _inside(self) -> Path:
@@ -113,22 +112,34 @@ class TensorFile(TensorSource):
             raise self._error("leaves the run folder by a link, and is not read", "do not use this run folder")
         return path
 
+    def _other(self, shape: object) -> TensorFileError:
+        return self._error(f"has shape {shape}, but {self.shape} was recorded", "the file was changed")
+
     def _error(self, what: str, remedy: str) -> TensorFileError:
         return TensorFileError(f"{self.folder / self.file} (the tensor of {self.site}) {what}: {remedy}")
 
 
-def _loaded(file: BinaryIO) -> Any:
-    """An array as ``np.load`` reads it, from a file that is open: a large one mapped."""
+def _check_header(file: BinaryIO) -> tuple[int, ...] | None:
+    """The shape of the array in an open ``.npy`` file, before memory is taken for it; `None`: it is another file.
+
+    Raises:
+        ValueError: the header is damaged, the file is shorter than it says, or more is to be read than memory is free.
+    """
     start = file.read(12)
-    # numpy looks at the length that a header of the later formats claims when it has read it.
-    if start[:6] == b"\x93NUMPY" and start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
-        raise ValueError("a header of that length is no tensor's")
     file.seek(0)
-    if start[:6] != b"\x93NUMPY" or os.fstat(file.fileno()).st_size < SMALL:
-        return np.load(file, allow_pickle=False)
+    if start[:6] != b"\x93NUMPY":
+        return None
+    # numpy looks at the length that a header of the later formats claims when it has read it.
+    if start[6:7] > b"\x01" and int.from_bytes(start[8:], "little") > 1 << 20:
+        raise ValueError("a header of that length is no tensor's")
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, dtype = read_header(file)
+    shape, _, dtype = read_header(file)
+    size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
         raise ValueError("pickled objects")
-    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran_order else "C")
+    if size > os.fstat(file.fileno()).st_size - file.tell():
+        raise ValueError("the file was cut off")
+    check_free(size)
+    file.seek(0)
+    return shape

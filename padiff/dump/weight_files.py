@@ -16,7 +16,7 @@ from typing import Any
 
 from padiff.dump.format import PACKS, RUN_FILE, STEPS
 from padiff.dump.pack import PackedTensor
-from padiff.dump.safetensors import Mapped
+from padiff.dump.safetensors import ArrayFile
 from padiff.dump.untrusted import check_inside, parse_json, read_text
 from padiff.errors import RunFolderError, UsageError
 from padiff.records import TensorSource
@@ -63,7 +63,7 @@ def open_weights(path: Path) -> WeightFiles:
         RunFolderError: a file is missing or damaged.
     """
     files, wanted = ([path], None) if path.is_file() else _files(path)
-    recent: deque[Mapped] = deque()
+    recent: deque[ArrayFile] = deque()
     found: dict[str, TensorSource] = {}
     formats: set[str] = set()
     for file in files:
@@ -71,13 +71,13 @@ def open_weights(path: Path) -> WeightFiles:
             raise _is_pickle(file)
         if path.is_dir():
             check_inside(file, path)
-        mapped = Mapped(file, recent)
-        about, places = mapped.header()
+        opened = ArrayFile(file, recent)
+        about, places = opened.header()
         formats.add(FORMATS.get(about.get("format", ""), ""))
         for name, place in places.items():
             if wanted is not None and wanted.get(name) != file.name:
                 continue
-            found[name] = PackedTensor(mapped, place, place.dtype.name, place.shape, place.dtype)
+            found[name] = PackedTensor(opened, place, place.dtype.name, place.shape, place.dtype)
     missing = sorted(set(wanted or ()) - set(found))
     if missing:
         raise RunFolderError(

@@ -1,13 +1,20 @@
-"""How much memory there is to take."""
+"""How much memory there is to take, and taking it for a tensor that is read."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
 
+import numpy as np
+
 _SYSTEM = Path("/proc/meminfo")
 # Of a container: its limit, and what it uses already.
 _CONTAINER = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+
+# Of the memory that is free, one tensor may take so much: its partner needs as much, and measuring some more.
+_LARGEST_SHARE = 0.4
+# Below this nobody asks how much is free, which takes some 50 us.
+_LARGE = 64 << 20
 
 
 def available() -> int | None:
@@ -20,3 +27,25 @@ def available() -> int | None:
         limit, used = (int(path.read_text()) for path in _CONTAINER)
         found.append(max(limit - used, 0))
     return min(found, default=None)
+
+
+def check_free(size: int) -> None:
+    """Make sure that one tensor of so many bytes can be read, before memory is taken for it.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    free = available() if size > _LARGE else None
+    if free is not None and size > free * _LARGEST_SHARE:
+        raise ValueError(f"it has {size:,} bytes, with {free:,} of memory free")
+
+
+def new_memory(size: int) -> np.ndarray:
+    """So many bytes of new memory, for one tensor.
+
+    Raises:
+        ValueError: so much is not free.
+        MemoryError: nor given.
+    """
+    check_free(size)
+    return np.empty(size, np.uint8)

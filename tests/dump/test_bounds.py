@@ -53,10 +53,10 @@ def test_damaged_bytes_are_refused():
 
 
 def test_more_than_is_free_is_refused_before_it_is_taken(monkeypatch):
-    monkeypatch.setattr(codecs, "available", lambda: 100_000_000)
+    monkeypatch.setattr(memory, "available", lambda: 100_000_000)
     packed = np.frombuffer(zlib.compress(bytes(70_000_000)), np.uint8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match="unpack to 70,000,000, with 100,000,000 of memory free"):
+    with pytest.raises(ValueError, match="has 70,000,000 bytes, with 100,000,000 of memory free"):
         codecs.restored(packed, "zlib", np.dtype(np.uint8), (70_000_000,))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000  # kB
 
