@@ -23,8 +23,8 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: Room) -> np.ndarray | None:
     """The array of this dtype and shape in ``folder/file``, in memory of the room.
 
-    `None`: it is something else, no ordinary file below the folder, reached by a link, or the room is too small. What is
-    wrong, numpy and the checks of paths that follow links say.
+    `None`: it is something else, no ordinary file below the folder, reached by a link, or the room is too small. Numpy
+    and the checks of paths that follow links say what is wrong.
     """
     descriptor = _opened(folder, file)
     if descriptor is None:

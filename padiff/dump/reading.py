@@ -21,9 +21,10 @@ def fill(descriptor: int, start: int, *parts: np.ndarray) -> None:
         ValueError: the file ends before.
         OSError: it cannot be read.
     """
-    # In one call, as a rule.
-    if hasattr(os, "preadv") and os.preadv(descriptor, [part.data for part in parts], start) == sum(part.size for part in parts):
-        return
+    if hasattr(os, "preadv"):
+        done = os.preadv(descriptor, [part.data for part in parts], start)
+        if done == sum(part.size for part in parts):  # as a rule
+            return
     for part in parts:
         done = 0
         while done < part.size:

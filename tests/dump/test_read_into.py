@@ -16,8 +16,6 @@ from padiff.dump.tensor_file import TensorFile
 from padiff.errors import TensorFileError
 from padiff.records import ROOT, InMemory, Layer, Record, RunInfo, Step
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system has no preadv: tensors are mapped")
-
 _RNG = np.random.default_rng(0)
 _ARRAYS = {
     "float32": _RNG.normal(size=(7, 5)).astype(np.float32),

@@ -67,8 +67,6 @@ def claimed(tmp_path: Path) -> Path:
 
 def peak_of(read) -> int:
     """By how many kilobytes the process grows."""
-    import resource
-
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TensorFileError):
         read()
