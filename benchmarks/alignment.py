@@ -61,7 +61,10 @@ _SIZES = (100, 300, 1000, 3000, 10_000)
 def links_of(alignment: Alignment) -> Links:
     """Which layers of both sides have a parameter, or a part of one, in common."""
     return frozenset(
-        (ours.layer, theirs.layer) for p in alignment.parameters for ours in p.reference for theirs in p.candidate
+        (reference.layer, candidate.layer)
+        for p in alignment.parameters
+        for reference in p.reference
+        for candidate in p.candidate
     )
 
 
@@ -172,8 +175,8 @@ def _tell(what: str, truth: Links, found: Links, at_most: int = 6) -> None:
         return
     print(f"  {what}: {len(found - truth)} wrong, {len(truth - found)} missing")
     for title, links in (("wrong", found - truth), ("missing", truth - found)):
-        for ours, theirs in sorted(links)[:at_most]:
-            print(f"      {title}: {ours} - {theirs}")
+        for reference, candidate in sorted(links)[:at_most]:
+            print(f"      {title}: {reference} - {candidate}")
 
 
 # -- growth ----------------------------------------------------------------------------------------------------

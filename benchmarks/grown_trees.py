@@ -81,17 +81,17 @@ def _tree(leaves: Iterator[Leaf], framework: str) -> tuple[RunInfo, dict[str, st
     return RunInfo(framework=framework, framework_version="0", layers=told), path_of
 
 
-def _grown(ours: Iterator[Leaf], theirs: Iterator[Leaf]) -> Grown:
-    (reference, mine), (candidate, other) = _tree(ours, "torch"), _tree(theirs, "paddle")
-    assert mine.keys() == other.keys()
-    return Grown(reference, candidate, frozenset((mine[key], other[key]) for key in mine))
+def _grown(in_torch: Iterator[Leaf], in_paddle: Iterator[Leaf]) -> Grown:
+    (reference, first), (candidate, second) = _tree(in_torch, "torch"), _tree(in_paddle, "paddle")
+    assert first.keys() == second.keys()
+    return Grown(reference, candidate, frozenset((first[key], second[key]) for key in first))
 
 
 def transformer(layers: int) -> Grown:
     """Encoder blocks: BERT's names, nesting and order of definition against flatter ones in another order."""
     blocks = max(1, (layers - 6) // 14)
 
-    def ours() -> Iterator[Leaf]:
+    def in_torch() -> Iterator[Leaf]:
         w = _WIDTH
         yield _embedding("embeddings.word_embeddings", 1000, "token")
         yield _embedding("embeddings.position_embeddings", 128, "position")
@@ -107,7 +107,7 @@ def transformer(layers: int) -> Grown:
             yield _layer_norm(f"{at}.output.LayerNorm", f"{i}.norm2")
         yield _linear("classifier", w, 10, False, "head")
 
-    def theirs() -> Iterator[Leaf]:
+    def in_paddle() -> Iterator[Leaf]:
         w = _WIDTH
         yield _linear("fc", w, 10, True, "head")
         for i in range(blocks):
@@ -122,7 +122,7 @@ def transformer(layers: int) -> Grown:
         yield _embedding("pos_embed", 128, "position")
         yield _embedding("tok_embed", 1000, "token")
 
-    return _grown(ours(), theirs())
+    return _grown(in_torch(), in_paddle())
 
 
 def resnet(layers: int) -> Grown:
@@ -130,7 +130,7 @@ def resnet(layers: int) -> Grown:
     blocks = max(1, (layers - 17) // 4 // 8)
     widths = (16, 32, 64, 128)
 
-    def ours() -> Iterator[Leaf]:
+    def in_torch() -> Iterator[Leaf]:
         yield _conv("conv1", 3, 16, 7, False, "stem.c")
         yield _batch_norm("bn1", 16, False, "stem.n")
         before = 16
@@ -147,7 +147,7 @@ def resnet(layers: int) -> Grown:
                 before = 4 * width
         yield _linear("fc", before, 10, False, "head")
 
-    def theirs() -> Iterator[Leaf]:
+    def in_paddle() -> Iterator[Leaf]:
         yield _conv("stem.conv", 3, 16, 7, True, "stem.c")
         yield _batch_norm("stem.norm", 16, True, "stem.n")
         before = 16
@@ -163,7 +163,7 @@ def resnet(layers: int) -> Grown:
                 before = 4 * width
         yield _linear("head", before, 10, True, "head")
 
-    return _grown(ours(), theirs())
+    return _grown(in_torch(), in_paddle())
 
 
 def flat(layers: int) -> Grown:
@@ -179,15 +179,15 @@ def flat(layers: int) -> Grown:
 def shuffled(layers: int) -> Grown:
     """As `flat`, but the candidate defines its layers in another order: only the numbers in the names tell."""
     order = np.random.default_rng(0).permutation(layers - 1).tolist()
-    ours = (_linear(f"{i}", _WIDTH, _WIDTH, False, str(i)) for i in range(layers - 1))
-    return _grown(ours, (_linear(f"fc{i}", _WIDTH, _WIDTH, True, str(i)) for i in order))
+    in_torch = (_linear(f"{i}", _WIDTH, _WIDTH, False, str(i)) for i in range(layers - 1))
+    return _grown(in_torch, (_linear(f"fc{i}", _WIDTH, _WIDTH, True, str(i)) for i in order))
 
 
 def fused(layers: int) -> Grown:
     """GPT-2's blocks, query, key and value in one matrix, against blocks that have three."""
     blocks = max(1, (layers - 5) // 10)
 
-    def ours() -> Iterator[Leaf]:
+    def in_torch() -> Iterator[Leaf]:
         w = _WIDTH
         yield _embedding("wte", 1000, "token")
         yield _embedding("wpe", 128, "position")
@@ -202,7 +202,7 @@ def fused(layers: int) -> Grown:
             yield _linear(f"{at}.mlp.c_proj", 4 * w, w, False, f"{i}.down")
         yield _layer_norm("ln_f", "norm")
 
-    def theirs() -> Iterator[Leaf]:
+    def in_paddle() -> Iterator[Leaf]:
         w = _WIDTH
         yield _embedding("embed.tokens", 1000, "token")
         yield _embedding("embed.positions", 128, "position")
@@ -217,7 +217,7 @@ def fused(layers: int) -> Grown:
             yield _layer_norm(f"{at}.norm2", f"{i}.norm2")
         yield _layer_norm("final_norm", "norm")
 
-    return _grown(ours(), theirs())
+    return _grown(in_torch(), in_paddle())
 
 
 GROWN: dict[str, Callable[[int], Grown]] = {

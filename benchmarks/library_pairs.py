@@ -62,15 +62,15 @@ def pairs(named: list[str]) -> list[Pair]:
 
 def by_padiff(pair: Pair, diff: bool) -> tuple[bool, float, str]:
     """Whether the weights were transferred, the output's error, and what is to be told."""
-    ours, theirs = pair.models()
+    reference, candidate = pair.models()
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        done = padiff.assign_weight(ours, theirs)
+        done = padiff.assign_weight(reference, candidate)
     note = "" if done else _reason(said.getvalue())
-    off = error(*pair.run(ours, theirs)) if done else float("nan")
+    off = error(*pair.run(reference, candidate)) if done else float("nan")
     if not pair.same or (diff and done):
         with contextlib.redirect_stdout(said):
-            report = padiff.auto_diff(ours, theirs, pair.inputs(), atol=1e-6, rtol=1e-4, diff_phase="forward")
+            report = padiff.auto_diff(reference, candidate, pair.inputs(), atol=1e-6, rtol=1e-4, diff_phase="forward")
         note = f"passed={bool(report)}: {report.first_diff.message if report.first_diff else ''}"
     return done, off, note
 
@@ -84,9 +84,9 @@ def _reason(said: str) -> str:
 
 def from_truth(pair: Pair) -> tuple[bool, float, str]:
     """The same by the pair's own map."""
-    ours, theirs = pair.models()
-    faults = by_hand(pair, ours, theirs)
-    return not faults, error(*pair.run(ours, theirs)), "; ".join(faults)
+    reference, candidate = pair.models()
+    faults = by_hand(pair, reference, candidate)
+    return not faults, error(*pair.run(reference, candidate)), "; ".join(faults)
 
 
 def verdict(pair: Pair, done: bool, off: float, note: str, truth: bool) -> str:

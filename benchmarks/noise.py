@@ -27,10 +27,10 @@ from padiff.compare import RunComparison
 def carry_over(source: torch.nn.Module, target: paddle.nn.Layer) -> None:
     """Copy torch's parameters to paddle's, in order of definition; linear matrices are transposed."""
     linear = {id(m.weight) for m in source.modules() if isinstance(m, torch.nn.Linear)}
-    mine = list(source.parameters())
-    theirs = [p for p in target.parameters() if not p.stop_gradient]
-    assert len(mine) == len(theirs)
-    for p, q in zip(mine, theirs):
+    given = list(source.parameters())
+    taking = [p for p in target.parameters() if not p.stop_gradient]
+    assert len(given) == len(taking)
+    for p, q in zip(given, taking):
         value = p.detach().numpy()
         q.set_value(value.T.copy() if id(p) in linear else value.copy())
 
@@ -187,24 +187,24 @@ def train_pair(name: str, steps: int, every: int, batch: int = 16, detail: str =
     """Train both twins with recording in memory."""
     make, optimizers = PAIRS[name]
     torch.manual_seed(0)
-    ours, theirs, shape = make()
-    carry_over(ours, theirs)
-    opt_t, opt_p = optimizers(ours.parameters(), theirs.parameters())
+    reference, candidate, shape = make()
+    carry_over(reference, candidate)
+    opt_t, opt_p = optimizers(reference.parameters(), candidate.parameters())
     data = np.random.default_rng(0)
     centres = data.normal(size=(10, *shape))
     labels = data.integers(0, 10, (steps, batch))
     inputs = (centres[labels] + data.normal(size=(steps, batch, *shape)) * 2).astype(np.float32)
-    with padiff.record(ours, every_n_steps=every, optimizer=opt_t, detail=detail) as rec_t:
+    with padiff.record(reference, every_n_steps=every, optimizer=opt_t, detail=detail) as rec_t:
         for x, y in zip(inputs, labels):
-            loss = torch.nn.functional.cross_entropy(ours(torch.from_numpy(x)), torch.from_numpy(y))
+            loss = torch.nn.functional.cross_entropy(reference(torch.from_numpy(x)), torch.from_numpy(y))
             loss.backward()
             rec_t.log_loss(loss)
             opt_t.step()
             opt_t.zero_grad()
             rec_t.try_dump()
-    with padiff.record(theirs, every_n_steps=every, optimizer=opt_p, detail=detail) as rec_p:
+    with padiff.record(candidate, every_n_steps=every, optimizer=opt_p, detail=detail) as rec_p:
         for x, y in zip(inputs, labels):
-            loss = paddle.nn.functional.cross_entropy(theirs(paddle.to_tensor(x)), paddle.to_tensor(y))
+            loss = paddle.nn.functional.cross_entropy(candidate(paddle.to_tensor(x)), paddle.to_tensor(y))
             loss.backward()
             rec_p.log_loss(loss)
             opt_p.step()

@@ -15,18 +15,18 @@ from entry import Difference, Words, train, verdict
 import padiff
 
 
-def _both(ours: Any, theirs: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> str:
+def _both(in_torch: Any, in_paddle: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> str:
     with contextlib.redirect_stdout(io.StringIO()):
-        padiff.assign_weight(ours, theirs)
+        padiff.assign_weight(in_torch, in_paddle)
     reference = train(
-        ours,
-        torch.optim.SGD(ours.parameters(), 0.1),
+        in_torch,
+        torch.optim.SGD(in_torch.parameters(), 0.1),
         [tuple(map(torch.from_numpy, batch)) for batch in data],
         torch.nn.functional.cross_entropy,
     )
     candidate = train(
-        theirs,
-        paddle.optimizer.SGD(0.1, parameters=theirs.parameters()),
+        in_paddle,
+        paddle.optimizer.SGD(0.1, parameters=in_paddle.parameters()),
         [tuple(map(paddle.to_tensor, batch)) for batch in data],
         paddle.nn.functional.cross_entropy,
     )
@@ -42,9 +42,9 @@ def ignored_labels(folder: Path) -> str:
         labels = chance.integers(0, 4, 12)
         labels[:3] = -100
         data.append((chance.normal(size=(12, 16)).astype("float32"), labels))
-    ours = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
-    theirs = paddle.nn.Sequential(paddle.nn.Linear(16, 32), paddle.nn.GELU(), paddle.nn.Linear(32, 4))
-    return _both(ours, theirs, data)
+    in_torch = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+    in_paddle = paddle.nn.Sequential(paddle.nn.Linear(16, 32), paddle.nn.GELU(), paddle.nn.Linear(32, 4))
+    return _both(in_torch, in_paddle, data)
 
 
 def padding_idx(folder: Path) -> str:
@@ -52,15 +52,15 @@ def padding_idx(folder: Path) -> str:
     torch.manual_seed(0)
     chance = np.random.default_rng(0)
     data = [(chance.integers(0, 10, (8, 6)), chance.integers(0, 4, 8)) for _ in range(3)]
-    ours = torch.nn.Sequential(
+    in_torch = torch.nn.Sequential(
         torch.nn.Embedding(10, 16, padding_idx=0), torch.nn.Flatten(), torch.nn.Linear(16 * 6, 4)
     )
-    theirs = paddle.nn.Sequential(
+    in_paddle = paddle.nn.Sequential(
         paddle.nn.Embedding(10, 16, padding_idx=0), paddle.nn.Flatten(), paddle.nn.Linear(16 * 6, 4)
     )
     with torch.no_grad():
-        ours[0].weight[0] = torch.randn(16)
-    return _both(ours, theirs, data)
+        in_torch[0].weight[0] = torch.randn(16)
+    return _both(in_torch, in_paddle, data)
 
 
 FOUND = [

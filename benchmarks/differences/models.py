@@ -24,15 +24,17 @@ def _of_the_zoo(module: str, name: str) -> str:
 
     shim.install()
     (pair,) = (one for one in importlib.import_module(f"library_zoo.{module}").PAIRS if one.name == name)
-    ours, theirs = pair.models()
+    reference, candidate = pair.models()
     with contextlib.redirect_stdout(io.StringIO()):
-        padiff.assign_weight(ours, theirs)
+        padiff.assign_weight(reference, candidate)
         return verdict(
-            padiff.auto_diff(ours, theirs, pair.inputs(), atol=1e-6, rtol=1e-4, auto_init=False, diff_phase="forward")
+            padiff.auto_diff(
+                reference, candidate, pair.inputs(), atol=1e-6, rtol=1e-4, auto_init=False, diff_phase="forward"
+            )
         )
 
 
-def _carried(timm_name: str, their_name: str) -> str:
+def _carried(timm_name: str, paddle_name: str) -> str:
     """What carrying the weights over says: these two do not own the same."""
     from library_zoo import shim
 
@@ -41,9 +43,9 @@ def _carried(timm_name: str, their_name: str) -> str:
     import timm
     from paddleclas.ppcls.arch import backbone
 
-    ours, theirs = timm.create_model(timm_name, num_classes=10), getattr(backbone, their_name)(class_num=10)
+    reference, candidate = timm.create_model(timm_name, num_classes=10), getattr(backbone, paddle_name)(class_num=10)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        if padiff.assign_weight(ours, theirs):
+        if padiff.assign_weight(reference, candidate):
             return "The weights were carried over."
     lines = said.getvalue().splitlines()
     start = next(k for k, line in enumerate(lines) if line.startswith("Error occurred"))

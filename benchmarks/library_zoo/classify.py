@@ -29,12 +29,12 @@ def _pair(
     scale: float = 1.0,
 ) -> Pair:
     def build() -> tuple[Any, Any]:
-        ours = timm.create_model(name, num_classes=10)
+        reference = timm.create_model(name, num_classes=10)
         if eps is not None:
-            for module in ours.modules():
+            for module in reference.modules():
                 if isinstance(module, torch.nn.LayerNorm):
                     module.eps = eps
-        return ours, getattr(backbone, other)(class_num=10)
+        return reference, getattr(backbone, other)(class_num=10)
 
     return Pair(f"classify/{name}{label}", build, images(size), same, why, truth, scale=scale)
 
@@ -48,9 +48,9 @@ def _swin(state: State) -> State:
 
 
 def _unshifted() -> tuple[Any, Any]:
-    theirs = backbone.SwinTransformer_tiny_patch4_window7_224(class_num=10)
-    theirs.layers[3].blocks[1].shift_size = 0
-    return timm.create_model("swin_tiny_patch4_window7_224", num_classes=10), theirs
+    candidate = backbone.SwinTransformer_tiny_patch4_window7_224(class_num=10)
+    candidate.layers[3].blocks[1].shift_size = 0
+    return timm.create_model("swin_tiny_patch4_window7_224", num_classes=10), candidate
 
 
 _convnext = renamed(

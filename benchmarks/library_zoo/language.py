@@ -39,8 +39,8 @@ def _pair(
     name: str,
     classes: tuple[str, str],
     options: dict[str, Any],
-    theirs: dict[str, Any] | None = None,
-    ours: dict[str, Any] | None = None,
+    candidate: dict[str, Any] | None = None,
+    reference: dict[str, Any] | None = None,
     **more: Any,
 ) -> Pair:
     """The two classes' configurations are named after what precedes ``Model`` or ``For`` in their names."""
@@ -51,8 +51,8 @@ def _pair(
 
     def build() -> tuple[Any, Any]:
         return (
-            made(hf, classes[0], {**options, **(ours or {})}),
-            made(nlp, classes[1], {**options, **(theirs or {})}),
+            made(hf, classes[0], {**options, **(reference or {})}),
+            made(nlp, classes[1], {**options, **(candidate or {})}),
         )
 
     more.setdefault("inputs", tokens())
@@ -194,8 +194,8 @@ PAIRS = [
         "distilbert",
         ("DistilBertModel", "DistilBertModel"),
         {},
-        ours=_DISTIL,
-        theirs=_BERT,
+        reference=_DISTIL,
+        candidate=_BERT,
         truth=renamed(
             (r"LayerNorm", "layer_norm"),
             (r"^transformer\.layer\.", "encoder.layers."),
@@ -231,23 +231,23 @@ PAIRS = [
         "gpt2",
         ("GPT2LMHeadModel", "GPTLMHeadModel"),
         {},
-        ours=_GPT2,
-        theirs={**_BERT, **_PLAIN},
+        reference=_GPT2,
+        candidate={**_BERT, **_PLAIN},
         truth=_gpt,
     ),
     _pair(
         "opt",
         ("OPTForCausalLM", "OPTForCausalLM"),
         {**_SIZES, "max_position_embeddings": 32, "word_embed_proj_dim": 32},
-        ours={"ffn_dim": 48},
-        theirs={"intermediate_size": 48, "fuse_attention_qkv": False},
+        reference={"ffn_dim": 48},
+        candidate={"intermediate_size": 48, "fuse_attention_qkv": False},
         truth=_opt,
     ),
     _pair(
         "bloom",
         ("BloomForCausalLM", "BloomForCausalLM"),
         {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-        theirs=_PLAIN,
+        candidate=_PLAIN,
         truth=_bloom,
     ),
     Pair("language/llama_paddleformers", lambda: _llamas(False), tokens(), truth=lambda state: state),
@@ -292,7 +292,7 @@ PAIRS = [
             (r"mlp\.fc(\d)", r"linear\1"),
         ),
     ),
-    _pair("llama", ("LlamaForCausalLM", "LlamaForCausalLM"), _LLAMA, theirs=_PLAIN, truth=_llama),
+    _pair("llama", ("LlamaForCausalLM", "LlamaForCausalLM"), _LLAMA, candidate=_PLAIN, truth=_llama),
     _pair(
         "t5",
         ("T5Model", "T5Model"),
@@ -304,7 +304,7 @@ PAIRS = [
         "bart",
         ("BartModel", "BartModel"),
         _SEQ2SEQ,
-        theirs={"num_encoder_layers": 2, "num_decoder_layers": 2},
+        candidate={"num_encoder_layers": 2, "num_decoder_layers": 2},
         inputs=tokens(names=("input_ids", "decoder_input_ids")),
         truth=_bart,
     ),
@@ -312,7 +312,7 @@ PAIRS = [
         "mbart",
         ("MBartModel", "MBartModel"),
         {**_SEQ2SEQ, "scale_embedding": True},
-        theirs={"num_encoder_layers": 2, "num_decoder_layers": 2},
+        candidate={"num_encoder_layers": 2, "num_decoder_layers": 2},
         inputs=tokens(names=("input_ids", "decoder_input_ids")),
         truth=_bart,
     ),
@@ -320,7 +320,7 @@ PAIRS = [
         "mbart/scale",
         ("MBartModel", "MBartModel"),
         _SEQ2SEQ,
-        theirs={"num_encoder_layers": 2, "num_decoder_layers": 2},
+        candidate={"num_encoder_layers": 2, "num_decoder_layers": 2},
         inputs=tokens(names=("input_ids", "decoder_input_ids")),
         truth=_bart,
         same=False,
@@ -330,7 +330,7 @@ PAIRS = [
         "ernie/relu",
         ("ErnieModel", "ErnieModel"),
         {**_BERT, "use_task_id": True, "task_type_vocab_size": 3},
-        theirs={"hidden_act": "relu"},
+        candidate={"hidden_act": "relu"},
         outputs=2,
         truth=renamed(*_ENCODER),
         same=False,

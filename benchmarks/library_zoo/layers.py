@@ -23,11 +23,11 @@ def _inputs(*shapes: tuple[int, ...]) -> Callable[[], Any]:
 
 def _recurrent(kind: str, layers: int, both_ways: bool) -> Pair:
     def build() -> tuple[Any, Any]:
-        ours = getattr(torch.nn, kind)(6, 8, num_layers=layers, bidirectional=both_ways, batch_first=True)
-        theirs = getattr(paddle.nn, {"RNN": "SimpleRNN"}.get(kind, kind))(
+        reference = getattr(torch.nn, kind)(6, 8, num_layers=layers, bidirectional=both_ways, batch_first=True)
+        candidate = getattr(paddle.nn, {"RNN": "SimpleRNN"}.get(kind, kind))(
             6, 8, num_layers=layers, direction="bidirect" if both_ways else "forward"
         )
-        return ours, theirs
+        return reference, candidate
 
     name = f"layers/{kind.lower()}_{layers}{'_bidirectional' if both_ways else ''}"
     return Pair(name, build, _inputs((2, 5, 6)), truth=lambda state: state)
@@ -64,13 +64,15 @@ def _decoder_layer() -> tuple[Any, Any]:
 
 
 def _encoder() -> tuple[Any, Any]:
-    ours, theirs = _encoder_layer()
-    return torch.nn.TransformerEncoder(ours, 3, enable_nested_tensor=False), paddle.nn.TransformerEncoder(theirs, 3)
+    reference, candidate = _encoder_layer()
+    return torch.nn.TransformerEncoder(reference, 3, enable_nested_tensor=False), paddle.nn.TransformerEncoder(
+        candidate, 3
+    )
 
 
 def _decoder() -> tuple[Any, Any]:
-    ours, theirs = _decoder_layer()
-    return torch.nn.TransformerDecoder(ours, 2), paddle.nn.TransformerDecoder(theirs, 2)
+    reference, candidate = _decoder_layer()
+    return torch.nn.TransformerDecoder(reference, 2), paddle.nn.TransformerDecoder(candidate, 2)
 
 
 def _whole() -> tuple[Any, Any]:
@@ -78,8 +80,8 @@ def _whole() -> tuple[Any, Any]:
 
 
 def _attention(width: int | None = None) -> tuple[Any, Any]:
-    ours = torch.nn.MultiheadAttention(16, 4, batch_first=True, kdim=width, vdim=width)
-    return ours, paddle.nn.MultiHeadAttention(16, 4, kdim=width, vdim=width)
+    reference = torch.nn.MultiheadAttention(16, 4, batch_first=True, kdim=width, vdim=width)
+    return reference, paddle.nn.MultiHeadAttention(16, 4, kdim=width, vdim=width)
 
 
 def _apart(state: State) -> State:

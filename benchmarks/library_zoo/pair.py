@@ -42,22 +42,22 @@ class Pair:
         """Both models for evaluation, torch's with weights of which no two are alike."""
         torch.manual_seed(0)
         paddle.seed(1)
-        ours, theirs = self.build()
-        vary(ours, self.scale)
+        reference, candidate = self.build()
+        vary(reference, self.scale)
         if not self.dropout:
-            for layer in (*ours.modules(), *theirs.sublayers()):
+            for layer in (*reference.modules(), *candidate.sublayers()):
                 if type(layer).__name__ == "Dropout":
                     layer.p = 0.0
-        return ours.eval(), theirs.eval()
+        return reference.eval(), candidate.eval()
 
-    def run(self, ours: Any, theirs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def run(self, reference: Any, candidate: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """What the two models make of the same inputs."""
         given = self.inputs()
         with torch.no_grad():
-            mine = flat(_called(ours, given[0]))[: self.outputs]
+            own = flat(_called(reference, given[0]))[: self.outputs]
         with paddle.no_grad():
-            other = flat(_called(theirs, given[1]))[: self.outputs]
-        return [x.detach().numpy() for x in mine], [x.numpy() for x in other]
+            other = flat(_called(candidate, given[1]))[: self.outputs]
+        return [x.detach().numpy() for x in own], [x.numpy() for x in other]
 
 
 def vary(model: torch.nn.Module, scale: float) -> None:
@@ -87,11 +87,11 @@ def vary(model: torch.nn.Module, scale: float) -> None:
                 tensor += 0.6 * noise(tensor)
 
 
-def error(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+def error(reference: list[np.ndarray], candidate: list[np.ndarray]) -> float:
     """The largest relative L2 error of the outputs; infinite if their number or shapes differ."""
-    if len(ours) != len(theirs) or any(a.shape != b.shape for a, b in zip(ours, theirs)):
+    if len(reference) != len(candidate) or any(a.shape != b.shape for a, b in zip(reference, candidate)):
         return float("inf")
-    off = [np.linalg.norm((a - b).astype("f8")) / np.linalg.norm(a.astype("f8")) for a, b in zip(ours, theirs)]
+    off = [np.linalg.norm((a - b).astype("f8")) / np.linalg.norm(a.astype("f8")) for a, b in zip(reference, candidate)]
     return float(max(off))
 
 
@@ -119,8 +119,8 @@ def images(size: int, batch: int = 2) -> Callable[[], tuple[Any, Any]]:
     """Random images, as the models' only input."""
 
     def made() -> tuple[Any, Any]:
-        ours, theirs = both(np.random.default_rng(0).standard_normal((batch, 3, size, size)).astype("float32"))
-        return (ours,), (theirs,)
+        reference, candidate = both(np.random.default_rng(0).standard_normal((batch, 3, size, size)).astype("float32"))
+        return (reference,), (candidate,)
 
     return made
 
@@ -151,14 +151,14 @@ def renamed(*rules: tuple[str, str]) -> Callable[[State], State]:
     return mapped
 
 
-def by_hand(pair: Pair, ours: torch.nn.Module, theirs: paddle.nn.Layer) -> list[str]:
+def by_hand(pair: Pair, reference: torch.nn.Module, candidate: paddle.nn.Layer) -> list[str]:
     """Carry torch's weights to paddle by the pair's ``truth``; returns what does not fit."""
-    state = {k: v.numpy() for k, v in ours.state_dict().items() if v.is_floating_point()}
-    wanted = {k: v for k, v in theirs.state_dict().items() if v.dtype == paddle.float32}
+    state = {k: v.numpy() for k, v in reference.state_dict().items() if v.is_floating_point()}
+    wanted = {k: v for k, v in candidate.state_dict().items() if v.dtype == paddle.float32}
     values = pair.truth(state) if pair.truth is not None else dict(zip(wanted, state.values()))
     linear = {
         f"{path}.weight".lstrip(".")
-        for path, layer in theirs.named_sublayers(include_self=True)
+        for path, layer in candidate.named_sublayers(include_self=True)
         if isinstance(layer, paddle.nn.Linear)
     }
     covered = {id(wanted[name]) for name in values.keys() & wanted.keys()}

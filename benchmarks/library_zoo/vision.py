@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import paddle.vision.models as theirs
-import torchvision.models as ours
+import paddle.vision.models as paddle_models
+import torchvision.models as torch_models
 
 from library_zoo.pair import Pair, images
 
@@ -19,18 +19,20 @@ def _pair(
     other = {"batch_norm": True} if name.endswith("_bn") else {}
 
     def build() -> tuple[Any, Any]:
-        return getattr(ours, name)(num_classes=10, **options), getattr(theirs, base)(num_classes=10, **other)
+        return getattr(torch_models, name)(num_classes=10, **options), getattr(paddle_models, base)(
+            num_classes=10, **other
+        )
 
     size = size or _SIZES.get(name, 64)
     return Pair(f"vision/{name}{label}", build, images(size), same, why, dropout=dropout)
 
 
 def _inception() -> tuple[Any, Any]:
-    model = ours.inception_v3(num_classes=10, init_weights=False, aux_logits=False)
+    model = torch_models.inception_v3(num_classes=10, init_weights=False, aux_logits=False)
     for module in model.modules():
         if hasattr(module, "eps"):
             module.eps = 1e-5
-    return model, theirs.inception_v3(num_classes=10)
+    return model, paddle_models.inception_v3(num_classes=10)
 
 
 _DROPOUT = "paddle's Dropout has mode downscale_in_infer: what it lets through is multiplied by 1 - p for evaluation"

@@ -100,9 +100,9 @@ _NAMES = {
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        if name.startswith(mine):
-            return name.replace(mine, theirs, 1)
+    for old, new in _NAMES.items():
+        if name.startswith(old):
+            return name.replace(old, new, 1)
     return name
 
 

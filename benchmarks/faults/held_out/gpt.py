@@ -185,12 +185,12 @@ _FEED = {"norm.": "ln_2.", "wide.": "mlp.c_fc.", "narrow.": "mlp.c_proj."}
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        if name.startswith(mine):
-            return name.replace(mine, theirs, 1)
+    for old, new in _NAMES.items():
+        if name.startswith(old):
+            return name.replace(old, new, 1)
     _, number, rest = name.split(".", 2)
-    for mine, theirs in (_FEED if int(number) % 2 else _ATTEND).items():
-        rest = rest.replace(mine, theirs, 1) if rest.startswith(mine) else rest
+    for old, new in (_FEED if int(number) % 2 else _ATTEND).items():
+        rest = rest.replace(old, new, 1) if rest.startswith(old) else rest
     return f"h.{int(number) // 2}.{rest}"
 
 

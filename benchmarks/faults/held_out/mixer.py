@@ -110,8 +110,8 @@ _NAMES = {
 def names(name):
     if name.startswith("ln."):
         return name.replace("ln.", "norm.")
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     return name
 
 

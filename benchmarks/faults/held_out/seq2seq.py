@@ -134,9 +134,9 @@ def names(name):
     if name.startswith("cross.kv."):
         last = name.split(".")[-1]
         return f"key.{last}|value.{last}"
-    for mine, theirs in _NAMES.items():
-        if name.startswith(mine):
-            return name.replace(mine, theirs, 1)
+    for old, new in _NAMES.items():
+        if name.startswith(old):
+            return name.replace(old, new, 1)
     return name
 
 

@@ -134,8 +134,8 @@ _PARTS = {
 
 
 def names(name):
-    for mine, theirs in {**_NAMES, **_PARTS}.items():
-        name = name.replace(mine, theirs)
+    for old, new in {**_NAMES, **_PARTS}.items():
+        name = name.replace(old, new)
     return name
 
 

@@ -117,9 +117,9 @@ _NAMES = {"words.": "embedding.", "local.": "shape.", "rnn.": "gru.", "ln.": "no
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        if name.startswith(mine):
-            return name.replace(mine, theirs, 1)
+    for old, new in _NAMES.items():
+        if name.startswith(old):
+            return name.replace(old, new, 1)
     return name
 
 

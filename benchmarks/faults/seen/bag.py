@@ -87,8 +87,8 @@ _NAMES = {"table.": "embedding.", "body.0.": "project.", "body.1.": "norm.", "lo
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     return name
 
 

@@ -79,8 +79,8 @@ _NAMES = {
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     return name
 
 

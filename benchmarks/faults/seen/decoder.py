@@ -187,8 +187,8 @@ _NAMES = {
 def names(name):
     if name == "head.weight":
         return "lm_head.weight"
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     if ".qkv." in name:
         return "|".join(name.replace(".qkv.", f".self_attn.{p}_proj.") for p in "qkv")
     return name

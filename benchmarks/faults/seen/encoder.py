@@ -154,8 +154,8 @@ _NAMES = {
 def names(name):
     if name == "pos":
         return "places.weight"
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     for k, part in enumerate("qkv"):
         name = name.replace(f".attn.w{part}.", f".qkv[{k}].")
     return name

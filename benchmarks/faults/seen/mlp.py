@@ -76,8 +76,8 @@ _NAMES = {"net.0.": "fc1.", "net.2.": "fc2.", "net.4.": "fc3.", "head.": "out."}
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     return name
 
 

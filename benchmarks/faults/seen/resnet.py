@@ -123,8 +123,8 @@ def names(name):
     name = name.replace("entry.c.", "stem.").replace("entry.n.", "bn.").replace("logits.", "fc.")
     for k in range(3):
         name = name.replace(f"trunk.{k}.", f"layer{k + 1}.")
-    for mine, theirs in {".a.c.": ".conv1.", ".a.n.": ".bn1.", ".b.c.": ".conv2.", ".b.n.": ".bn2."}.items():
-        name = name.replace(mine, theirs)
+    for old, new in {".a.c.": ".conv1.", ".a.n.": ".bn1.", ".b.c.": ".conv2.", ".b.n.": ".bn2."}.items():
+        name = name.replace(old, new)
     return name.replace("short.c.", "downsample.0.").replace("short.n.", "downsample.1.")
 
 

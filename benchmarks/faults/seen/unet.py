@@ -98,8 +98,8 @@ _NAMES = {"enc1.": "down1.", "enc2.": "down2.", "mid.": "bottom.", "dec2.": "up2
 
 
 def names(name):
-    for mine, theirs in _NAMES.items():
-        name = name.replace(mine, theirs)
+    for old, new in _NAMES.items():
+        name = name.replace(old, new)
     return name.replace(".c1.", ".0.").replace(".norm.", ".1.").replace(".c2.", ".3.")
 
 

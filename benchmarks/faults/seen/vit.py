@@ -127,8 +127,8 @@ def names(name):
         return plain[name]
     name = name.replace("embed.", "patch_embed.").replace("classes.", "head.").replace("norms.4.", "norm.")
     for k in range(2):
-        for theirs, mine in _BLOCK.items():
-            name = name.replace(mine.format(k) + ".", f"blocks.{k}.{theirs}.")
+        for new, old in _BLOCK.items():
+            name = name.replace(old.format(k) + ".", f"blocks.{k}.{new}.")
         name = name.replace(f"attns.{k}.qkv.", f"blocks.{k}.self_attn.in_proj_")
         name = name.replace(f"norms.{2 * k}.", f"blocks.{k}.norm1.").replace(
             f"norms.{2 * k + 1}.", f"blocks.{k}.norm2."

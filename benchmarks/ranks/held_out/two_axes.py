@@ -53,8 +53,8 @@ def train(name, rank, world, record):
         for i in range(STEPS):
             rng = np.random.default_rng((i, 9 if name == "a partner reads other words" and rank == 1 else 0))
             x, y = rng.normal(size=(8, 24)).astype("float32"), rng.normal(size=(8, 6)).astype("float32")
-            mine = slice(0, 4) if name == "one file for both" else slice(outer * 4, outer * 4 + 4)
-            loss = ((net(torch.from_numpy(x[mine])) - torch.from_numpy(y[mine])) ** 2).mean()
+            own = slice(0, 4) if name == "one file for both" else slice(outer * 4, outer * 4 + 4)
+            loss = ((net(torch.from_numpy(x[own])) - torch.from_numpy(y[own])) ** 2).mean()
             loss.backward()
             own = {n: part(p.grad) for n, p in net.named_parameters()}
             if name == "times world size":

@@ -57,9 +57,9 @@ class FlatAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        mine = slice(self.rank * self.piece, (self.rank + 1) * self.piece)
+        own = slice(self.rank * self.piece, (self.rank + 1) * self.piece)
         weights, grads = self._flat([p.data for p in self.params]), self._flat([p.grad for p in self.params])
-        g, w = grads[mine], weights[mine]
+        g, w = grads[own], weights[own]
         self.t += 1
         self.m.lerp_(g, 0.1)
         self.v.lerp_(g * g, 0.01)

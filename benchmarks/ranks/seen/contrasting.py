@@ -90,8 +90,8 @@ class Contrast(nn.Module):
         with torch.no_grad():
             keys = self.plain(nn.functional.normalize(self.target(second), dim=1))
         logits = queries @ keys.T * (2 + self.temperature.exp())
-        mine = slice(dist.get_rank() * len(first), (dist.get_rank() + 1) * len(first))
-        return nn.functional.cross_entropy(logits[mine], torch.arange(len(keys))[mine])
+        own = slice(dist.get_rank() * len(first), (dist.get_rank() + 1) * len(first))
+        return nn.functional.cross_entropy(logits[own], torch.arange(len(keys))[own])
 
     @torch.no_grad()
     def follow(self, momentum):

@@ -90,8 +90,8 @@ class Trainer:
         data = np.random.default_rng(number)
         x = data.normal(size=(16, 3, 9, 9)).astype("float32")
         y = data.integers(0, 5, 16)
-        mine = slice(0, 16 // self.world) if self.name == "same shard" else slice(self.rank, None, self.world)
-        x, y = torch.from_numpy(x[mine]), torch.from_numpy(y[mine])
+        own = slice(0, 16 // self.world) if self.name == "same shard" else slice(self.rank, None, self.world)
+        x, y = torch.from_numpy(x[own]), torch.from_numpy(y[own])
         return list(zip(x.chunk(self.micro), y.chunk(self.micro)))
 
     def unsynchronised(self, number, micro):

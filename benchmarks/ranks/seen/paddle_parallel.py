@@ -66,11 +66,11 @@ def train(name, rank, world, record):
             if path in halves:
                 value = np.split(parameter.numpy(), world, halves[path])[rank]
                 layer, slot = path.split(".")
-                mine = paddle.create_parameter(
+                own = paddle.create_parameter(
                     value.shape, "float32", default_initializer=paddle.nn.initializer.Assign(value)
                 )
-                mine.is_distributed, mine.split_axis = True, halves[path]
-                setattr(getattr(net, layer), slot, mine)
+                own.is_distributed, own.split_axis = True, halves[path]
+                setattr(getattr(net, layer), slot, own)
         bias = net.narrow.bias
 
         def summed(layer, given, out):
@@ -115,8 +115,8 @@ def train(name, rank, world, record):
         for step in range(STEPS):
             data = np.random.default_rng(step)
             x, y = data.normal(size=(16, 3, 7, 7)).astype("float32"), data.integers(0, 4, 16)
-            mine = slice(None) if split else slice(0, 8) if name == "same shard" else slice(rank, None, world)
-            x, y = x[mine], y[mine]
+            own = slice(None) if split else slice(0, 8) if name == "same shard" else slice(rank, None, world)
+            x, y = x[own], y[own]
             total = 0.0
             for number, (a, b) in enumerate(zip(np.split(x, micro), np.split(y, micro))):
                 alone = (name == "skipped sync" and step == EVENT) or name == "accumulates unsynchronised"
