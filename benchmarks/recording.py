@@ -17,7 +17,7 @@ Beside them: bytes and files of a step, and how much more memory the process had
                                    [--growth] [--write]
 
 ``--growth`` shows how a sketched step grows with layers and with the size of tensors. ``--write`` keeps the figures and
-writes the table of docs/performance.md, in both languages (`performance_page`).
+writes the table of docs/performance.md and the lines of the README, in both languages (`performance_page`).
 """
 
 from __future__ import annotations
@@ -307,6 +307,26 @@ def block(language: str, kept: pages.Figures) -> str:
     return pages.table(_HEAD[language], rows) + "\n\n" + said
 
 
+_README = {
+    pages.ENGLISH: ("step / plain step", "not due", "sketch", "MB a step", "machine"),
+    pages.CHINESE: ("step / 普通 step", "不录制的 step", "摘要", "每个 step 的 MB", "机器"),
+}
+_CORES = {pages.ENGLISH: "{cores} cores of an {name}", pages.CHINESE: "{name} 的 {cores} 个核"}
+
+
+def lines(language: str, kept: pages.Figures) -> str:
+    """The lines of the README."""
+    rows = []
+    for name, model, size in (("torch", "resnet18", 64), ("torch", "gpt2", 64)):
+        title = _MODELS[model, language].format(size=size)
+        cells = [
+            kept.text(f"{name} {model} {size} {what}", language) for what in ("not due ratio", "sketch ratio", "sketch MB")
+        ]
+        machine = _CORES[language].format(**kept.machine)
+        rows.append([f"{name}{'，' if language == pages.CHINESE else ', '}{title}", *cells, machine])
+    return pages.table(_README[language], rows)
+
+
 def growth(name: str, args: argparse.Namespace) -> None:
     """How the cost of sketching a step grows with layers and with the size of tensors."""
     print(f"{name}: milliseconds that sketching adds to a step, and for each layer")
@@ -352,6 +372,7 @@ def main() -> None:
                     "recording", figures(name, model, args.size, about, file_system(args.dir or tempfile.gettempdir()))
                 )
                 pages.write("recording", lambda language, kept=kept: block(language, kept))
+                pages.write("recording", lambda language, kept=kept: lines(language, kept), "README.md")
 
 
 if __name__ == "__main__":
