@@ -320,7 +320,8 @@ def lines(language: str, kept: pages.Figures) -> str:
     for name, model, size in (("torch", "resnet18", 64), ("torch", "gpt2", 64)):
         title = _MODELS[model, language].format(size=size)
         cells = [
-            kept.text(f"{name} {model} {size} {what}", language) for what in ("not due ratio", "sketch ratio", "sketch MB")
+            kept.text(f"{name} {model} {size} {what}", language)
+            for what in ("not due ratio", "sketch ratio", "sketch MB")
         ]
         machine = _CORES[language].format(**kept.machine)
         rows.append([f"{name}{'，' if language == pages.CHINESE else ', '}{title}", *cells, machine])
