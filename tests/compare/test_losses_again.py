@@ -126,13 +126,13 @@ MEAN_OF_ALL = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 PAIR = {"prediction": LOGITS, "target": SOFT}
 OTHERS = {
     "nll": ("nll_loss", {"log_probabilities": LOGS, "labels": LABELS}, {}, "both"),
-    # A negative label to be ignored has paddle 3.3.1 hang, or write where it must not.
+    # Where a label is ignored, paddle 3.3.1 writes where it must not: the process crashes later, or waits for ever.
     "nll, ignored": ("nll_loss", {"log_probabilities": LOGS, "labels": IGNORED}, {}, "torch"),
     "nll, ignored, weighed": (
         "nll_loss",
         {"log_probabilities": LOGS, "labels": LABELS},
         {"weight": WEIGHT, "ignore_index": int(LABELS[0])},
-        "both",
+        "torch",
     ),
     "binary": ("binary_cross_entropy", {"probabilities": BINARY, "labels": SOFT}, {"weight": WEIGHT}, "both"),
     "binary, sure": ("binary_cross_entropy", {"probabilities": BINARY.round(), "labels": SOFT}, {}, "both"),
