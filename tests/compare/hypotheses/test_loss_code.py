@@ -156,8 +156,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("detail", ["full", "sketch"])
-@pytest.mark.parametrize("logged", [True, False])
+@pytest.mark.parametrize(("logged", "detail"), [(True, "sketch"), (False, "full")])
 @pytest.mark.parametrize(("loss", "fault", "kind", "words"), FAULTS)
 def test_what_is_other_in_a_loss_is_named_and_proven(kit, loss, fault, kind, words, logged, detail):
     report = padiff.compare_runs(right(loss, logged, detail), recorded(kit, loss, fault, logged, detail=detail))
