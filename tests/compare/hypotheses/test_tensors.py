@@ -321,7 +321,8 @@ ODD = [
 
 
 @pytest.mark.parametrize(
-    ("layer", "change"), [(("norm", "act", "two", "soft")[(k + more) % 4], k) for k in range(len(ODD)) for more in (0, 2)]
+    ("layer", "change"),
+    [(("norm", "act", "two", "soft")[(k + more) % 4], k) for k in range(len(ODD)) for more in (0, 2)],
 )
 def test_an_output_that_no_hypothesis_covers_is_never_proven(layer, change):
     cause = cause_in(hooked(layer, ODD[change]))
