@@ -42,8 +42,8 @@ class Case:
         return carry_over(*self.models, self.left_out or None, self.inputs if inputs else None)
 
     def distance(self):
-        ours, theirs = (kit_of(m).run(m, args).astype("float64") for m, args in zip(self.models, self.inputs))
-        return np.linalg.norm(ours - theirs) / np.linalg.norm(ours)
+        base, raw = (kit_of(m).run(m, args).astype("float64") for m, args in zip(self.models, self.inputs))
+        return np.linalg.norm(base - raw) / np.linalg.norm(base)
 
     def layers(self, paths):
         """Two paths as the layers that they name: a shared layer has several paths."""
