@@ -33,8 +33,9 @@ both_ways = pytest.mark.parametrize("back", [False, True], ids=["there", "back"]
 
 
 def same(*without):
-    """Each pair one way, by turns: either side is the reference of half of them."""
-    found = [(pair, bool(k % 2)) for k, pair in enumerate(PAIRS) if pair.name not in set().union(*without)]
+    """Each pair one way, by turns: either side is the reference of half of them. Those that are there twice, once."""
+    some = [pair for pair in PAIRS if not pair.name.endswith("_paddle_first")]
+    found = [(pair, bool(k % 2)) for k, pair in enumerate(some) if pair.name not in set().union(*without)]
     return pytest.mark.parametrize(("pair", "back"), found, ids=lambda one: getattr(one, "name", None))
 
 

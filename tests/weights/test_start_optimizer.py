@@ -25,7 +25,7 @@ from padiff.weights.stored import open_stored
 
 from .test_special_init import isolated
 
-BEFORE, AFTER = 3, 2
+BEFORE, AFTER = 2, 2
 # The fused against the parted, moments in other orders, tied and summed parameters, statistics.
 NAMES = (
     "resnet_stages",
