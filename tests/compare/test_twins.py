@@ -87,7 +87,7 @@ def test_faults_are_found_where_tensors_show_them(fault, torch_full):
         assert where(found.first_diff) == where(full), mix
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_no_false_alarms(seed):
     """Twenty steps that come apart by rounding alone."""
     report = padiff.compare_runs(torch_run(seed, 20, detail="sketch"), paddle_run(seed, 20, detail="sketch"))

@@ -81,9 +81,7 @@ def recorded(detail: str | tuple[tuple[str, str], ...], seed: int, every: int, f
 
 
 # The other tests look at the first of these, too.
-@pytest.mark.parametrize(
-    ("detail", "seed", "every"), [("full", 0, 1), ("full", 1, 3), ("sketch", 1, 1), ("sketch", 0, 3)]
-)
+@pytest.mark.parametrize(("detail", "seed", "every"), [("full", 0, 1), ("sketch", 1, 1), ("sketch", 0, 3)])
 def test_a_training_that_amplifies_rounding_is_not_reported_apart(detail, seed, every):
     report = trained(detail, seed, every)
     assert report, verdict(report)

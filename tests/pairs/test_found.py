@@ -24,6 +24,12 @@ def of(*evidence, without=frozenset()):
     return pytest.mark.parametrize("pair", found, ids=lambda pair: pair.name)
 
 
+def by_turns(first):
+    """Each pair that its definition tells, one way."""
+    found = [(pair, bool((k + first) % 2)) for k, pair in enumerate(p for p in PAIRS if p.evidence == "definition")]
+    return pytest.mark.parametrize(("pair", "back"), found, ids=lambda one: getattr(one, "name", None))
+
+
 both_ways = pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
 
 
@@ -71,22 +77,19 @@ def transferred(pair, back, inputs):
     return case, case.carried(inputs).alignment, case.distance()
 
 
-@both_ways
-@of("definition")
+@by_turns(0)
 def test_live_models_alone_are_enough_to_carry_weights_over(pair, back):
     _, _, distance = transferred(pair, back, False)
     assert distance < 1e-4
 
 
-@both_ways
-@of("definition")
+@by_turns(0)
 def test_no_pair_is_wrong(pair, back):
     case, alignment, _ = transferred(pair, back, False)
     assert not case.wrong(alignment)
 
 
-@both_ways
-@of("definition")
+@by_turns(0)
 def test_only_what_is_tied_by_a_call_is_missing(pair, back):
     case, alignment, _ = transferred(pair, back, False)
     missing = case.missing(alignment)
@@ -102,11 +105,7 @@ def test_inputs_tell_what_the_definition_does_not(pair, back):
     assert not case.missing(alignment)
 
 
-@pytest.mark.parametrize(
-    ("pair", "back"),
-    [(pair, bool(k % 2)) for k, pair in enumerate(p for p in PAIRS if p.evidence == "definition")],
-    ids=lambda one: getattr(one, "name", None),
-)
+@by_turns(1)
 def test_inputs_spoil_nothing(pair, back):
     case, alignment, distance = transferred(pair, back, True)
     assert distance < 1e-4

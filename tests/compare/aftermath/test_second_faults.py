@@ -65,11 +65,9 @@ LOOP = (
     "reload", "skip", "clip_missing", "clip_limit", "gradients_doubled", "adam_eps", "beta2",
 )  # fmt: skip
 FRAMEWORKS, STYLES = ("torch", "paddle"), tuple(ONE)
-# A layer's fault is recorded by one framework, and a loop's by each in another style: what explains them is one code.
+# Each is recorded by one framework, and a loop's in one style: what explains it is one code.
 ALONE = [(style, fault, FRAMEWORKS[k % 2]) for style, faults in ONE.items() for k, fault in enumerate(faults)]
-ALONE += [
-    (STYLES[(k + of) % 3], fault, framework) for k, fault in enumerate(LOOP) for of, framework in enumerate(FRAMEWORKS)
-]
+ALONE += [(STYLES[k % 3], fault, FRAMEWORKS[k % 2]) for k, fault in enumerate(LOOP)]
 
 
 @functools.cache
