@@ -149,7 +149,7 @@ class Workers:
             self._say(numbers, error, "all that is left is measured in this process")
             self._close()
             return None
-        except (Exception, *_cancelled()) as error:  # what is wrong with the step is reported when it is measured here
+        except _failures() as error:  # what is wrong with the step is reported when it is measured here
             self._say(numbers, error, "such steps are measured in this process")
             return None
         if sum(len(part) for _, part in measured) != len(pairs) or any(total != len(pairs) for total, _ in measured):
@@ -235,10 +235,10 @@ def _opened(job: bytes) -> _Job:
     return found
 
 
-def _cancelled() -> tuple[type[BaseException], ...]:
+def _failures() -> tuple[type[BaseException], ...]:
     """What asyncio calls a task that is cancelled, which is no `Exception`; only who has imported it raises that."""
     asyncio = sys.modules.get("asyncio")
-    return () if asyncio is None else (asyncio.CancelledError,)
+    return (Exception,) if asyncio is None else (Exception, asyncio.CancelledError)
 
 
 def _ready() -> None:
