@@ -268,7 +268,7 @@ def test_where_no_process_can_be_started_this_one_measures(runs, monkeypatch, me
     assert set(measured_here) == set(range(STEPS))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_of_several_damaged_tensors_the_first_is_reported_whatever_the_number_of_workers(runs, workers):
     dump = runs[1] / "steps" / "00000004" / "rank_0" / "tensors"
     for path in dump.glob("*-forward-l[135]-*"):

@@ -244,7 +244,7 @@ class Late:
 LATE = {way: type(f"Late{way.__name__}", (Late, way), {}) for _, way in (*WHOLE, *PART, *FUNCTION)}
 
 
-@named((*WHOLE, *PART, *FUNCTION))
+@named((*WHOLE, *PART[1:], *FUNCTION))
 @pytest.mark.parametrize("options", [OPTIONS["sketch"]], ids=["sketch"])
 def test_recording_begins_after_compiling(kit, way, options, recorded):
     """What was compiled before the hooks came is not compiled again, and hooks that are taken off leave no trace."""
