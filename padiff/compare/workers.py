@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import sys
 import threading
 import warnings
-from asyncio import CancelledError
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -149,7 +149,7 @@ class Workers:
             self._say(numbers, error, "all that is left is measured in this process")
             self._close()
             return None
-        except (Exception, CancelledError) as error:  # what is wrong with the step is reported when it is measured here
+        except _failures() as error:  # what is wrong with the step is reported when it is measured here
             self._say(numbers, error, "such steps are measured in this process")
             return None
         if sum(len(part) for _, part in measured) != len(pairs) or any(total != len(pairs) for total, _ in measured):
@@ -233,6 +233,12 @@ def _opened(job: bytes) -> _Job:
         _LATEST.job = job
     found: _Job = _LATEST.opened
     return found
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    """What asyncio calls a task that is cancelled, which is no `Exception`; only who has imported it raises that."""
+    asyncio = sys.modules.get("asyncio")
+    return (Exception,) if asyncio is None else (Exception, asyncio.CancelledError)
 
 
 def _ready() -> None:

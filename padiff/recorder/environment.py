@@ -12,6 +12,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def fingerprint(framework: Framework, nodes: Iterable[Node]) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    model, instructions = _processor()
+    model, instructions = _processor(CPU_FILE)
     try:
         cores: int | None = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on Linux
@@ -84,10 +85,11 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> tuple[str, str]:
-    """Model and instruction sets of the first processor."""
+@cache
+def _processor(path: str) -> tuple[str, str]:
+    """Model and instruction sets of the first processor; none is put into a machine that runs."""
     model, flags = platform.machine(), ""
-    with contextlib.suppress(OSError), open(CPU_FILE, encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             name, _, value = line.partition(":")
             if name.strip() == "model name":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -165,7 +166,11 @@ class Failing(Executor):
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(OSError("lost\nits traceback"), "such steps"), (BrokenProcessPool("killed"), "all that is left")],
+    [
+        (OSError("lost\nits traceback"), "such steps"),
+        (asyncio.CancelledError("dask's, which is no Exception"), "such steps"),
+        (BrokenProcessPool("killed"), "all that is left"),
+    ],
 )
 def test_steps_that_are_not_measured_are_measured_here_and_one_warning_says_so(runs, here, error, words, measured_here):
     with pytest.warns(RuntimeWarning) as warned:

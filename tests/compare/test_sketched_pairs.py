@@ -333,16 +333,19 @@ def test_clean_runs_pass(kind):
     assert full.coverage.sketched == full.coverage.bounded == 0
 
 
-@pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_found_where_tensors_show_them(kind, fault):
-    ours, theirs = RUNS[kind]
-    wrong = toy_run(paddle=True, plant=FAULTS[fault])
-    full = padiff.compare_runs(toy_run(), wrong).first_diff
-    found = padiff.compare_runs(sketched_run(toy_run(), ours), sketched_run(wrong, theirs)).first_diff
+def test_faults_are_found_where_tensors_show_them(fault):
+    right, wrong = toy_run(), toy_run(paddle=True, plant=FAULTS[fault])
+    full = padiff.compare_runs(right, wrong).first_diff
     assert full is not None
-    assert found is not None
-    assert (found.step, found.stage, found.reference, found.slot) == (full.step, full.stage, full.reference, full.slot)
+    for kind in list(RUNS)[[*FAULTS].index(fault) % 2 :: 2]:  # half of them for each, by turns
+        found = padiff.compare_runs(*(sketched_run(run, of) for run, of in zip((right, wrong), RUNS[kind]))).first_diff
+        assert (found.step, found.stage, found.reference, found.slot) == (
+            full.step,
+            full.stage,
+            full.reference,
+            full.slot,
+        ), kind
 
 
 def large_run(paddle=False, change=lambda name, values: values):

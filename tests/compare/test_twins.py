@@ -67,8 +67,7 @@ def test_both_frameworks_look_at_the_same_places():
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_equal_trainings_pass(mix, torch_full):
-    ours, theirs = MIXES[mix]
-    report = padiff.compare_runs(sketched_run(torch_full, ours), sketched_run(paddle_run(), theirs))
+    report = padiff.compare_runs(*(sketched_run(run, of) for run, of in zip((torch_full, paddle_run()), MIXES[mix])))
     full = padiff.compare_runs(torch_full, paddle_run())
     assert full.passed, full.first_diff
     assert report.passed, report.first_diff
@@ -78,18 +77,17 @@ def test_equal_trainings_pass(mix, torch_full):
     assert report.coverage.unmeasured == ()
 
 
-@pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_found_where_tensors_show_them(mix, fault, torch_full):
-    ours, theirs = MIXES[mix]
+def test_faults_are_found_where_tensors_show_them(fault, torch_full):
     wrong = paddle_run(fault=fault)
     full = padiff.compare_runs(torch_full, wrong).first_diff
-    found = padiff.compare_runs(sketched_run(torch_full, ours), sketched_run(wrong, theirs)).first_diff
     assert full is not None
-    assert where(found) == where(full)
+    for mix in list(MIXES)[FAULTS.index(fault) % 2 :: 2]:  # two of them for each, by turns
+        found = padiff.compare_runs(*(sketched_run(run, of) for run, of in zip((torch_full, wrong), MIXES[mix])))
+        assert where(found.first_diff) == where(full), mix
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_no_false_alarms(seed):
     """Twenty steps that come apart by rounding alone."""
     report = padiff.compare_runs(torch_run(seed, 20, detail="sketch"), paddle_run(seed, 20, detail="sketch"))

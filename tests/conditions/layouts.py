@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-STEPS, SAMPLES, WORDS, WIDTH = 3, 4, 150, 32
+STEPS, SAMPLES, WORDS, WIDTH = 2, 4, 150, 32
 #: Which part of it is multiplied: a layer's bias, which some layouts share out and others do not.
 FAULTY, FACTOR = "down.bias", 10
 

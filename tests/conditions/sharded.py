@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-STEPS = 3
+STEPS = 2
 LINEAR = ("0", "1.up", "1.down", "2.up", "2.down", "3")
 
 

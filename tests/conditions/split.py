@@ -13,7 +13,7 @@ import sys
 import numpy as np
 from hard.children import end_with_parent
 
-STEPS, SAMPLES, INPUTS, HIDDEN, OUTPUTS = 3, 8, 16, 300, 4
+STEPS, SAMPLES, INPUTS, HIDDEN, OUTPUTS = 2, 8, 16, 300, 4
 FACTOR = 10
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
-from kit.frameworks import hook_count
+from kit.frameworks import PADDLE, TORCH, hook_count
 from kit.nets import mlp
 
 import padiff
@@ -212,7 +212,12 @@ def test_layers_that_change_are_recorded_as_they_are_now(kit, change, every):
         assert [p.shape for p in tree[path].parameters] == [shapes[f"{path}/weight/{s}"] for s in ("weight", "bias")]
 
 
-@pytest.mark.parametrize("options", [{}, {"pack": True}, {"detail": "sketch"}], ids=str)
+# How a run is written does not depend on the framework that changed.
+WRITTEN = [(change, options) for change in CHANGES for options in ({}, {"pack": True}, {"detail": "sketch"})]
+WRITTEN = [(*one, (TORCH, PADDLE)[k % 2]) for k, one in enumerate(WRITTEN)]
+
+
+@pytest.mark.parametrize(("change", "options", "kit"), WRITTEN, ids=lambda one: getattr(one, "__name__", None))
 def test_a_run_whose_layers_changed_is_read_and_compared(kit, change, options, tmp_path):
     folders = {name: tmp_path / name for name in ("one", "two", "three")}
     for name, folder in folders.items():

@@ -13,7 +13,7 @@ from kit.frameworks import PADDLE, TORCH
 import padiff
 
 from .loops import Frozen
-from .training import assert_neutral, counts, train
+from .training import OPTIONS, assert_neutral, counts, train
 
 BACKEND = "aot_eager"  # traces and guards as the default does, and needs no C++ compiler
 
@@ -185,8 +185,13 @@ def recorded(tmp_path_factory):
     return lambda kit, way, options, *more: done(kit, way, tuple(options.items()), *more)
 
 
+# What is compiled does not depend on what is kept of tensors: each level of detail with one schedule.
+EVERY = pytest.mark.parametrize(("every", "options"), [(1, OPTIONS["full"]), (2, OPTIONS["sketch"])], ids=["1", "2"])
+FULL = pytest.mark.parametrize("options", [OPTIONS["full"]], ids=["full"])
+
+
 @named((*WHOLE, *PART))
-@pytest.mark.parametrize("every", [1, 2])
+@EVERY
 def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, every, options, recorded):
     before, compiled_before = plain(kit, way)
     after, compiled_after, reported = recorded(kit, way, options, every)
@@ -198,6 +203,7 @@ def test_the_training_is_the_same_to_the_bit_and_is_compiled_as_often(kit, way, 
 
 
 @named((*WHOLE, *PART))
+@FULL
 def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, options, recorded):
     result, _, reported = recorded(kit, way, options)
     assert ("(the model itself)" if way.whole else "(body)") in next(text for text in reported if WARNS in text)
@@ -211,6 +217,7 @@ def test_a_compiled_layer_is_recorded_from_outside_at_every_step(kit, way, optio
 
 
 @named((*WHOLE, *PART))
+@FULL
 def test_a_compiled_run_matches_a_plain_one_but_for_a_mistake(kit, way, options, recorded):
     uncompiled = recorded(TORCH, Compiled, options)[0].run
     (right, _, _), (wrong, _, reported) = recorded(kit, way, options), recorded(kit, way, options, 1, True)
@@ -237,7 +244,8 @@ class Late:
 LATE = {way: type(f"Late{way.__name__}", (Late, way), {}) for _, way in (*WHOLE, *PART, *FUNCTION)}
 
 
-@named((*WHOLE, *PART, *FUNCTION))
+@named((*WHOLE, *PART[1:], *FUNCTION))
+@pytest.mark.parametrize("options", [OPTIONS["sketch"]], ids=["sketch"])
 def test_recording_begins_after_compiling(kit, way, options, recorded):
     """What was compiled before the hooks came is not compiled again, and hooks that are taken off leave no trace."""
     before, compiled_before = plain(kit, LATE[way])
@@ -248,16 +256,18 @@ def test_recording_begins_after_compiling(kit, way, options, recorded):
 
 
 @named(FUNCTION)
-@pytest.mark.parametrize("every", [1, 2])
+@EVERY
 def test_a_model_inside_a_compiled_function_trains_the_same(kit, way, every, options, recorded):
     assert_neutral(plain(kit, way)[0], recorded(kit, way, options, every)[0])
 
 
 @named(FUNCTION)
+@FULL
 def test_a_model_inside_a_compiled_function_is_reported(kit, way, options, recorded):
     assert any("no layer of the recorded model was called" in text for text in recorded(kit, way, options)[2])
 
 
+@FULL
 @pytest.mark.slow
 @pytest.mark.usefixtures("frozen")  # paddle collects with each function that it compiles
 def test_paddles_default_to_static_is_recorded_through(options, recorded):

@@ -71,8 +71,8 @@ class Pickled(Copied):
 
 
 @pytest.mark.parametrize("way", [Copied, Saved, Pickled], ids=lambda way: way.__name__.lower())
-def test_copies_change_neither_the_training_nor_the_records(kit, way, options, tmp_path):
-    plain, recorded = train(way(kit)), train(way(kit), tmp_path / "run", options)
+def test_copies_change_neither_the_training_nor_the_records(kit, way, level, tmp_path):
+    plain, recorded = train(way(kit)), train(way(kit), tmp_path / "run", level)
     assert_neutral(plain, recorded)
     for number in recorded.run.numbers():
         assert counts(recorded.run, number) == {
@@ -87,10 +87,10 @@ def test_copies_change_neither_the_training_nor_the_records(kit, way, options, t
         }
 
 
-def test_a_hand_written_average_is_the_same_with_and_without_recording(kit, options, tmp_path):
+def test_a_hand_written_average_is_the_same_with_and_without_recording(kit, level, tmp_path):
     trainings = [Copied(kit), Copied(kit)]
     train(trainings[0])
-    train(trainings[1], tmp_path / "run", options)
+    train(trainings[1], tmp_path / "run", level)
     states = [kit.state(training.average) for training in trainings]
     for name, value in states[0].items():
         np.testing.assert_array_equal(states[1][name], value)

@@ -41,8 +41,8 @@ class Selecting(Training):
         return float(loss.detach())
 
 
-def test_are_recorded_and_change_nothing(kit, options, tmp_path):
-    plain, recorded = train(Selecting(kit)), train(Selecting(kit), tmp_path / "run", options)
+def test_are_recorded_and_change_nothing(kit, level, tmp_path):
+    plain, recorded = train(Selecting(kit)), train(Selecting(kit), tmp_path / "run", level)
     assert_neutral(plain, recorded)
     records = {r.site: r for r in recorded.run.steps(1)[0].records}
     for site in ("head/forward/output.0", "head/backward/output.0"):
@@ -51,8 +51,8 @@ def test_are_recorded_and_change_nothing(kit, options, tmp_path):
 
 
 @pytest.mark.parametrize("other", [{}, {"detail": "sketch"}], ids=["full", "sketch"])
-def test_match_each_other_and_differ_from_others_in_shape(kit, options, other, tmp_path):
-    train(Selecting(TORCH), tmp_path / "torch", options)
+def test_match_each_other_and_differ_from_others_in_shape(kit, level, other, tmp_path):
+    train(Selecting(TORCH), tmp_path / "torch", level)
     train(Selecting(PADDLE), tmp_path / "paddle", other)
     report = padiff.compare_runs(tmp_path / "torch", tmp_path / "paddle")
     assert report.passed, report.first_diff.message
@@ -64,9 +64,9 @@ def test_match_each_other_and_differ_from_others_in_shape(kit, options, other, t
     assert "shapes differ: (0, 8) against" in first.message
 
 
-def test_in_memory(kit, options):
+def test_in_memory(kit, level):
     training = Selecting(kit)
-    with padiff.record(training.model, optimizer=training.optimizers, **options) as rec:
+    with padiff.record(training.model, optimizer=training.optimizers, **level) as rec:
         for number in range(training.steps):
             training.step(number, rec.log_loss)
             rec.try_dump()

@@ -12,7 +12,7 @@ from kit.frameworks import hook_count
 import padiff
 
 from .loops import Clipping
-from .training import Training, counts, train
+from .training import OPTIONS, Training, counts, train
 
 SCRIPT = """
 import sys
@@ -44,7 +44,7 @@ except (KeyboardInterrupt, OSError):  # paddle makes the other of one that comes
 """
 
 
-def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, options, tmp_path):
+def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, tmp_path):
     folder = tmp_path / "run"
     command = [*python_with_frameworks(taken_down=True), "-W", "ignore", "-c", SCRIPT, kit.name, str(folder)]
     with started(command) as process:
@@ -63,14 +63,19 @@ def test_ctrl_c_leaves_no_hooks_and_whole_steps_and_a_folder_to_go_on_with(kit, 
     for number in numbers:
         assert sum(counts(run, number).values()) == 4 + 4 + 4 + 4 + 4 + 1 + 1 + 1
     assert not [left for left in (folder / "steps").iterdir() if left.name.startswith(".")]
-    resumed = train(Clipping(kit), folder, options, existing="resume", start_step=numbers[-1] + 1).run
+    resumed = train(Clipping(kit), folder, existing="resume", start_step=numbers[-1] + 1).run
     assert resumed.numbers() == list(range(numbers[-1] + 1 + Clipping.steps))
     assert resumed.finished()
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [(ZeroDivisionError, "full"), (KeyboardInterrupt, "sketch"), (SystemExit, "full"), (GeneratorExit, "sketch")],
+)
 @pytest.mark.parametrize("where", ["before backward", "after backward", "after the optimizer"])
-def test_whatever_ends_the_loop_takes_the_hooks_off(kit, error, where, options, tmp_path):
+def test_whatever_ends_the_loop_takes_the_hooks_off(kit, error, where, detail, tmp_path):
+    options = OPTIONS[detail]
+
     class Ending(Clipping):
         def update(self):
             if self.now and where == "after backward":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from itertools import pairwise
 
 import pytest
 from kit.forking import python_with_frameworks
@@ -49,8 +49,11 @@ def made(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("one", "other", "way"),
-    [(*pair, "full") for pair in combinations(PROCESSES, 2)]
-    + [(one, other, "sketch") for one, other in combinations(PROCESSES, 2) if one in ("alone", "fsdp2")],
+    # Each side's parts are put together by themselves: with one process, and with the next layout.
+    [("alone", other, "full") for other in PROCESSES if other != "alone"]
+    + [(*pair, "full") for pair in pairwise([*PROCESSES][1:])]
+    + [("alone", other, "sketch") for other in PROCESSES if other != "alone"]
+    + [("fsdp2", "hybrid", "sketch")],
 )
 def test_any_two_layouts_match_with_all_parameters_compared(made, one, other, way):
     report = padiff.compare_runs(made[one, way, False], made[other, way, False])
@@ -66,8 +69,11 @@ def test_any_two_layouts_match_with_all_parameters_compared(made, one, other, wa
     assert any(diff.compared and diff.pair.stage == "forward" for diff in report.diffs) != common
 
 
-@pytest.mark.parametrize("layout", PROCESSES)
-@pytest.mark.parametrize("other", ["alone", "fsdp1", "fsdp2", "tensor"])
+# Of each the candidate's parts are put together, and the reference's of each once.
+@pytest.mark.parametrize(
+    ("layout", "other"),
+    [(layout, "alone") for layout in PROCESSES] + [*zip(PROCESSES, ("fsdp1", "fsdp2", "tensor", "hybrid") * 2)],
+)
 def test_a_gradient_that_one_process_multiplies_is_reported_with_its_rank_and_parameter(made, layout, other):
     report = padiff.compare_runs(made[other, "full", False], made[layout, "full", True])
     first = report.first_diff
@@ -102,15 +108,14 @@ def test_sketches_of_parts_tell_it_too(made, layout):
         assert report.first_diff.rank == PROCESSES[layout] - 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", PROCESSES)
+@pytest.mark.parametrize(("layout", "way"), [(one, [*WAYS][k % 2]) for k, one in enumerate(PROCESSES)])
 def test_of_one_layout_all_that_processes_recorded_is_compared(made, layout, way):
-    report = padiff.compare_runs(made[layout, way, False], made[layout, way, True], steps=[0, 1])
+    report = padiff.compare_runs(made[layout, way, False], made[layout, way, True], steps=[*range(layouts.STEPS - 1)])
     assert report.outcome == "match" and not report.coverage.ranks
     compared = [diff.pair for diff in report.diffs if diff.compared]
-    assert sum(pair.stage == "forward" for pair in compared) == 2 * 22 * PROCESSES[layout]
+    assert sum(pair.stage == "forward" for pair in compared) == (layouts.STEPS - 1) * 22 * PROCESSES[layout]
     times = PROCESSES[layout] if layout == "ddp" else 1
-    assert sum(pair.stage == "grad" for pair in compared) == 2 * PARAMETERS * times
+    assert sum(pair.stage == "grad" for pair in compared) == (layouts.STEPS - 1) * PARAMETERS * times
 
 
 @pytest.mark.parametrize("layout", [name for name, processes in PROCESSES.items() if processes > 1])

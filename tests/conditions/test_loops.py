@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
 from .loops import Accumulation, Clipping, Evaluating, Frozen, Gan, Lengths, Skipping
-from .training import assert_neutral, counts, train
+from .training import OPTIONS, assert_neutral, counts, train
 
 LOOPS = (Accumulation, Clipping, Gan, Frozen, Skipping, Lengths, Evaluating)
 
@@ -18,11 +20,11 @@ def loop(request):
     return request.param
 
 
-def test_the_training_is_the_same_to_the_bit_with_and_without_recording(kit, loop, options, tmp_path):
+def test_the_training_is_the_same_to_the_bit_with_and_without_recording(kit, loop, tmp_path):
     plain = train(loop(kit))
     assert len(set(plain.losses)) == loop.steps  # it trains
-    assert_neutral(plain, train(loop(kit), tmp_path / "every", options))
-    assert_neutral(plain, train(loop(kit), tmp_path / "second", options, every_n_steps=2))
+    assert_neutral(plain, train(loop(kit), tmp_path / "every", OPTIONS["sketch"]))
+    assert_neutral(plain, train(loop(kit), tmp_path / "second", OPTIONS["full"], every_n_steps=2))
 
 
 def mlp_counts(calls=1, outputs=4, parameters=4, trained=4):
@@ -68,8 +70,9 @@ EXPECTED = {
 }
 
 
-def test_the_records_are_as_many_as_the_training_makes(kit, loop, options, tmp_path):
-    run = train(loop(kit), tmp_path / "run", options).run
+@pytest.mark.parametrize("detail", OPTIONS)
+def test_the_records_are_as_many_as_the_training_makes(kit, loop, detail, right):
+    run = padiff.open_run(right(kit, loop, detail))
     assert run.numbers() == list(range(loop.steps))
     for number in run.numbers():
         expected = dict(EXPECTED[loop](number))
@@ -79,10 +82,22 @@ def test_the_records_are_as_many_as_the_training_makes(kit, loop, options, tmp_p
         assert run.steps(number)[0].micro_batches == {Accumulation: 3, Gan: 3}.get(loop, 1)
 
 
-def test_torch_and_paddle_match(loop, options, tmp_path):
-    train(loop(TORCH), tmp_path / "torch", options)
-    train(loop(PADDLE), tmp_path / "paddle", options)
-    report = padiff.compare_runs(tmp_path / "torch", tmp_path / "paddle")
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """The recorded training without a mistake, by framework, loop and level of detail."""
+
+    @cache
+    def folder(kit, loop, detail):
+        made = tmp_path_factory.mktemp("right") / "run"
+        train(loop(kit), made, OPTIONS[detail])
+        return made
+
+    return folder
+
+
+@pytest.mark.parametrize("detail", OPTIONS)
+def test_torch_and_paddle_match(loop, detail, right):
+    report = padiff.compare_runs(right(TORCH, loop, detail), right(PADDLE, loop, detail))
     assert report.passed, report.first_diff.message
     assert not report.coverage.reference_layers
     assert not report.coverage.candidate_layers
@@ -102,10 +117,10 @@ FAULTS = {
 }
 
 
-def test_the_mistake_that_people_make_under_the_condition_is_found(kit, loop, options, tmp_path):
-    train(loop(TORCH), tmp_path / "right", options)
-    train(loop(kit, fault=True), tmp_path / "wrong", options)
-    report = padiff.compare_runs(tmp_path / "right", tmp_path / "wrong")
+@pytest.mark.parametrize(("kit", "detail"), [(TORCH, "sketch"), (PADDLE, "full")], ids=["torch", "paddle"])
+def test_the_mistake_that_people_make_under_the_condition_is_found(kit, loop, detail, right, tmp_path):
+    train(loop(kit, fault=True), tmp_path / "wrong", OPTIONS[detail])
+    report = padiff.compare_runs(right(TORCH, loop, detail), tmp_path / "wrong")
     assert not report.passed
     step, stages, layer = FAULTS[loop]
     first = report.first_diff

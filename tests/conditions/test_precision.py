@@ -65,21 +65,21 @@ class Scaled(Training):
         return float(loss.detach())
 
 
-def test_with_a_scaler_the_training_is_the_same_to_the_bit(kit, options, tmp_path):
-    plain, recorded = train(Scaled(kit)), train(Scaled(kit), tmp_path / "run", options)
+def test_with_a_scaler_the_training_is_the_same_to_the_bit(kit, level, tmp_path):
+    plain, recorded = train(Scaled(kit)), train(Scaled(kit), tmp_path / "run", level)
     assert_neutral(plain, recorded)
     scales = [recorded.run.steps(n)[0].loss_scale for n in recorded.run.numbers()]
     # Grown after two; torch halves it after one overflow, paddle after two.
     assert scales == [SCALE, SCALE, 2 * SCALE, SCALE if kit.name == "torch" else 2 * SCALE]
 
 
-def test_a_skipped_step_is_recorded_without_gradient_and_update(kit, options, tmp_path):
-    run = train(Scaled(kit), tmp_path / "run", options).run
+def test_a_skipped_step_is_recorded_without_gradient_and_update(kit, level, tmp_path):
+    run = train(Scaled(kit), tmp_path / "run", level).run
     whole = {"input": 1, "weight": 4, "forward": 4, "loss": 1, "backward": 4, "grad": 4, "update": 4, "rate": 1}
     skipped = {stage: n for stage, n in whole.items() if stage not in ("grad", "update", "rate")}
     assert [counts(run, n) for n in run.numbers()] == [whole, whole, skipped, whole]
     weights = [{r.site: r for r in run.steps(n)[0].records if r.stage == "weight"} for n in (2, 3)]
-    if not options:
+    if not level:
         for site, record in weights[0].items():
             np.testing.assert_array_equal(weights[1][site].value, record.value)
 
@@ -96,9 +96,9 @@ def test_with_a_scaler_torch_and_paddle_match(kind, options, tmp_path):
     assert report.passed, report.first_diff.message
 
 
-def test_clipping_before_unscaling_is_found(kit, options, tmp_path):
-    train(Scaled(TORCH), tmp_path / "right", options)
-    train(Scaled(kit, fault=True), tmp_path / "wrong", options)
+def test_clipping_before_unscaling_is_found(kit, level, tmp_path):
+    train(Scaled(TORCH), tmp_path / "right", level)
+    train(Scaled(kit, fault=True), tmp_path / "wrong", level)
     first = padiff.compare_runs(tmp_path / "right", tmp_path / "wrong").first_diff
     assert (first.step, first.stage) == (0, "grad"), first.message
 
@@ -109,9 +109,9 @@ class Unskipped(Scaled):
     overflowing = 3
 
 
-def test_a_step_that_one_side_skips_is_found(kit, options, tmp_path):
-    train(Scaled(TORCH), tmp_path / "right", options)
-    train(Unskipped(kit), tmp_path / "wrong", options)
+def test_a_step_that_one_side_skips_is_found(kit, level, tmp_path):
+    train(Scaled(TORCH), tmp_path / "right", level)
+    train(Unskipped(kit), tmp_path / "wrong", level)
     first = padiff.compare_runs(tmp_path / "right", tmp_path / "wrong").first_diff
     assert first.step == Scaled.overflowing, first.message
 
@@ -197,21 +197,21 @@ class Full(Autocast):
     cast = False
 
 
-def test_under_autocast_the_training_is_the_same_to_the_bit(kit, options, tmp_path):
-    assert_neutral(train(Autocast(kit)), train(Autocast(kit), tmp_path / "run", options))
+def test_under_autocast_the_training_is_the_same_to_the_bit(kit, level, tmp_path):
+    assert_neutral(train(Autocast(kit)), train(Autocast(kit), tmp_path / "run", level))
 
 
-def test_under_autocast_dtypes_are_the_true_ones(kit, options, tmp_path):
-    (step,) = train(Autocast(kit), tmp_path / "run", options).run.steps(0)
+def test_under_autocast_dtypes_are_the_true_ones(kit, level, tmp_path):
+    (step,) = train(Autocast(kit), tmp_path / "run", level).run.steps(0)
     dtypes = {record.site: record.dtype for record in step.records}
     assert dtypes["2/forward/output.0"] == ("bfloat16" if kit.name == "torch" else "float32")
     assert dtypes["2/weight/weight"] == dtypes["2/grad/weight"] == "float32"
 
 
-def test_a_run_under_autocast_matches_one_in_full_precision_but_for_a_mistake(kit, options, tmp_path):
-    train(Full(TORCH), tmp_path / "full", options)
-    train(Autocast(kit), tmp_path / "cast", options)
-    train(Autocast(kit, fault=True), tmp_path / "wrong", options)
+def test_a_run_under_autocast_matches_one_in_full_precision_but_for_a_mistake(kit, level, tmp_path):
+    train(Full(TORCH), tmp_path / "full", level)
+    train(Autocast(kit), tmp_path / "cast", level)
+    train(Autocast(kit, fault=True), tmp_path / "wrong", level)
     report = padiff.compare_runs(tmp_path / "full", tmp_path / "cast")
     assert report.passed, report.first_diff.message
     first = padiff.compare_runs(tmp_path / "full", tmp_path / "wrong").first_diff

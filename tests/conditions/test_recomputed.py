@@ -50,8 +50,8 @@ WAYS = pytest.mark.parametrize("way", [Recomputed, Reentrant], ids=["not reentra
 
 
 @WAYS
-def test_the_training_is_the_same_to_the_bit_and_recorded_once(kit, way, options, tmp_path):
-    recorded = train(way(kit), tmp_path / "run", options)
+def test_the_training_is_the_same_to_the_bit_and_recorded_once(kit, way, level, tmp_path):
+    recorded = train(way(kit), tmp_path / "run", level)
     assert_neutral(train(way(kit)), recorded)
     for number in recorded.run.numbers():
         assert counts(recorded.run, number) == {
@@ -67,10 +67,10 @@ def test_the_training_is_the_same_to_the_bit_and_recorded_once(kit, way, options
 
 
 @WAYS
-def test_it_matches_a_run_without_recomputation_but_for_another_dropout_mask(kit, way, options, tmp_path):
-    train(Plain(kit), tmp_path / "plain", options)
-    train(way(kit), tmp_path / "run", options)
-    train(way(kit, fault=True), tmp_path / "wrong", options)
+def test_it_matches_a_run_without_recomputation_but_for_another_dropout_mask(kit, way, level, tmp_path):
+    train(Plain(kit), tmp_path / "plain", level)
+    train(way(kit), tmp_path / "run", level)
+    train(way(kit, fault=True), tmp_path / "wrong", level)
     report = padiff.compare_runs(tmp_path / "plain", tmp_path / "run")
     assert report.passed, report.first_diff.message
     first = padiff.compare_runs(tmp_path / "plain", tmp_path / "wrong").first_diff
@@ -79,8 +79,8 @@ def test_it_matches_a_run_without_recomputation_but_for_another_dropout_mask(kit
 
 
 @WAYS
-def test_the_records_of_what_was_recomputed_say_so(kit, way, options, tmp_path):
-    run = train(way(kit), tmp_path / "run", options).run
+def test_the_records_of_what_was_recomputed_say_so(kit, way, level, tmp_path):
+    run = train(way(kit), tmp_path / "run", level).run
     (step,) = run.steps(0)
     reported = {record.layer for record in step.records if record.recomputed}
     assert reported == {"block", "block.0", "block.1"}

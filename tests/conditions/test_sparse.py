@@ -36,9 +36,9 @@ def more(request):
     return {} if request.param == "its optimizer is known" else {"optimizer": None}
 
 
-def test_are_recorded_with_the_shape_of_the_whole(kit, options, more, tmp_path):
+def test_are_recorded_with_the_shape_of_the_whole(kit, level, more, tmp_path):
     plain = train(Sparse(kit))
-    recorded = train(Sparse(kit), tmp_path / "run", options, **more)
+    recorded = train(Sparse(kit), tmp_path / "run", level, **more)
     assert_neutral(plain, recorded)
     for number in recorded.run.numbers():
         shapes = {
@@ -48,8 +48,8 @@ def test_are_recorded_with_the_shape_of_the_whole(kit, options, more, tmp_path):
 
 
 @pytest.mark.parametrize("other", OPTIONS)
-def test_match_each_other_at_any_level_but_for_a_mistake(kit, options, other, more, tmp_path):
-    train(Sparse(TORCH), tmp_path / "torch", options, **more)
+def test_match_each_other_at_any_level_but_for_a_mistake(kit, level, other, more, tmp_path):
+    train(Sparse(TORCH), tmp_path / "torch", level, **more)
     train(Sparse(PADDLE), tmp_path / "paddle", OPTIONS[other], **more)
     train(Sparse(kit, fault=True), tmp_path / "wrong", OPTIONS[other], **more)
     report = padiff.compare_runs(tmp_path / "torch", tmp_path / "paddle")

@@ -8,7 +8,7 @@ split by a matrix product.
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -47,8 +47,10 @@ def made(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("one", "other"), combinations(LAYOUTS, 2))
+@pytest.mark.parametrize(
+    ("one", "other", "way"),
+    [(*pair, "full") for pair in combinations(LAYOUTS, 2)] + [(*pair, "sketch") for pair in pairwise(LAYOUTS)],
+)
 def test_any_two_of_either_framework_match_with_all_parameters_compared(made, one, other, way):
     report = padiff.compare_runs(made[(*one, way, False)], made[(*other, way, False)])
     assert report.outcome == "match", report.first_diff and report.first_diff.message
@@ -57,8 +59,10 @@ def test_any_two_of_either_framework_match_with_all_parameters_compared(made, on
         assert len([site for site in sites if not site.startswith("(loop)")]) == 6 * split.STEPS
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("one", "other"), [(a, b) for a in (LAYOUTS[0], LAYOUTS[-1]) for b in LAYOUTS])
+@pytest.mark.parametrize(
+    ("one", "other", "way"),
+    [(one, other, way) for one, way in zip((LAYOUTS[0], LAYOUTS[-1]), WAYS) for other in LAYOUTS],
+)
 def test_a_gradient_that_one_process_multiplies_is_reported_with_its_parameter(made, one, other, way):
     first = padiff.compare_runs(made[(*one, way, False)], made[(*other, way, True)]).first_diff
     assert (first.step, first.stage, first.candidate, first.slot) == (split.STEPS - 1, "grad", "up", "bias")

@@ -143,8 +143,8 @@ WAYS += [(TORCH, way) for way in (Device, Transformed, Attending)]
 
 
 @pytest.mark.parametrize(("kit", "way"), WAYS, ids=[f"{way.__name__.lower()}-{kit.name}" for kit, way in WAYS])
-def test_the_training_is_the_same_to_the_bit(kit, way, options, tmp_path):
-    recorded = train(way(kit), tmp_path / "run", options)
+def test_the_training_is_the_same_to_the_bit(kit, way, level, tmp_path):
+    recorded = train(way(kit), tmp_path / "run", level)
     assert_neutral(train(way(kit)), recorded)
     trace = recorded.run.steps(recorded.run.numbers()[0])[0].trace
     assert any(call.function for call in trace.calls)

@@ -99,7 +99,7 @@ def test_the_same_report_makes_the_same_page():
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_bytes", [10_000, 1 << 40], ids=["packed", "whole"])
 def test_of_a_long_report_only_a_step_is_held_at_a_time(whole_bytes):
-    pattern = large(300, 1)
+    pattern = large(200, 1)
 
     def steps(many: int):
         for number in range(many):
@@ -118,7 +118,7 @@ def test_of_a_long_report_only_a_step_is_held_at_a_time(whole_bytes):
 
     peak(2)  # what is imported and kept
     few, many = peak(5), peak(40)
-    held = 35 * 300 * 500  # a diff takes more than 500 bytes
+    held = 35 * 200 * 500  # a diff takes more than 500 bytes
     assert many < few + held / 5
 
 

@@ -62,21 +62,20 @@ def straight(layers):
     """A transfer that copies layer by layer, as the map says."""
 
     def transfer(ref, cand):
-        for ours, theirs in layers:
-            same(ref, ours, cand, theirs)
+        for paths in layers:
+            same(ref, paths[0], cand, paths[1])
 
     return transfer
 
 
 def pair(name, reference, candidate, data, layers, transfer=None, kits=(TORCH, PADDLE), **more):
     """A `Pair` of two functions that make a model from a kit, and of input arrays."""
-    ours, theirs = kits
 
     def build():
-        return randomized(ours, reference(ours), 11), randomized(theirs, candidate(theirs), 22)
+        return randomized(kits[0], reference(kits[0]), 11), randomized(kits[1], candidate(kits[1]), 22)
 
     def inputs():
-        return tuple(tuple(kit.tensor(each, None) for each in data) for kit in (ours, theirs))
+        return tuple(tuple(kit.tensor(each, None) for each in data) for kit in kits)
 
     return Pair(name, build, inputs, layers, transfer or straight(layers), **more)
 

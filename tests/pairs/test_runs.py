@@ -25,16 +25,18 @@ HALF_TIED = {"gpt2_untied_but_equal"}
 FROZEN = {"resnet_frozen_norm"}
 
 
-def same(*without):
-    found = [pair for pair in PAIRS if pair.name not in set().union(*without)]
-    return pytest.mark.parametrize("pair", found, ids=lambda pair: pair.name)
-
-
 def named(*names):
     return [pair for pair in (*PAIRS, *DIFFERENT) if pair.name in names]
 
 
 both_ways = pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
+
+
+def same(*without):
+    """Each pair one way, by turns: either side is the reference of half of them. Those that are there twice, once."""
+    some = [pair for pair in PAIRS if not pair.name.endswith("_paddle_first")]
+    found = [(pair, bool(k % 2)) for k, pair in enumerate(some) if pair.name not in set().union(*without)]
+    return pytest.mark.parametrize(("pair", "back"), found, ids=lambda one: getattr(one, "name", None))
 
 
 def evaluated(model):
@@ -49,19 +51,17 @@ def evaluated(model):
 def transferred(pair):
     models = [model.eval() or model for model in pair.build()]
     pair.transfer(*models)
-    for ours, theirs in pair.layers:
-        _freeze_alike(*(at(model, path) for model, path in zip(models, (ours, theirs))))
+    for paths in pair.layers:
+        _freeze_alike([at(model, path) for model, path in zip(models, paths)])
     return models
 
 
-def _freeze_alike(ours, theirs):
+def _freeze_alike(layers):
     """Where one side keeps a buffer, the other's parameter is frozen: else the one learns and the other does not."""
-    owned = tensors(ours), tensors(theirs)
+    owned = [tensors(layer) for layer in layers]
     for name in owned[0].keys() & owned[1].keys():
         for one, other in ((0, 1), (1, 0)):
-            if _is_parameter((ours, theirs)[one], owned[one][name]) and not _is_parameter(
-                (ours, theirs)[other], owned[other][name]
-            ):
+            if _is_parameter(layers[one], owned[one][name]) and not _is_parameter(layers[other], owned[other][name]):
                 freeze(owned[one][name])
 
 
@@ -123,7 +123,6 @@ def compared(pair, back):
     return models, report, comparison.alignment
 
 
-@both_ways
 @same(TWO_BIASES, HALF_TIED)
 def test_the_same_training_passes(pair, back):
     _, report, _ = compared(pair, back)
@@ -132,7 +131,6 @@ def test_the_same_training_passes(pair, back):
     assert {d.pair.stage for d in report.diffs if d.compared} >= {"forward", "backward", "weight", "grad", "update"}
 
 
-@both_ways
 @same(HALF_TIED)
 def test_runs_pair_no_layers_that_do_not_answer_to_each_other(pair, back):
     models, _, alignment = compared(pair, back)
@@ -145,7 +143,6 @@ def in_layers(sites, paths):
     return all(site.rpartition("/")[0] in paths for site in sites)
 
 
-@both_ways
 @same()
 def test_every_parameter_is_compared_but_those_of_layers_without_a_partner(pair, back):
     _, report, _ = compared(pair, back)
@@ -155,7 +152,6 @@ def test_every_parameter_is_compared_but_those_of_layers_without_a_partner(pair,
         assert {site.rpartition("/")[0] for site in sites} == set(paths)
 
 
-@both_ways
 @same(HALF_TIED)
 def test_every_parameter_that_learns_has_its_gradient_compared(pair, back):
     _, report, alignment = compared(pair, back)
@@ -236,7 +232,7 @@ def test_a_fault_is_found_where_it_is_or_in_the_layer_after_it(pair):
 different = pytest.mark.parametrize("pair", DIFFERENT, ids=lambda pair: pair.name)
 
 
-@different
+@pytest.mark.parametrize("pair", DIFFERENT[::2], ids=lambda pair: pair.name)  # of the runs below, all
 def test_auto_diff_does_not_call_different_models_equal(pair):
     models = [model.eval() or model for model in pair.build()]
     report = padiff.auto_diff(*models, pair.inputs(), atol=1e-5, rtol=1e-4)
@@ -265,8 +261,7 @@ def test_what_shows_only_in_training_shows_in_training(pair):
     assert "momentum" in report.first_diff.message
 
 
-@both_ways
-@same(HALF_TIED, FROZEN)
+@same(HALF_TIED, FROZEN, {pair.name for pair in PAIRS[::2]})  # what carries weights over is tried with all
 def test_auto_diff_calls_the_same_models_equal(pair, back):
     turn = (lambda sides: tuple(reversed(sides))) if back else tuple
     extra = turn(pair.extra)

@@ -52,7 +52,7 @@ def mixed(framework):
     return net
 
 
-@pytest.mark.parametrize("pair", [p for p in PAIRS if p.name not in UNEVEN], ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", [p for p in PAIRS[::2] if p.name not in UNEVEN], ids=lambda pair: pair.name)
 def test_outputs_are_those_of_the_recorded_model(pair, tmp_path, capsys):
     reference, candidate = (model.eval() or model for model in pair.build())
     run = once(reference, pair.inputs()[0], tmp_path / "run")
@@ -362,8 +362,9 @@ with padiff.record(net, dir_path=OUT, optimizer=optimizer, start_step=STEP) as r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [0, 3])
-@pytest.mark.parametrize(("source", "script"), [("torch", _PADDLE), ("paddle", _TORCH)], ids=["there", "back"])
+@pytest.mark.parametrize(
+    ("source", "script", "step"), [("torch", _PADDLE, 3), ("paddle", _TORCH, 0)], ids=["there", "back"]
+)
 def test_the_frameworks_are_in_two_environments(tmp_path, source, script, step):
     net, kit = NETS[source](), KITS[source]
     optimizer = kit.adam(net.parameters(), 0.01)

@@ -306,5 +306,5 @@ def _from_start(framework: str, style: str) -> Any:
 
 
 @functools.cache
-def reference(style: str, rule: str = "sgd", clips: bool = False) -> Run:
-    return trained("torch", style, rule, clips=clips)
+def reference(style: str, rule: str = "sgd", clips: bool = False, detail: str = "full") -> Run:
+    return trained("torch", style, rule, clips=clips, detail=detail)

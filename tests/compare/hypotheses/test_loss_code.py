@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from kit.frameworks import TORCH
+from kit.frameworks import PADDLE, TORCH
 
 import padiff
 
@@ -156,9 +156,15 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("detail", ["full", "sketch"])
-@pytest.mark.parametrize("logged", [True, False])
-@pytest.mark.parametrize(("loss", "fault", "kind", "words"), FAULTS)
+# Each fault in both frameworks, logged and not; in full and as sketches by turns.
+CASES = [
+    (*fault, kit, logged, ("full", "sketch")[(k + logged) % 2])
+    for k, fault in enumerate(FAULTS)
+    for kit, logged in ((TORCH, bool(k % 2)), (PADDLE, not k % 2))
+]
+
+
+@pytest.mark.parametrize(("loss", "fault", "kind", "words", "kit", "logged", "detail"), CASES)
 def test_what_is_other_in_a_loss_is_named_and_proven(kit, loss, fault, kind, words, logged, detail):
     report = padiff.compare_runs(right(loss, logged, detail), recorded(kit, loss, fault, logged, detail=detail))
     found = report.first_diff

@@ -320,15 +320,17 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("change", range(len(ODD)))
-@pytest.mark.parametrize("layer", ["norm", "act", "two", "soft"])
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [(("norm", "act", "two", "soft")[(k + more) % 4], k) for k in range(len(ODD)) for more in (0, 2)],
+)
 def test_an_output_that_no_hypothesis_covers_is_never_proven(layer, change):
     cause = cause_in(hooked(layer, ODD[change]))
     assert cause is None or not cause.proven, cause.text
 
 
 @pytest.mark.parametrize("stage", ["input", "forward", "backward", "grad", "update"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_of_any_size_is_never_proven_to_be_anything(stage, seed):
     run = adams()
     rng = np.random.default_rng(seed)

@@ -50,8 +50,8 @@ class Sloped(Formula):
         self._scales, self.few = scales, few
         size = sum(value.size for value in self.values)
         self._keeps = 2 * size * max((len(leaf.directions) for leaf in leaves), default=0) <= _KEPT
-        #: By direction and sign, the values of what depends on the leaves, where nothing else is changed.
-        self._moved: dict[tuple[int, float], dict[int, np.ndarray]] = {}
+        #: By direction and sign, what gives the values where the leaves are moved and nothing else is changed.
+        self._moved: dict[tuple[int, float], Get] = {}
         self.nodes.append(Node("slopes", (self.loss,)))
         self.values.append(np.zeros(0))
         self.end = len(self.nodes) - 1
@@ -85,13 +85,18 @@ class Sloped(Formula):
 
     def _end(self, changes: Mapping[int, Change], k: int, sign: float) -> np.ndarray | None:
         """The loss with changes to some nodes and the leaves moved; `None` where that can't be computed."""
-        by = {leaf.node: sign * leaf.directions[k] for leaf in self._leaves}
-        moved = {node: _moved(changes.get(node), node, step) for node, step in by.items()}
-        if not self._keeps or not by.keys().isdisjoint(changes):
-            return super().changed({**changes, **moved}, self.loss)
-        # Only what depends on the changes is computed anew, which come late in a formula as a rule.
-        known = self._moved.setdefault((k, sign), {})
-        return super().changed(changes, self.loss, self.getter(moved, known=known))
+        if self._keeps and all(leaf.node not in changes for leaf in self._leaves):
+            # Only what depends on the changes is computed anew, which come late in a formula as a rule.
+            if (k, sign) not in self._moved:
+                self._moved[k, sign] = self.getter(self._steps({}, k, sign))
+            return super().changed(changes, self.loss, self._moved[k, sign])
+        return super().changed({**changes, **self._steps(changes, k, sign)}, self.loss)
+
+    def _steps(self, changes: Mapping[int, Change], k: int, sign: float) -> dict[int, Change]:
+        """The leaves' changes: what is done to them besides, and the step along a direction."""
+        return {
+            leaf.node: _moved(changes.get(leaf.node), leaf.node, sign * leaf.directions[k]) for leaf in self._leaves
+        }
 
 
 def _moved(change: Change | None, node: int, by: np.ndarray) -> Change:

@@ -6,6 +6,7 @@ one number: so its slopes are held against the gradients that were recorded of w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from padiff.compare.diagnose.computing.solving import numbers
 from padiff.compare.diagnose.computing.writer import Writer
 from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.layer_output import noise_level, root
+from padiff.compare.diagnose.hypotheses.proof import CLOSE
 from padiff.compare.diagnose.hypotheses.rewritten import Case, Found, reported, tried
 from padiff.compare.diagnose.hypotheses.scene import Scene, place_of, whole_of
 from padiff.compare.diagnose.place import graphs_of
@@ -74,6 +76,9 @@ class _Case(Case):
         formula = side.formula
 
         def predict() -> Iterator[Prediction]:
+            # The few slopes are among all: so far off, it is not likely even if the others agree to the last digit.
+            if found.off * math.sqrt(found.made.size) > CLOSE * self.noise * math.sqrt(actual.size):
+                return
             row = formula.row(found.edit.changes, _MANY)
             if row is not None:
                 yield Prediction("the loss and its slopes", actual, row, without, self.noise)
