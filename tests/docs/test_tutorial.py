@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 
 import pytest
 from hard.children import run_child
+from kit.forking import python_with_frameworks
 
 from .pages import DOCS, Page
 
@@ -47,7 +47,7 @@ def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path):
                 port.write_text(port.read_text().replace("momentum=0.1", "momentum=0.9"))
             for (program, *arguments), lines in _commands(text):
                 assert program == "padiff"
-                done = run_child([sys.executable, "-W", "ignore", "-m", "padiff", *arguments], cwd=tmp_path)
+                done = run_child([*python_with_frameworks(), "-W", "ignore", "-m", "padiff", *arguments], cwd=tmp_path)
                 printed = (done.stdout + done.stderr).splitlines()
                 if arguments[0] == "compare":
                     verdicts.append((done.returncode, printed[-1]))

@@ -37,11 +37,13 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
     """The beginning of a command, in the place of ``sys.executable``.
 
     Args:
-        only: the one framework that is imported, for what has to run without the other. Default: both are.
+        only: the one framework that is imported, for what has to run without the other. Default: both are. Of torch
+            alone, which takes seconds to import, paddle's modules are hidden.
         taken_down: whether all modules and objects are taken down at the end, which takes ten times as long as the
             fork: of the frameworks there are a million. For tests of how a process ends; what is registered with
             ``atexit`` is called without, too.
     """
+    hidden, only = ("paddle", "") if only == "torch" else ("", only)
     tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
     address = f"padiff-tests-{tests}{only}"
     if not _listens(address):
@@ -53,13 +55,20 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
             assert code == 0, "the process that forks has failed"
             pid = 0 if ended else pid
             time.sleep(0.05)
-    return [sys.executable, "-IS", __file__, "start", address, *(["--taken-down"] if taken_down else [])]
+    options = [*(["--without", hidden] if hidden else []), *(["--taken-down"] if taken_down else [])]
+    return [sys.executable, "-IS", __file__, "start", address, *options]
 
 
-def interpreter(folder: Path) -> Path:
-    """The same as a program, for what takes one word only."""
+def interpreter(folder: Path, apart: bool = False) -> Path:
+    """The same as a program, for what takes one word only.
+
+    Args:
+        apart: whether each script has the one framework only that is in its name.
+    """
     program = folder / "python"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(python_with_frameworks())} "$@"\n')
+    scripts = [f'*{name}.py*) exec {shlex.join(python_with_frameworks(only=name))} "$@";;\n' for name in IMPORTED]
+    cases = f'case "$*" in\n{"".join(scripts)}esac\n' if apart else ""
+    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join(python_with_frameworks())} "$@"\n')
     program.chmod(0o755)
     return program
 
@@ -161,6 +170,10 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if args[0] == "--without":
+        _, hidden, *args = args
+        # Kept, so that nothing of it is taken down.
+        _run.hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == hidden}
     at_once = args[0] != "--taken-down"
     while args[0] in ("--taken-down", "-W", "-u"):
         if args.pop(0) == "-W":
