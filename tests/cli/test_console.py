@@ -32,7 +32,7 @@ EVIL = "a\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b31m\u202e\rb\nMATCH"
 @pytest.fixture
 def bad(tmp_path: Path) -> list[str]:
     """Two runs whose forward is 1e-3 apart at step 1."""
-    return [str(toy_folder(tmp_path / "ours")), str(toy_folder(tmp_path / "theirs", paddle=True, plant=SMALL))]
+    return [str(toy_folder(tmp_path / "reference")), str(toy_folder(tmp_path / "candidate", paddle=True, plant=SMALL))]
 
 
 def named(name: str) -> Report:

@@ -219,7 +219,7 @@ def test_float64_says_which_side_is_farther(measured, tmp_path):
     candidate = paddle.nn.Sequential(paddle.nn.Linear(8, 16), paddle.nn.Tanh(), paddle.nn.Linear(16, 4))
     with padiff.replay(tmp_path / "a", candidate, tmp_path / "b", floors=True, float64=True) as replay:
         for step in replay:
-            candidate(*(x.astype(theirs[0].weight.dtype) for x in step.inputs)).square().mean().backward()
+            candidate(*(x.astype(candidate[0].weight.dtype) for x in step.inputs)).square().mean().backward()
     forward = [d for d in replay.report.diffs if d.pair.stage == "forward" and d.figures.third is not None]
     assert len(forward) == 4
     for diff in forward:

@@ -90,7 +90,8 @@ def test_a_fault_in_backward_alone_is_found(runs, tmp_path):
     assert first.layers["layers.0.mlp.fc2"].forward < 1e-6
     assert first.layers["layers.0.mlp.fc2"].backward == pytest.approx(0.5, rel=1e-3)
     backward = {path: layer.backward for path, layer in first.layers.items() if layer.backward is not None}
-    assert [path for path, error in backward.items() if error > 1e-6] == ["layers.0.mlp.fc2", "layers.0"]  # and what is around it
+    # It, and what is around it.
+    assert [path for path, error in backward.items() if error > 1e-6] == ["layers.0.mlp.fc2", "layers.0"]
     assert len(backward) >= 4
 
 
