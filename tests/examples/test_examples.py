@@ -70,9 +70,7 @@ def test_an_example_prints_what_its_page_shows(name, tmp_path):
     folder = tmp_path / "runs"
     # The processes that an example starts have the frameworks already, too; those of two environments one of them.
     python = interpreter(tmp_path, apart=name == "two_environments")
-    start = (
-        "import runpy, sys; sys.executable = sys.argv[1]; del sys.argv[:2]; runpy.run_path('main.py', {}, '__main__')"
-    )
+    start = "import runpy, sys; sys.executable, *sys.argv = sys.argv[1:]; runpy.run_path('main.py', {}, '__main__')"
     command = [*python_with_frameworks(), "-W", "ignore", "-c", start, str(python), "main.py", str(folder)]
     done = run_child(command, cwd=EXAMPLES / name, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]

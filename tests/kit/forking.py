@@ -29,8 +29,11 @@ import types
 import warnings
 from pathlib import Path
 
-#: An optimizer of torch imports its compiler; Lightning imports the other two.
-IMPORTED = {"torch": ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics"), "paddle": ("paddle",)}
+#: An optimizer of torch imports its compiler; Lightning imports the other two, and the plugin's tests start pytest.
+IMPORTED = {
+    "torch": ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics", "pytest"),
+    "paddle": ("paddle",),
+}
 
 
 def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str]:
