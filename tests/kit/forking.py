@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import gc
 import importlib.util
-import json
+import marshal
 import os
 import shlex
 import signal
@@ -27,6 +27,7 @@ import sys
 import time
 import types
 import warnings
+import weakref
 from pathlib import Path
 
 #: An optimizer of torch imports its compiler; Lightning imports the other two, and the plugin's tests start pytest.
@@ -51,7 +52,7 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
     address = f"padiff-tests-{tests}{only}"
     if not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__, "serve", address, tests, *([only] if only else IMPORTED)]
+        command = [sys.executable, __file__, address, tests, *([only] if only else IMPORTED)]
         pid = os.posix_spawn(sys.executable, command, {**os.environ, **threads, "PYTHONPATH": ""}, setsid=True)
         while not _listens(address):
             ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
@@ -59,7 +60,7 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
             pid = 0 if ended else pid
             time.sleep(0.05)
     options = [*(["--without", hidden] if hidden else []), *(["--taken-down"] if taken_down else [])]
-    return [sys.executable, "-IS", __file__, "start", address, *options]
+    return [sys.executable, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
 
 
 def interpreter(folder: Path, apart: bool = False) -> Path:
@@ -79,23 +80,6 @@ def interpreter(folder: Path, apart: bool = False) -> Path:
 def _listens(address: str) -> bool:
     with socket.socket(socket.AF_UNIX) as trial:
         return trial.connect_ex(f"\0{address}") == 0
-
-
-def start(address: str, *arguments: str) -> None:
-    """In the process that a test starts: hand on all that it has, and wait for the fork."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(f"\0{address}")
-        request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-        socket.send_fds(server, [len(request).to_bytes(4, "little")], [0, 1, 2])
-        server.sendall(request)
-        pid = int.from_bytes(server.recv(4), "little")
-        signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
-        code = int.from_bytes(server.recv(4), "little", signed=True)
-    if code < 0:
-        if code != -signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 def serve(address: str, tests: str, *frameworks: str) -> None:
@@ -135,7 +119,7 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         if not size:  # somebody only looked
             client.close()
             continue
-        request = json.loads(client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+        request = marshal.loads(client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
         pid = os.fork()
         if not pid:
             for other in (listener, *waiting.values()):
@@ -178,6 +162,11 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
         # Kept, so that nothing of it is taken down.
         _run.hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == hidden}
     at_once = args[0] != "--taken-down"
+    if at_once:
+        # What the frameworks do at the end, for each of their operators, takes longer than the fork.
+        weakref.finalize._registry = {}
+        if "paddle.base.libpaddle" in sys.modules:
+            atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
     while args[0] in ("--taken-down", "-W", "-u"):
         if args.pop(0) == "-W":
             warnings.simplefilter(args.pop(0))
@@ -229,4 +218,4 @@ _end.code = None
 
 
 if __name__ == "__main__":
-    {"serve": serve, "start": start}[sys.argv[1]](*sys.argv[2:])
+    serve(*sys.argv[1:])
