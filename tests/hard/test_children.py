@@ -98,7 +98,8 @@ def test_a_fork_is_as_a_fresh_interpreter(tmp_path, monkeypatch, way, end, code)
     asked = {"-c": ["-c", TELLING], "-m": ["-m", "telling"], "file": ["telling.py"]}[way]
     fresh = run_child([sys.executable, *asked, end, "b"])
     assert fresh.returncode == code
-    for python in (python_with_frameworks(), python_with_frameworks(taken_down=True)):
+    for taken_down in (False, True) if way == "-m" else (False,):
+        python = python_with_frameworks(taken_down)
         fork = run_child([*python, *asked, end, "b"])
         assert fork.returncode == code
         assert fork.stdout == fresh.stdout
