@@ -3,8 +3,8 @@
     run_child([*python_with_frameworks(), "-W", "ignore", "train.py"])
 
 is ``run_child([sys.executable, "-W", "ignore", "train.py"])``, seconds sooner: arguments, folder, environment, pipes,
-Ctrl-C and exit code are those of a fresh interpreter. What is not: torch and paddle are imported already, and random
-numbers of Python and numpy begin alike in each. So a test of what an import does takes ``sys.executable``.
+Ctrl-C and exit code are those of a fresh interpreter. What is not: torch, paddle and padiff are imported already, and
+random numbers of Python and numpy begin alike in each. So a test of what an import does takes ``sys.executable``.
 
 The process that forks imports, and computes nothing: there are no threads that a fork would lose. The processes of
 pytest-xdist share it, and it ends with them.
@@ -35,6 +35,10 @@ IMPORTED = {
     "torch": ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics", "pytest"),
     "paddle": ("paddle",),
 }
+#: Of padiff, what most forks import: where both frameworks are, and from where the tests have it.
+OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff_hooks.training",
+       "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
+PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
 
 
 def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str]:
@@ -53,7 +57,8 @@ def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str
     if not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         command = [sys.executable, __file__, address, tests, *([only] if only else IMPORTED)]
-        pid = os.posix_spawn(sys.executable, command, {**os.environ, **threads, "PYTHONPATH": ""}, setsid=True)
+        environment = {**os.environ, **threads, "PYTHONPATH": "", "PADIFF_TESTED": _place(sys.path)}
+        pid = os.posix_spawn(sys.executable, command, environment, setsid=True)
         while not _listens(address):
             ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
             assert code == 0, "the process that forks has failed"
@@ -99,6 +104,12 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         warnings.simplefilter("ignore")
         for name in (name for framework in frameworks for name in IMPORTED[framework]):
             importlib.import_module(name)
+        tested = os.environ.pop("PADIFF_TESTED")
+        if len(frameworks) > 1 and tested:
+            sys.path.insert(0, tested)
+            for name in OWN:
+                importlib.import_module(name)
+            sys.path.remove(tested)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
     gc.collect()
     gc.freeze()
@@ -133,6 +144,18 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         waiting[pid] = client
 
 
+def _place(path: list[str]) -> str:
+    """Where padiff is found on a path; empty where it is not."""
+    places = (os.path.abspath(place) for place in path)
+    return next((place for place in places if os.path.exists(os.path.join(place, "padiff", "__init__.py"))), "")
+
+
+def _hide(*packages: str) -> None:
+    """Have these imported anew. What they were is kept, so that nothing of it is taken down."""
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    _hide.hidden = [*getattr(_hide, "hidden", ()), *(sys.modules.pop(name) for name in names)]
+
+
 def _become(client: socket.socket, files: list[int]) -> None:
     """Take the place of the process that a test started."""
     os.setsid()
@@ -159,8 +182,7 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     os.environ.update(environment)
     if args[0] == "--without":
         _, hidden, *args = args
-        # Kept, so that nothing of it is taken down.
-        _run.hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == hidden}
+        _hide(hidden, *PACKAGES)
     at_once = args[0] != "--taken-down"
     if at_once:
         # What the frameworks do at the end, for each of their operators, takes longer than the fork.
@@ -176,6 +198,9 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [first, *dict.fromkeys([*given, *path])]
     importlib.invalidate_caches()
+    own = getattr(sys.modules.get("padiff"), "__file__", None)
+    if own and _place(sys.path) != os.path.dirname(os.path.dirname(own)):
+        _hide(*PACKAGES)
     sys.modules["__main__"], _run.before = main, sys.modules["__main__"]
     if kind == "-c":
         code, sys.argv[0] = sys.argv[0], "-c"
