@@ -6,13 +6,13 @@ import html
 import os
 import pty
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from hard.children import started
+from kit.forking import python_with_frameworks
 from kit.records import info, memory_run, plain, planted, record, root, step, toy_folder
 
 from padiff import Report, compare_runs
@@ -51,7 +51,7 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
     master, slave = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "100"} | environment
-    command = [sys.executable, "-m", "padiff_cli.main", *arguments]
+    command = [*python_with_frameworks(), "-m", "padiff_cli.main", *arguments]
     with started(command, stdout=slave, stderr=slave, stdin=slave, env=environ) as process:
         os.close(slave)
         parts = []
