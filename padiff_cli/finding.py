@@ -39,6 +39,7 @@ class ModelFinder(ABC):
         self._called: dict[int, Any] = {}
         self._made: list[tuple[weakref.ref[Any], str]] = []
         self._off: list[Callable[[], None]] = []
+        self._watched: set[Any] = set()
         self._patches: list[Callable[[], None]] = []
         self._tops: dict[int, list[Handle]] = {}
         self._looking = True
@@ -151,6 +152,9 @@ class ModelFinder(ABC):
         self._called.clear()
 
     def _watch_calls(self, layer_class: Any) -> None:
+        if layer_class in self._watched:
+            return
+        self._watched.add(layer_class)
         # Not by a hook: what is put on a layer inside of one is not called in the same call any more.
         call = layer_class.__call__
 
@@ -208,7 +212,7 @@ class ModelFinder(ABC):
         cls.__new__ = new
 
     def _on_paddle_optimizer(self, optimizer: Any) -> None:
-        if self._looking and not self._off:
+        if self._looking:
             self._watch_calls(importlib.import_module("paddle.nn.layer.layers").Layer)
         self._on_top(optimizer)
 

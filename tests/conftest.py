@@ -58,12 +58,9 @@ def rng() -> object:
     return np.random.default_rng(0)
 
 
-@pytest.fixture(
-    params=[("torch", "torch"), ("paddle", "paddle"), ("torch", "paddle"), ("paddle", "torch")],
-    ids="->".join,
-)
+@pytest.fixture(params=[("torch", "torch"), ("torch", "paddle"), ("paddle", "torch")], ids="->".join)
 def pair(request: pytest.FixtureRequest) -> object:
-    """Kits of the base and of the raw model."""
+    """Kits of the base and of the raw model: each framework on each side, and two models of one framework."""
     return kits(*request.param)
 
 

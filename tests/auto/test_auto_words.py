@@ -53,7 +53,8 @@ MIXED = {
 
 
 @pytest.mark.parametrize("words", MIXED)
-def test_mixed_words_are_taken_and_say_which_model_is_the_base(words, pair, capsys):
+def test_mixed_words_are_taken_and_say_which_model_is_the_base(words, crossed, capsys):
+    pair = crossed
     a, b = tanh_mlp(pair[0]), tanh_mlp(pair[1])
     make, old = MIXED[words]
     before = [kit.weight(model.fc1) for kit, model in zip(pair, (a, b))]

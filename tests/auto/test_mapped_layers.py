@@ -75,10 +75,15 @@ def proxies(base, raw):
 # -- auto_diff ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", [(False, True), (True, False)], ids=["one matrix first", "two matrices first"])
-@pytest.mark.parametrize("how", ["layer_map", "layer_mapping", "set_layer_map"])
-@pytest.mark.parametrize("options", [{}, {"single_step": True}], ids=["whole", "single step"])
-def test_auto_diff_compares_such_layers_as_wholes_and_names_what_is_inside(pair, how, split, options, capsys):
+@pytest.mark.parametrize(
+    ("how", "single", "halves_first"),
+    [(how, single, (k + single) % 2) for k, how in enumerate(("layer_map", "layer_mapping", "set_layer_map"))
+     for single in (0, 1)],
+)  # fmt: skip
+def test_auto_diff_compares_such_layers_as_wholes_and_names_what_is_inside(pair, how, single, halves_first, capsys):
+    """Any two of the ways to say it, the ways to compare, and the order together."""
+    split = (True, False) if halves_first else (False, True)
+    options = {"single_step": True} if single else {}
     base, raw = carried(*aligned(pair, split))
     x = both(pair, data(5, 4))
     call = {"auto_init": False, **options, **CLOSE}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -235,7 +233,7 @@ def test_importing_changes_no_print_options():
         "assert dict(vars(torch._tensor_str.PRINT_OPTS)) == state; assert np.get_printoptions() == before[0];"
         "import sys; assert 'paddle' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_child([*python_with_frameworks(only="torch"), "-c", code])
     assert done.returncode == 0, done.stderr
 
 

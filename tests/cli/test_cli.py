@@ -32,7 +32,7 @@ def good(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def bad(tmp_path: Path) -> list[str]:
     """Two runs whose forward is 1e-3 apart at step 1."""
-    return [str(toy_folder(tmp_path / "ours")), str(toy_folder(tmp_path / "theirs", paddle=True, plant=SMALL))]
+    return [str(toy_folder(tmp_path / "reference")), str(toy_folder(tmp_path / "candidate", paddle=True, plant=SMALL))]
 
 
 def test_a_match_exits_with_0_and_says_so(good, capsys):
@@ -328,17 +328,10 @@ def test_a_step_and_a_rank_folder_are_compared_too(good, capsys):
 
 
 @pytest.mark.slow
-def test_the_installed_command_has_the_same_exit_codes(good, bad):
-    command = Path(sys.executable).with_name("padiff")
-    for arguments, code in ((good, 0), (bad, 1), (["nowhere", "nowhere"], 2)):
-        done = subprocess.run([command, "compare", *arguments], capture_output=True, text=True, timeout=60)
-        assert done.returncode == code and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_the_package_run_as_a_module_is_the_command(good, bad):
-    for arguments, code in ((["compare", *good], 0), (["compare", *bad], 1), (["show", "nowhere"], 2), ([], 2)):
-        done = subprocess.run([sys.executable, "-m", "padiff", *arguments], capture_output=True, text=True, timeout=60)
+def test_the_installed_command_and_the_package_run_as_a_module_are_the_command(bad):
+    installed = [Path(sys.executable).with_name("padiff")]
+    for command, arguments, code in ((installed, ["compare", *bad], 1), ([sys.executable, "-m", "padiff"], [], 2)):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
         assert done.returncode == code and "Traceback" not in done.stderr
     assert done.stderr.startswith("usage: padiff ")
 

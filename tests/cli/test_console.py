@@ -6,13 +6,13 @@ import html
 import os
 import pty
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from hard.children import started
+from kit.forking import python_with_frameworks
 from kit.records import info, memory_run, plain, planted, record, root, step, toy_folder
 
 from padiff import Report, compare_runs
@@ -32,7 +32,7 @@ EVIL = "a\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b31m\u202e\rb\nMATCH"
 @pytest.fixture
 def bad(tmp_path: Path) -> list[str]:
     """Two runs whose forward is 1e-3 apart at step 1."""
-    return [str(toy_folder(tmp_path / "ours")), str(toy_folder(tmp_path / "theirs", paddle=True, plant=SMALL))]
+    return [str(toy_folder(tmp_path / "reference")), str(toy_folder(tmp_path / "candidate", paddle=True, plant=SMALL))]
 
 
 def named(name: str) -> Report:
@@ -51,7 +51,7 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
     master, slave = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "100"} | environment
-    command = [sys.executable, "-m", "padiff_cli.main", *arguments]
+    command = [*python_with_frameworks(), "-m", "padiff_cli.main", *arguments]
     with started(command, stdout=slave, stderr=slave, stdin=slave, env=environ) as process:
         os.close(slave)
         parts = []

@@ -78,10 +78,12 @@ assert code in (0, 1), code
 """
 
 
+# torch's own optimizers import a compiler, which takes as long as torch itself.
 RECORD = """
 import torch, padiff
 model = torch.nn.Linear(4, 3)
-with padiff.record(model, %s, optimizer=torch.optim.SGD(model.parameters(), 0.1)) as rec:
+optimizer = torch.optim.Optimizer(model.parameters(), {"lr": 0.1})
+with padiff.record(model, %s, optimizer=optimizer) as rec:
     model(torch.ones(2, 4)).sum().backward()
 """
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 
 import pytest
 from hard.children import run_child
+from kit.forking import python_with_frameworks
+
+from padiff_cli.main import main
 
 from .pages import DOCS, Page
 
@@ -30,9 +32,10 @@ def _same_but_for_figures(line, printed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path):
+def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("paddle")
+    monkeypatch.chdir(tmp_path)
     equal = "import padiff\n\npadiff.start_from"
     verdicts = []
     for kind, text in PAGE.blocks:
@@ -47,12 +50,15 @@ def test_the_tutorial_goes_from_two_scripts_to_a_match(tmp_path):
                 port.write_text(port.read_text().replace("momentum=0.1", "momentum=0.9"))
             for (program, *arguments), lines in _commands(text):
                 assert program == "padiff"
-                done = run_child([sys.executable, "-W", "ignore", "-m", "padiff", *arguments], cwd=tmp_path)
-                printed = (done.stdout + done.stderr).splitlines()
                 if arguments[0] == "compare":
-                    verdicts.append((done.returncode, printed[-1]))
-                    assert _same_but_for_figures(lines[0], printed), done.stdout
+                    code = main(arguments)
+                    printed = capsys.readouterr().out.splitlines()
+                    verdicts.append((code, printed[-1]))
+                    assert _same_but_for_figures(lines[0], printed), printed
                 else:
+                    python = [*python_with_frameworks(), "-W", "ignore"]
+                    done = run_child([*python, "-m", program, *arguments], cwd=tmp_path)
+                    printed = (done.stdout + done.stderr).splitlines()
                     assert done.returncode == 0, done.stderr
                     assert all(_same_but_for_figures(line, printed) for line in lines if line != "..."), done.stderr
     codes, sentences = zip(*verdicts)

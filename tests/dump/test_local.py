@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import padiff
 from padiff.dump.local import is_remote, local_folder
 from padiff.errors import UsageError
 from padiff.records import Both
+from padiff_cli.main import main
 from padiff_hooks.paired import PairedRuns
 from padiff_hooks.stream import DiffStream
 from padiff_hooks.training import TrainingRecorder
@@ -124,13 +123,10 @@ def test_what_is_no_run_stays_on_this_machine(door, path):
 @pytest.mark.parametrize(
     "arguments", [["show", "ftp://bucket/run"], ["compare", "ftp://bucket/a", "ftp://bucket/b"], ["watch", "a", "b"]]
 )
-def test_the_commands_refuse_it(arguments):
+def test_the_commands_refuse_it(arguments, capsys):
     logdir = ["--logdir", "s3://bucket/tb"] if arguments[0] == "watch" else []
-    process = subprocess.run(
-        [sys.executable, "-m", "padiff", *arguments, *logdir], capture_output=True, text=True, timeout=120
-    )
-    assert process.returncode == 2
-    assert "local folder" in process.stderr + process.stdout
+    assert main([*arguments, *logdir]) == 2
+    assert "local folder" in capsys.readouterr().err
 
 
 def test_a_hosts_remote_log_folder_does_not_end_its_training(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hard.children import run_child
-from kit.forking import python_with_frameworks
+from kit.forking import interpreter, python_with_frameworks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Each starts processes that import a framework.
@@ -68,9 +68,11 @@ def test_an_example_prints_what_its_page_shows(name, tmp_path):
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
     folder = tmp_path / "runs"
-    done = run_child(
-        [*python_with_frameworks(), "-W", "ignore", "main.py", str(folder)], cwd=EXAMPLES / name, timeout=280
-    )
+    # The processes that an example starts have the frameworks already, too; those of two environments one of them.
+    python = interpreter(tmp_path, apart=name == "two_environments")
+    start = "import runpy, sys; sys.executable, *sys.argv = sys.argv[1:]; runpy.run_path('main.py', {}, '__main__')"
+    command = [*python_with_frameworks(), "-W", "ignore", "-c", start, str(python), "main.py", str(folder)]
+    done = run_child(command, cwd=EXAMPLES / name, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     printed = done.stdout + done.stderr
     for words in FOUND[name]:

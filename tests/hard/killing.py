@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,8 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(kind: str, folder: Path, *more: str, **options: Any) -> AbstractContextManager[Child]:
     """Start a writer of `tests.hard.writers`, as `started` does."""
-    python = [sys.executable] if kind == "numpy" else python_with_frameworks(taken_down=True)
-    command = [*python, "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
+    command = [*python_with_frameworks(), "-W", "ignore", "-m", "tests.hard.writers", kind, str(folder), *more]
     if options:
         command += ["--options", json.dumps(options)]
     return started(command, cwd=ROOT)
@@ -38,7 +36,7 @@ def until_recording(process: Child) -> None:
 
 
 def kill_again_and_again(
-    kind: str, folder: Path, times: int, seed: int = 0, longest: float = 0.25, first: str = "error", **options: Any
+    kind: str, folder: Path, times: int, seed: int = 0, longest: float = 0.1, first: str = "error", **options: Any
 ) -> list[int]:
     """Kill a writer ``times`` times, resuming each time, then let it finish. Returns how many steps each kill left.
 
@@ -52,7 +50,7 @@ def kill_again_and_again(
         with start(kind, folder, "--existing", existing, **options) as process:
             if early:
                 # Around the moment at which the folder is opened, and its leftovers are put away.
-                time.sleep(rng.uniform(0.1, 0.7))
+                time.sleep(rng.uniform(0.02, 0.3))
             else:
                 until_recording(process)
                 time.sleep(rng.uniform(0, longest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from kit.forking import python_with_frameworks
+
+import padiff
 
 from .children import run_child, started
 from .killing import ROOT
@@ -98,7 +101,8 @@ def test_a_fork_is_as_a_fresh_interpreter(tmp_path, monkeypatch, way, end, code)
     asked = {"-c": ["-c", TELLING], "-m": ["-m", "telling"], "file": ["telling.py"]}[way]
     fresh = run_child([sys.executable, *asked, end, "b"])
     assert fresh.returncode == code
-    for python in (python_with_frameworks(), python_with_frameworks(taken_down=True)):
+    for taken_down in (False, True) if way == "-m" else (False,):
+        python = python_with_frameworks(taken_down)
         fork = run_child([*python, *asked, end, "b"])
         assert fork.returncode == code
         assert fork.stdout == fresh.stdout
@@ -116,3 +120,14 @@ def test_a_fork_can_be_interrupted_and_ends_with_a_test_that_fails():
         grandchild = int(process.stdout.readline())
         raise ZeroDivisionError
     assert gone(grandchild)
+
+
+def test_a_fork_has_the_padiff_that_it_would_find_and_the_frameworks_that_it_may_have(tmp_path):
+    (tmp_path / "padiff").mkdir()
+    (tmp_path / "padiff" / "__init__.py").write_text("")
+    telling = "import sys, padiff; print(padiff.__file__, {'torch', 'paddle'} - {*sys.modules})"
+    another = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_child([*python_with_frameworks(), "-c", telling], env=another, cwd=tmp_path)
+    assert done.stdout == f"{tmp_path}/padiff/__init__.py set()\n", done.stderr
+    done = run_child([*python_with_frameworks(only="torch"), "-c", telling])
+    assert done.stdout == f"{padiff.__file__} {{'paddle'}}\n", done.stderr

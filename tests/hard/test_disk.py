@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.forking import python_with_frameworks
 from kit.frameworks import TORCH
 from kit.nets import mlp
 
@@ -116,7 +117,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, kit, on_error):
         assert train(one, tmp_path / "file" / "run", on_error="warn") == train(Loop(kit))
 
 
-# -- limits of the process, in one of its own: torch and paddle are slow to start, so numpy writes ------------------
+# -- limits of the process, in one of its own, in which numpy writes ---------------------------------------------------
 
 WRITER = """
 import errno, json, os, resource, sys
@@ -154,9 +155,8 @@ def reported(call, *args, **rest):
 
 
 def reported(folder: Path, storage: str, script: str) -> str:
-    done = run_child(
-        [sys.executable, "-c", WRITER + textwrap.dedent(script), str(folder), storage], timeout=60, cwd=ROOT
-    )
+    command = [*python_with_frameworks(), "-c", WRITER + textwrap.dedent(script), str(folder), storage]
+    done = run_child(command, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

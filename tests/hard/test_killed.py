@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 
 import pytest
+from kit.forking import python_with_frameworks
 
 from .children import run_child
 from .killing import ROOT, finish, kill_again_and_again, start, until_recording
@@ -54,7 +54,7 @@ def test_a_run_killed_while_it_is_overwritten_has_no_half_removed_steps(tmp_path
     moments, copy = 0, tmp_path / "copy"
     for moment in (0, 1, 2, 3, 4, 5, 6, 9, 14):
         shutil.copytree(run, copy)
-        command = [sys.executable, str(script), str(copy), str(moment)]
+        command = [*python_with_frameworks(), str(script), str(copy), str(moment)]
         done = run_child(command, cwd=ROOT)
         assert done.returncode == -9, done.stderr[-1000:]
         assert check_folder(copy, "numpy") in ([0, 1, 2, 3], [], [0], [0, 1], [0, 1, 2])

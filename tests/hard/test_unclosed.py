@@ -46,7 +46,9 @@ if sys.argv[3] == "closed":
 def run(tmp_path, storage: str, how: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(LOOP)
-    command = [*python_with_frameworks(taken_down=True), str(script), str(tmp_path / "run"), storage, how]
+    # Once with all that is done where an interpreter ends.
+    python = python_with_frameworks(taken_down=(storage, how) == ("plain", "the end"))
+    command = [*python, str(script), str(tmp_path / "run"), storage, how]
     return run_child(command)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from hard.children import Child, started
+from kit.forking import python_with_frameworks
 from kit.records import planted, toy_folder, toy_info, toy_steps
 
 from padiff import Tolerance
@@ -132,7 +132,7 @@ def test_a_damaged_run_is_reported(paths):
 
 
 def watch(paths: tuple[Path, Path], logdir: Path, *more: str) -> AbstractContextManager[Child]:
-    command = [sys.executable, "-m", "padiff_cli.main", "watch", *map(str, paths), "--logdir", str(logdir)]
+    command = [*python_with_frameworks(), "-m", "padiff_cli.main", "watch", *map(str, paths), "--logdir", str(logdir)]
     return started([*command, "--timeout", "100", *more])  # else it waits for ever for runs that went with the tests
 
 

@@ -57,26 +57,26 @@ def attention():
 
 
 def cnn_with_bias():
-    ours = T.Sequential(
+    reference = T.Sequential(
         T.Conv2d(1, 8, 3, padding=1), T.BatchNorm2d(8), T.ReLU(inplace=True), T.MaxPool2d(2),
         T.Conv2d(8, 16, 3, padding=1), T.BatchNorm2d(16), T.ReLU(inplace=True),
         T.Flatten(), T.Linear(16 * 16, CLASSES),
     )  # fmt: skip
     first = P.Sequential(P.Conv2D(1, 8, 3, padding=1), P.BatchNorm2D(8), P.ReLU(), P.MaxPool2D(2))
     second = P.Sequential(P.Conv2D(8, 16, 3, padding=1), P.BatchNorm2D(16), P.ReLU())
-    return ours, P.Sequential(first, second, P.Flatten(), P.Linear(16 * 16, CLASSES)), (1, 8, 8)
+    return reference, P.Sequential(first, second, P.Flatten(), P.Linear(16 * 16, CLASSES)), (1, 8, 8)
 
 
 def mlp():
-    ours = T.Sequential(T.Linear(12, 32), T.Tanh(), T.Linear(32, 32), T.ReLU(), T.Linear(32, CLASSES))
-    theirs = P.Sequential(P.Linear(12, 32), P.Tanh(), P.Linear(32, 32), P.ReLU(), P.Linear(32, CLASSES))
-    return ours, theirs, (12,)
+    reference = T.Sequential(T.Linear(12, 32), T.Tanh(), T.Linear(32, 32), T.ReLU(), T.Linear(32, CLASSES))
+    candidate = P.Sequential(P.Linear(12, 32), P.Tanh(), P.Linear(32, 32), P.ReLU(), P.Linear(32, CLASSES))
+    return reference, candidate, (12,)
 
 
 def batch_norm_1d():
-    ours = T.Sequential(T.Linear(12, 32), T.BatchNorm1d(32), T.ReLU(), T.Linear(32, CLASSES))
-    theirs = P.Sequential(P.Linear(12, 32), P.BatchNorm1D(32), P.ReLU(), P.Linear(32, CLASSES))
-    return ours, theirs, (12,)
+    reference = T.Sequential(T.Linear(12, 32), T.BatchNorm1d(32), T.ReLU(), T.Linear(32, CLASSES))
+    candidate = P.Sequential(P.Linear(12, 32), P.BatchNorm1D(32), P.ReLU(), P.Linear(32, CLASSES))
+    return reference, candidate, (12,)
 
 
 def adam(rate=1e-3):
@@ -116,33 +116,32 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(("name", "seed"), [(name, number % 2) for number, name in enumerate(PAIRS)])
 def test_a_right_pair_matches_and_all_of_its_parameters_are_compared(tmp_path, name, seed):
     make, recipe = PAIRS[name][0], PAIRS[name][1]()
     torch.manual_seed(seed)
-    ours, theirs, shape = make()
-    carry_over(ours, theirs)
+    reference, candidate, shape = make()
+    carry_over(reference, candidate)
     data = batches(shape, seed=seed)
-    train_torch(tmp_path / "torch", ours, recipe, data)
-    optimizer = recipe.paddle(theirs.parameters())
+    train_torch(tmp_path / "torch", reference, recipe, data)
+    optimizer = recipe.paddle(candidate.parameters())
     with warnings.catch_warnings():
         # Live, too: a false alarm would be a warning, and here an error.
         warnings.filterwarnings("error", message="padiff")
-        train_paddle(tmp_path / "paddle", theirs, optimizer, data, reference=tmp_path / "torch", on_diff="raise")
+        train_paddle(tmp_path / "paddle", candidate, optimizer, data, reference=tmp_path / "torch", on_diff="raise")
     report = padiff.compare_runs(tmp_path / "torch", tmp_path / "paddle")
     assert report.passed, report.first_diff.message
     assert report.coverage.steps == tuple(range(0, 40, 4))
     assert report.coverage.reference_parameters == report.coverage.candidate_parameters == ()
     compared = {d.pair.reference.site for d in report.diffs if d.compared and d.pair.stage == "update"}
-    assert len(compared) == len(list(ours.parameters())) + 1  # and the learning rate
+    assert len(compared) == len(list(reference.parameters())) + 1  # and the learning rate
 
 
 def test_the_pairs_learn(tmp_path):
     # A pair whose losses stand still would pass for the wrong reason.
     torch.manual_seed(0)
-    ours, _, shape = mixer()
-    train_torch(tmp_path / "torch", ours, adamw(1e-2), batches(shape))
+    reference, _, shape = mixer()
+    train_torch(tmp_path / "torch", reference, adamw(1e-2), batches(shape))
     run = padiff.open_run(tmp_path / "torch")
     losses = [float(r.value) for n in run.numbers() for r in run.steps(n)[0].records if r.slot == "loss"]
     assert losses[-1] < 0.5 * losses[0]

@@ -3,8 +3,8 @@
     run_child([*python_with_frameworks(), "-W", "ignore", "train.py"])
 
 is ``run_child([sys.executable, "-W", "ignore", "train.py"])``, seconds sooner: arguments, folder, environment, pipes,
-Ctrl-C and exit code are those of a fresh interpreter. What is not: torch and paddle are imported already, and random
-numbers of Python and numpy begin alike in each. So a test of what an import does takes ``sys.executable``.
+Ctrl-C and exit code are those of a fresh interpreter. What is not: torch, paddle and padiff are imported already, and
+random numbers of Python and numpy begin alike in each. So a test of what an import does takes ``sys.executable``.
 
 The process that forks imports, and computes nothing: there are no threads that a fork would lose. The processes of
 pytest-xdist share it, and it ends with them.
@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import gc
 import importlib.util
-import json
+import marshal
 import os
 import shlex
 import signal
@@ -27,39 +27,57 @@ import sys
 import time
 import types
 import warnings
+import weakref
 from pathlib import Path
 
-#: An optimizer of torch imports its compiler; Lightning imports the other two.
-IMPORTED = {"torch": ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics"), "paddle": ("paddle",)}
+#: An optimizer of torch imports its compiler; Lightning imports the other two, and the plugin's tests start pytest.
+IMPORTED = {
+    "torch": ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchmetrics", "pytest"),
+    "paddle": ("paddle",),
+}
+#: Of padiff, what most forks import: where both frameworks are, and from where the tests have it.
+OWN = ("padiff.recorder", "padiff.frameworks.torch", "padiff.frameworks.paddle", "padiff_hooks.training",
+       "padiff_cli.commands.compare", "padiff_cli.commands.run")  # fmt: skip
+PACKAGES = ("padiff", "padiff_hooks", "padiff_cli")
 
 
 def python_with_frameworks(taken_down: bool = False, only: str = "") -> list[str]:
     """The beginning of a command, in the place of ``sys.executable``.
 
     Args:
-        only: the one framework that is imported, for what has to run without the other. Default: both are.
+        only: the one framework that is imported, for what has to run without the other. Default: both are. Of torch
+            alone, which takes seconds to import, paddle's modules are hidden.
         taken_down: whether all modules and objects are taken down at the end, which takes ten times as long as the
             fork: of the frameworks there are a million. For tests of how a process ends; what is registered with
             ``atexit`` is called without, too.
     """
+    hidden, only = ("paddle", "") if only == "torch" else ("", only)
     tests = str(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
     address = f"padiff-tests-{tests}{only}"
     if not _listens(address):
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__, "serve", address, tests, *([only] if only else IMPORTED)]
-        pid = os.posix_spawn(sys.executable, command, {**os.environ, **threads, "PYTHONPATH": ""}, setsid=True)
+        command = [sys.executable, __file__, address, tests, *([only] if only else IMPORTED)]
+        environment = {**os.environ, **threads, "PYTHONPATH": "", "PADIFF_TESTED": _place(sys.path)}
+        pid = os.posix_spawn(sys.executable, command, environment, setsid=True)
         while not _listens(address):
             ended, code = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
             assert code == 0, "the process that forks has failed"
             pid = 0 if ended else pid
             time.sleep(0.05)
-    return [sys.executable, "-IS", __file__, "start", address, *(["--taken-down"] if taken_down else [])]
+    options = [*(["--without", hidden] if hidden else []), *(["--taken-down"] if taken_down else [])]
+    return [sys.executable, "-IS", str(Path(__file__).with_name("fork_start.py")), address, *options]
 
 
-def interpreter(folder: Path) -> Path:
-    """The same as a program, for what takes one word only."""
+def interpreter(folder: Path, apart: bool = False) -> Path:
+    """The same as a program, for what takes one word only.
+
+    Args:
+        apart: whether each script has the one framework only that is in its name.
+    """
     program = folder / "python"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(python_with_frameworks())} "$@"\n')
+    scripts = [f'*{name}.py*) exec {shlex.join(python_with_frameworks(only=name))} "$@";;\n' for name in IMPORTED]
+    cases = f'case "$*" in\n{"".join(scripts)}esac\n' if apart else ""
+    program.write_text(f'#!/bin/sh\n{cases}exec {shlex.join(python_with_frameworks())} "$@"\n')
     program.chmod(0o755)
     return program
 
@@ -67,23 +85,6 @@ def interpreter(folder: Path) -> Path:
 def _listens(address: str) -> bool:
     with socket.socket(socket.AF_UNIX) as trial:
         return trial.connect_ex(f"\0{address}") == 0
-
-
-def start(address: str, *arguments: str) -> None:
-    """In the process that a test starts: hand on all that it has, and wait for the fork."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(f"\0{address}")
-        request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-        socket.send_fds(server, [len(request).to_bytes(4, "little")], [0, 1, 2])
-        server.sendall(request)
-        pid = int.from_bytes(server.recv(4), "little")
-        signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
-        code = int.from_bytes(server.recv(4), "little", signed=True)
-    if code < 0:
-        if code != -signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 def serve(address: str, tests: str, *frameworks: str) -> None:
@@ -103,6 +104,12 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         warnings.simplefilter("ignore")
         for name in (name for framework in frameworks for name in IMPORTED[framework]):
             importlib.import_module(name)
+        tested = os.environ.pop("PADIFF_TESTED")
+        if len(frameworks) > 1 and tested:
+            sys.path.insert(0, tested)
+            for name in OWN:
+                importlib.import_module(name)
+            sys.path.remove(tested)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
     gc.collect()
     gc.freeze()
@@ -123,7 +130,7 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         if not size:  # somebody only looked
             client.close()
             continue
-        request = json.loads(client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+        request = marshal.loads(client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
         pid = os.fork()
         if not pid:
             for other in (listener, *waiting.values()):
@@ -135,6 +142,18 @@ def serve(address: str, tests: str, *frameworks: str) -> None:
         for file in files:
             os.close(file)
         waiting[pid] = client
+
+
+def _place(path: list[str]) -> str:
+    """Where padiff is found on a path; empty where it is not."""
+    places = (os.path.abspath(place) for place in path)
+    return next((place for place in places if os.path.exists(os.path.join(place, "padiff", "__init__.py"))), "")
+
+
+def _hide(*packages: str) -> None:
+    """Have these imported anew. What they were is kept, so that nothing of it is taken down."""
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    _hide.hidden = [*getattr(_hide, "hidden", ()), *(sys.modules.pop(name) for name in names)]
 
 
 def _become(client: socket.socket, files: list[int]) -> None:
@@ -161,7 +180,15 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if args[0] == "--without":
+        _, hidden, *args = args
+        _hide(hidden, *PACKAGES)
     at_once = args[0] != "--taken-down"
+    if at_once:
+        # What the frameworks do at the end, for each of their operators, takes longer than the fork.
+        weakref.finalize._registry = {}
+        if "paddle.base.libpaddle" in sys.modules:
+            atexit.unregister(sys.modules["paddle.base.libpaddle"].clear_kernel_factory)
     while args[0] in ("--taken-down", "-W", "-u"):
         if args.pop(0) == "-W":
             warnings.simplefilter(args.pop(0))
@@ -171,6 +198,9 @@ def _run(path: list[str], args: list[str], folder: str, environment: dict[str, s
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [first, *dict.fromkeys([*given, *path])]
     importlib.invalidate_caches()
+    own = getattr(sys.modules.get("padiff"), "__file__", None)
+    if own and _place(sys.path) != os.path.dirname(os.path.dirname(own)):
+        _hide(*PACKAGES)
     sys.modules["__main__"], _run.before = main, sys.modules["__main__"]
     if kind == "-c":
         code, sys.argv[0] = sys.argv[0], "-c"
@@ -213,4 +243,4 @@ _end.code = None
 
 
 if __name__ == "__main__":
-    {"serve": serve, "start": start}[sys.argv[1]](*sys.argv[2:])
+    serve(*sys.argv[1:])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hard.children import run_child
+from kit.forking import interpreter
 from kit.records import planted, toy_folder
 
 # Each starts processes of its own.
@@ -60,9 +61,8 @@ def use(tmp_path):
     programs.mkdir()
     # pip would reach the network: it is written down what it is asked for. All else is the real interpreter.
     python = programs / "python"
-    python.write_text(
-        f'#!/bin/sh\nif [ "$2" = pip ]; then echo "$@" >> {tmp_path}/pip.txt; else exec {sys.executable} "$@"; fi\n'
-    )
+    other = f'exec {interpreter(tmp_path)} "$@"'
+    python.write_text(f'#!/bin/sh\nif [ "$2" = pip ]; then echo "$@" >> {tmp_path}/pip.txt; else {other}; fi\n')
     python.chmod(0o755)
 
     def run(**given):

@@ -71,8 +71,9 @@ class Outcome:
 def session(tmp_path):
     """Runs tests in a session of pytest; returns its outcome."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    # Wide enough for whole lines.
+    # Wide enough for whole lines. Other plugins that are installed take longer to import than a session takes.
     environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "COLUMNS": "400"}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     def run(body, *arguments):
         (tmp_path / "test_it.py").write_text(HEAD + body)
@@ -118,8 +119,8 @@ def test_what_is_trained_is_what_a_loop_trains(padiff):
         (by_hand(torch.tensor(X)) ** 2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    for ours, theirs in zip(one.state_dict().values(), by_hand.state_dict().values()):
-        assert torch.equal(ours, theirs)
+    for value, expected in zip(one.state_dict().values(), by_hand.state_dict().values()):
+        assert torch.equal(value, expected)
     assert all(p.grad is None or not p.grad.any() for p in one.parameters())
     assert not any(layer._forward_hooks for layer in one.modules())
 
@@ -219,43 +220,38 @@ def test_a_golden_run_is_asked_for_written_and_compared_with(session, tmp_path):
     assert f"{folder}: written, {size / 1e6:.2f} MB in {len(files)} files" in result.text
     assert size < 100_000
 
-    assert session(GOLDEN).counts == {"passed": 1}
-
     kept = {path: path.read_bytes() for path in files}
-    result = session(GOLDEN.replace("scale=1.0", "scale=2.0"))
-    assert result.counts == {"failed": 1}
+    # Comparing with one run in several tests is fine.
+    others = "\ndef test_scaled(padiff):\n    train(padiff, scale=2.0)\n"
+    others += "\ndef test_short(padiff):\n    train(padiff, steps=2)\n"
+    result = session(GOLDEN + others)
+    assert result.counts == {"passed": 1, "failed": 2}
     # By hand: twice the logits is a relative error of 1.
     assert re.search(r"E +AssertionError: DIFFER: first at step 0, stage loss, .*logits: relative L2 1,", result.text)
-    assert {path: path.read_bytes() for path in files} == kept
-
-    result = session(GOLDEN.replace("steps=3", "steps=2"))
-    assert result.counts == {"failed": 1}
     assert "The golden run has 3 steps (0 to 2), the one of now 2 steps (0 to 1)." in result.text
+    assert {path: path.read_bytes() for path in files} == kept
 
     assert session(GOLDEN.replace("scale=1.0", "scale=2.0"), "--padiff-update").counts == {"passed": 1}
     assert session(GOLDEN.replace("scale=1.0", "scale=2.0")).counts == {"passed": 1}
 
 
 def test_a_test_that_fails_by_itself_writes_nothing(session, tmp_path):
-    result = session(GOLDEN.replace("rec.try_dump()", "raise KeyError('mine')"), "--padiff-update")
-    assert result.counts == {"failed": 1}
+    failing = GOLDEN.replace("rec.try_dump()", "raise KeyError('mine')")
+    failing += "\ndef test_nothing(padiff):\n    train(padiff, steps=0, name='nothing')\n"
+    result = session(failing, "--padiff-update")
+    assert result.counts == {"failed": 2}
     assert "KeyError: 'mine'" in result.text
-    result = session(GOLDEN.replace("range(steps)", "range(0)"), "--padiff-update")
-    assert result.counts == {"failed": 1}
     assert "golden: no step was recorded" in result.text
     assert not (tmp_path / "golden").exists()
 
 
 def test_two_tests_don_t_write_one_golden_run(session):
-    twice = GOLDEN + "\ndef test_again(padiff):\n    train(padiff)\n"
-    result = session(twice, "--padiff-update")
-    assert result.counts == {"passed": 1, "failed": 1}
+    again = "\ndef test_again(padiff):\n    train(padiff)\n"
+    twice = "\ndef test_twice(padiff):\n    train(padiff, name='other')\n    train(padiff, name='other')\n"
+    result = session(GOLDEN + again + twice, "--padiff-update")
+    assert result.counts == {"passed": 1, "failed": 2}
     assert "test_it.py::test_net and test_it.py::test_again both write" in result.text
-    # Comparing with one run in two tests is fine.
-    assert session(twice).counts == {"passed": 2}
-    result = session(GOLDEN.replace("    train(padiff)\n", "    train(padiff)\n    train(padiff)\n"), "--padiff-update")
-    assert result.counts == {"failed": 1}
-    assert "golden: this test writes 'net' twice" in result.text
+    assert "golden: this test writes 'other' twice" in result.text
 
 
 def test_a_run_that_a_host_recorded(session, tmp_path):
@@ -274,17 +270,15 @@ def test_a_run_that_a_host_recorded(session, tmp_path):
 @pytest.mark.slow
 def test_under_xdist(session, tmp_path):
     pytest.importorskip("xdist")
-    workers = ("--dist", "load", "--tx", f"2*popen//python={interpreter(tmp_path)}")  # as with -n 2
+    workers = ("-p", "xdist", "--dist", "load", "--tx", f"2*popen//python={interpreter(tmp_path)}")  # as with -n 2
     two = GOLDEN + "\ndef test_other(padiff):\n    train(padiff, name='other')\n"
-    result = session(two, *workers, "--padiff-update")
-    assert result.counts == {"passed": 2}
-    assert result.text.count(" MB in ") == 2
-    assert session(two, *workers).counts == {"passed": 2}
     # Whichever process comes second to a golden run, with another test, is refused.
-    clash = two.replace("'other'", "'net'")
-    result = session(clash, *workers, "--padiff-update")
-    assert result.counts == {"passed": 1, "failed": 1}
+    clash = "\ndef test_clash(padiff):\n    train(padiff)\n"
+    result = session(two + clash, *workers, "--padiff-update")
+    assert result.counts == {"passed": 2, "failed": 1}
+    assert result.text.count(" MB in ") == 2
     assert "both write" in result.text
+    assert session(two, *workers).counts == {"passed": 2}
 
 
 def test_an_error_of_the_model_s_own_code_is_shown_from_there_on(session):

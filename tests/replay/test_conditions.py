@@ -59,7 +59,7 @@ def test_a_recomputed_reference(tmp_path, side):
     packed = train(side, tmp_path / "run", steps=2, packs=1, net=made())
     assert plain[0] == packed[0] and all((a == b).all() for a, b in zip(plain[1], packed[1]))
     masks = padiff.open_run(tmp_path / "run").packs[1].masks
-    assert len(masks) == 2 * (1 + 2 * 4)  # those of the first time alone
+    assert len(masks) == 2 * (1 + 4)  # those of the first time alone
     other = Paddle if side is Torch else Torch
     assert replayed(other, tmp_path / "run", tmp_path / "c").passed
 

@@ -85,10 +85,10 @@ def test_the_floor_of_a_linear_layer_is_what_its_inputs_and_weights_make_of_it(t
         x = torch.randn(16, 64)
         net(x).square().mean().backward()
         rec.try_dump()
-    theirs = paddle.nn.Linear(64, 32, bias_attr=False)
-    with padiff.replay(tmp_path / "a", theirs, tmp_path / "b", floors=40) as replay:
+    candidate = paddle.nn.Linear(64, 32, bias_attr=False)
+    with padiff.replay(tmp_path / "a", candidate, tmp_path / "b", floors=40) as replay:
         for step in replay:
-            theirs(*step.inputs).square().mean().backward()
+            candidate(*step.inputs).square().mean().backward()
     floors = padiff.open_run(tmp_path / "b").steps(0)[0].floors
     assert floors.runs == 40 and set(floors.units) == {1, 16}
     place = lambda array: np.spacing(np.abs(array)).astype(np.float64)  # noqa: E731
@@ -105,7 +105,7 @@ def test_a_clean_pair_stays_far_below_the_limit_in_every_stage(measured, name):
     _, report = measured[name]
     assert report.passed, str(report)
     assert {d.pair.stage for d in report.diffs if d.judgement and d.judgement.rule is Rule.MEASURED} == STAGES
-    assert len(multiples(report)) > 200 and max(multiples(report)) < FLOORS / 10
+    assert len(multiples(report)) > 180 and max(multiples(report)) < FLOORS / 10
     # Nor are they so large that everything would pass.
     assert all(np.median([m for m in multiples(report, stage) if m]) > 0.02 for stage in STAGES)
     grades = {diff.grade for diff in report.diffs if diff.grade is not None}
@@ -170,10 +170,10 @@ def test_under_an_autocast_numbers_are_moved_by_its_last_places(tmp_path):
 def test_a_gradient_that_the_modelled_limit_lets_pass_is_found(references, tmp_path):
     net = PaddleViT()
     noise = paddle.to_tensor(np.random.RandomState(5).randn(16, 48).astype("float32"))
-    net.layers[1].attention.qkv.weight.register_hook(lambda gradient: gradient + 1e-3 * gradient.abs() * noise)
+    net.layers[0].attention.qkv.weight.register_hook(lambda gradient: gradient + 1e-3 * gradient.abs() * noise)
     report = replayed(Paddle, references / "torch", tmp_path / "c", net=net, floors=True)
     first = report.first_diff
-    assert first is not None and first.stage == "grad" and first.candidate == "layers.1.attention.qkv", str(report)
+    assert first is not None and first.stage == "grad" and first.candidate == "layers.0.attention.qkv", str(report)
     assert first.diff.judgement.rule is Rule.MEASURED and first.diff.grade is Grade.WRONG
     assert "times its floor" in first.message
     shutil.rmtree(tmp_path / "c" / "floors")
@@ -182,9 +182,9 @@ def test_a_gradient_that_the_modelled_limit_lets_pass_is_found(references, tmp_p
 
 def test_a_fault_of_the_forward_pass_is_found_where_it_is(references, tmp_path):
     net = PaddleViT()
-    net.layers[1].ln2._epsilon = 2e-5
+    net.layers[0].ln2._epsilon = 2e-5
     report = replayed(Paddle, references / "torch", tmp_path / "c", net=net, floors=True)
-    assert report.first_diff.candidate == "layers.1.ln2", str(report)
+    assert report.first_diff.candidate == "layers.0.ln2", str(report)
     assert any(diff.grade is Grade.WRONG and diff.floors > FLOORS for diff in report.diffs)
 
 
@@ -207,7 +207,7 @@ def test_float64_says_which_side_is_farther(measured, tmp_path):
     """Between two that round alike neither is far; of a reference in bfloat16 it is the reference, by far."""
     for name, (_, report) in measured.items():
         thirds = [d.figures.third for d in report.diffs if d.figures is not None and d.figures.third is not None]
-        assert len(thirds) > 200 and {third.code for third in thirds} == {"candidate"}
+        assert len(thirds) > 180 and {third.code for third in thirds} == {"candidate"}
         assert "float64 (candidate's code): of " in str(report), name
         grads = [max(d.figures.third.errors) for d in report.diffs if d.pair.stage == "grad" and d.floors]
         assert max(grads) < 1e-5
@@ -216,10 +216,10 @@ def test_float64_says_which_side_is_farther(measured, tmp_path):
     with padiff.record(net, tmp_path / "a", replay_every_n_steps=1) as rec:
         net(torch.randn(8, 8).bfloat16()).float().square().mean().backward()
         rec.try_dump()
-    theirs = paddle.nn.Sequential(paddle.nn.Linear(8, 16), paddle.nn.Tanh(), paddle.nn.Linear(16, 4))
-    with padiff.replay(tmp_path / "a", theirs, tmp_path / "b", floors=True, float64=True) as replay:
+    candidate = paddle.nn.Sequential(paddle.nn.Linear(8, 16), paddle.nn.Tanh(), paddle.nn.Linear(16, 4))
+    with padiff.replay(tmp_path / "a", candidate, tmp_path / "b", floors=True, float64=True) as replay:
         for step in replay:
-            theirs(*(x.astype(theirs[0].weight.dtype) for x in step.inputs)).square().mean().backward()
+            candidate(*(x.astype(candidate[0].weight.dtype) for x in step.inputs)).square().mean().backward()
     forward = [d for d in replay.report.diffs if d.pair.stage == "forward" and d.figures.third is not None]
     assert len(forward) == 4
     for diff in forward:
@@ -393,7 +393,7 @@ def test_calibrate_writes_the_floors_of_a_run_into_it(references, tmp_path):
     }
     assert max(multiples(report)) < FLOORS / 10
     rules = [d.judgement.rule for d in report.diffs if d.judgement]
-    assert rules.count(Rule.MEASURED) > 200
+    assert rules.count(Rule.MEASURED) > 180
 
 
 def test_floors_serve_a_plain_training_as_long_as_it_starts_equal(references, tmp_path):

@@ -50,9 +50,9 @@ def test_a_clean_layer_has_no_error_of_its_own(runs, tmp_path, source, target):
     for one in found:
         assert not one.failed and "no layer has an error of its own beyond rounding" in str(one), str(one)
         measured = [layer for layer in one.layers.values() if layer.forward is not None]
-        assert len(measured) > 15 and max(layer.forward for layer in measured) < 2e-6
+        assert len(measured) > 11 and max(layer.forward for layer in measured) < 2e-6
         backward = [layer.backward for layer in one.layers.values() if layer.backward is not None]
-        assert len(backward) >= 7 and max(backward) < 2e-6
+        assert len(backward) >= 4 and max(backward) < 2e-6
 
 
 def test_a_fault_is_in_its_layer_and_inherited_nowhere(runs, tmp_path):
@@ -65,7 +65,7 @@ def test_a_fault_is_in_its_layer_and_inherited_nowhere(runs, tmp_path):
     assert not any(diff.passed for diff in whole if diff.pair.candidate.layer == "classifier")
     own = first.layers
     assert first.failed[0].candidate == "layers.0.ln1" and own["layers.0.ln1"].forward > 1e-4
-    assert all(own[path].passed for path in ("layers.0.attention.qkv", "layers.1.ln1", "ln", "classifier"))
+    assert all(own[path].passed for path in ("layers.0.attention.qkv", "layers.0.ln2", "ln", "classifier"))
     assert not own["layers.0"].passed and not own["(root)"].passed  # around it
     assert "layers.0.ln1 (LayerNorm): own error" in str(first)
 
@@ -85,11 +85,14 @@ def test_a_fault_in_backward_alone_is_found(runs, tmp_path):
             return super().forward(Scaled.apply(x))
 
     net = PaddleViT()
-    net.layers[1].mlp.fc2 = Broken(32, 16)
+    net.layers[0].mlp.fc2 = Broken(32, 16)
     (first, _), _ = isolated(Paddle, runs / "torch", tmp_path / "c", net)
-    assert first.layers["layers.1.mlp.fc2"].forward < 1e-6
-    assert first.layers["layers.1.mlp.fc2"].backward == pytest.approx(0.5, rel=1e-3)
-    assert first.layers["layers.0.mlp.fc2"].backward < 1e-6
+    assert first.layers["layers.0.mlp.fc2"].forward < 1e-6
+    assert first.layers["layers.0.mlp.fc2"].backward == pytest.approx(0.5, rel=1e-3)
+    backward = {path: layer.backward for path, layer in first.layers.items() if layer.backward is not None}
+    # It, and what is around it.
+    assert [path for path, error in backward.items() if error > 1e-6] == ["layers.0.mlp.fc2", "layers.0"]
+    assert len(backward) >= 4
 
 
 def test_the_step_is_the_same_with_it(runs, tmp_path):

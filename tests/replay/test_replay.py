@@ -30,7 +30,7 @@ def test_a_clean_pair_matches_with_dropout_on(references, tmp_path, source, targ
     assert report.passed, str(report)
     assert report.coverage.steps == (0, 3, 6)
     masks = padiff.open_run(references / source).packs[3].masks
-    assert len(masks) == 2 * (1 + 2 * 4) and all(not mask.kept().all() for mask in masks)
+    assert len(masks) == 2 * (1 + 4) and all(not mask.kept().all() for mask in masks)
     if source == target:
         worst = max(diff.figures.max_abs for diff in report.diffs if diff.pair.stage == "forward" and diff.figures)
         # Torch's attention computes in another order where it is given a mask.
@@ -89,11 +89,11 @@ def test_a_changed_weight_goes_red(references, tmp_path):
     def nudge(step, net, optimizer):
         if step.number == 3:
             with torch.no_grad():
-                net.blocks[1].qkv.weight[0, 0] += 1e-3
+                net.blocks[0].qkv.weight[0, 0] += 1e-3
 
     report = replayed(Torch, references / "paddle", tmp_path / "candidate", during=nudge)
     assert report.first_diff.step == 3 and report.first_diff.stage == "weight"
-    assert report.first_diff.candidate == "blocks.1.qkv"
+    assert report.first_diff.candidate == "blocks.0.qkv"
 
 
 def test_one_of_the_batches_left_out_goes_red(references, tmp_path):
@@ -223,4 +223,4 @@ def test_what_is_fed_stands_in_the_trace_as_what_was_called(references, tmp_path
     calls = [[(c.layer, c.function) for c in trace.calls if c.layer != "(loop)"] for trace in traces]
     assert len(calls[0]) > 40 and calls[0] == calls[1]
     dropped = {"torch": "scaled_dot_product_attention", "paddle": "dropout"}[name]
-    assert sum(function == dropped for _, function in calls[0]) >= 4
+    assert sum(function == dropped for _, function in calls[0]) >= 2

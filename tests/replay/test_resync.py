@@ -44,7 +44,7 @@ def resynced(side, reference, before=None, within=None, after=None, net=None, **
         if after is not None:
             after(step, net, optimizer)
 
-    found = padiff.resync(reference, net, step, optimizer=optimizer, **{"steps": 3, **options})
+    found = padiff.resync(reference, net, step, optimizer=optimizer, **{"steps": 2, **options})
     assert all((one == other).all() for one, other in zip(kept, side.values(net)))
     assert repr(optimizer.state_dict()) == state
     return found
@@ -61,7 +61,7 @@ def forgotten(optimizer):
 
 @pytest.mark.parametrize(("source", "target"), BOTH_WAYS)
 def test_of_a_clean_pair_nothing_is_needed(references, source, target):
-    found = resynced(SIDES[target], references / source)
+    found = resynced(SIDES[target], references / source, steps=3)
     begins = "Nothing has to be taken from the reference: from step 2 on, over 3 steps, the runs stay together"
     assert found.sentence.startswith(begins), found
     assert found.helping == () and len(found.single) == 5
@@ -100,7 +100,7 @@ def test_weights_that_are_written_to(references):
             for parameter in net.parameters():
                 parameter.data.mul_(0.9)
 
-    found = resynced(Torch, references / "paddle", after=average)
+    found = resynced(Torch, references / "paddle", after=average, steps=3)
     assert "weights" in found.helping and "rate" not in found.helping and "batch" not in found.helping, str(found)
 
 
@@ -181,7 +181,7 @@ def test_packs_that_are_missing_are_named(references, tmp_path):
     shutil.copytree(references / "torch", tmp_path / "own")
     shutil.rmtree(tmp_path / "own" / "packs" / "00000004")
     with pytest.raises(UsageError, match=r"own has no pack of step 4"):
-        resynced(Torch, references / "paddle", own=tmp_path / "own", step=2)
+        resynced(Torch, references / "paddle", own=tmp_path / "own", step=2, steps=3)
 
 
 def test_after_an_error_all_is_given_back(references):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import torch
 
-DIM, DEPTH, HEADS, SIZE, PATCH, CLASSES, DROP = 16, 2, 2, 8, 4, 3, 0.1
+DIM, DEPTH, HEADS, SIZE, PATCH, CLASSES, DROP = 16, 1, 2, 8, 4, 3, 0.1
 TOKENS = (SIZE // PATCH) ** 2 + 1
 
 

@@ -5,6 +5,7 @@ They are listened to as `padiff.frameworks.paddle.functions` does; see there wha
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
@@ -78,13 +79,16 @@ class _Function:
             self._hearing.inside = False
 
 
+@functools.cache
+def _heard(owner: Any) -> tuple[tuple[str, str], ...]:
+    """Names of an owner, with what both frameworks call such a function: thousands, for each recorder that begins."""
+    return tuple((name, common) for name in dir(owner) if (common := heard_name(name)) is not None)
+
+
 def _functions() -> Iterator[tuple[Any, str, str]]:
     known: set[int] = set()
     for owner in (paddle, paddle.nn.functional, paddle.linalg, paddle.Tensor):
-        for name in dir(owner):
-            common = heard_name(name)
-            if common is None:
-                continue
+        for name, common in _heard(owner):
             function = getattr(owner, name, None)
             # Not ``paddle.tensor``, which is called, and is a module too.
             if isinstance(function, _FUNCTIONS) and id(function) not in known:

@@ -1,0 +1,29 @@
+"""The process that a test starts in the place of an interpreter: hands on all that it has, and waits for the fork.
+
+    python -IS fork_start.py ADDRESS [OPTIONS of forking.py] ARGS
+
+It imports next to nothing: hundreds of it are started.
+"""
+
+import _socket
+import array
+import marshal
+import os
+import signal
+import sys
+
+address, *arguments = sys.argv[1:]
+server = _socket.socket(_socket.AF_UNIX)
+server.connect(f"\0{address}")
+request = marshal.dumps((arguments, os.getcwd(), dict(os.environ)))
+files = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", (0, 1, 2)))
+server.sendmsg([len(request).to_bytes(4, "little")], [files])
+server.sendall(request)
+pid = int.from_bytes(server.recv(4), "little")
+signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
+code = int.from_bytes(server.recv(4), "little", signed=True)
+if code < 0:
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
