@@ -182,6 +182,8 @@ class RunComparison:
         self._around.look(diffs, self._plan.alignment)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
+        if self._asked.everything:
+            return diffs
         return [[diff for diff in rank if self._asked.has(diff.pair)] for rank in diffs]
 
     def _first(
