@@ -151,6 +151,8 @@ class RunComparison:
 
     def rank_diffs(self, numbers: Both[int]) -> list[list[Diff]]:
         """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any."""
+        # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
+        self._compared, self._latest = [], ()
         return self._diffs(self.runs.zip(numbers).map(lambda side: side[0].steps(side[1])), numbers)
 
     def step_diffs(self, steps: Both[Step]) -> list[Diff]:
