@@ -101,7 +101,8 @@ def _planned(pairs: list[Pair], records: Both[Structured], first: int) -> _Colum
         found.reference.append(one)
         found.candidate.append(other)
     return _Columns(
-        *found,
+        found.reference,
+        found.candidate,
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],

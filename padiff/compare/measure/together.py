@@ -137,21 +137,14 @@ def _estimates(
     elsewhere = np.array([bool(pair.layout) for pair in pairs]) & (size > ELEMENTS)
     largest = np.where(elsewhere, root_mean_square, np.maximum(root_mean_square, np.maximum(*extremes)))
     norm = reference[3]
-    figures = zip(
-        _finite(rows).tolist(),
-        largest.tolist(),
-        np.where(norm != 0, l2 / norm, 0.0).tolist(),
-        root_mean_square.tolist(),
-        reference[2].tolist(),
-        l2.tolist(),
-        norm.tolist(),
-        candidate[3].tolist(),
-        sizes,
-        bulk_of_squares(np.square(errors)).tolist(),
-    )
+    max_rel = np.where(norm != 0, l2 / norm, 0.0)
+    bulk = bulk_of_squares(np.square(errors))
+    columns = (_finite(rows), largest, max_rel, root_mean_square, reference[2], l2, norm, candidate[3], size, bulk)
     return [
-        Figures(*numbers, bulk_l2=bulk, basis="sketches", spread=SPREAD) if ordinary else None
-        for ordinary, *numbers, bulk in figures
+        Figures(most, relative, mean, mean_reference, own, r, c, n, bulk_l2=b, basis="sketches", spread=SPREAD)
+        if ordinary
+        else None
+        for ordinary, most, relative, mean, mean_reference, own, r, c, n, b in zip(*(x.tolist() for x in columns))
     ]
 
 
