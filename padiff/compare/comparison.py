@@ -230,7 +230,10 @@ class RunComparison:
         diffs, looked = [], time.monotonic()
         sketched = measured_at_once(pairs) if elementwise is None else {}
         for place, pair in enumerate(pairs):
-            diffs.append(sketched[place] if place in sketched else measure_pair(pair, elementwise))
+            if place in sketched:
+                diffs.append(sketched[place])
+                continue
+            diffs.append(measure_pair(pair, elementwise))
             if self._measuring is not None and time.monotonic() - looked > _TICK and len(diffs) < len(pairs):
                 self._measuring(len(diffs) / len(pairs))
                 looked = time.monotonic()
