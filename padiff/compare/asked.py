@@ -35,6 +35,11 @@ class Asked:
             raise UsageError(f"unknown stage {unknown[0]!r}. {nearest(unknown[0], STAGES)}")
         return cls(frozenset(stages), None if patterns is None else _matching(patterns, infos))
 
+    @property
+    def everything(self) -> bool:
+        """Whether all that was compared is."""
+        return self.layers is None and self.stages.issuperset(STAGES)
+
     def has(self, pair: Pair) -> bool:
         """Whether a pair is of one of these stages and layers."""
         if pair.stage not in self.stages:

@@ -151,6 +151,8 @@ class RunComparison:
 
     def rank_diffs(self, numbers: Both[int]) -> list[list[Diff]]:
         """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any."""
+        # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
+        self._compared, self._latest = [], ()
         return self._diffs(self.runs.zip(numbers).map(lambda side: side[0].steps(side[1])), numbers)
 
     def step_diffs(self, steps: Both[Step]) -> list[Diff]:
@@ -182,6 +184,8 @@ class RunComparison:
         self._around.look(diffs, self._plan.alignment)
         if any(not diff.passed for rank in diffs for diff in rank):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
+        if self._asked.everything:
+            return diffs
         return [[diff for diff in rank if self._asked.has(diff.pair)] for rank in diffs]
 
     def _first(
@@ -226,7 +230,10 @@ class RunComparison:
         diffs, looked = [], time.monotonic()
         sketched = measured_at_once(pairs) if elementwise is None else {}
         for place, pair in enumerate(pairs):
-            diffs.append(sketched[place] if place in sketched else measure_pair(pair, elementwise))
+            if place in sketched:
+                diffs.append(sketched[place])
+                continue
+            diffs.append(measure_pair(pair, elementwise))
             if self._measuring is not None and time.monotonic() - looked > _TICK and len(diffs) < len(pairs):
                 self._measuring(len(diffs) / len(pairs))
                 looked = time.monotonic()

@@ -15,6 +15,7 @@ from padiff.records import (
     AMPLIFIED,
     LOOP,
     PARAMETER_STAGES,
+    SAME,
     SIDES,
     Both,
     Coverage,
@@ -22,6 +23,7 @@ from padiff.records import (
     Figure,
     Kind,
     Layer,
+    Pair,
     RunInfo,
     is_functional,
     unzipped,
@@ -48,44 +50,63 @@ class Tally:
 
     def add(self, diffs: Iterable[Diff]) -> None:
         """Count the diffs of a step."""
-        counts = self._counts
+        compared = sketched = bounded = 0
+        layers = self._compared.reference, self._compared.candidate
         for diff in diffs:
-            pair, compared = diff.pair, diff.compared
-            self._own_samples = self._own_samples or (
-                diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES
-            )
-            anchor = pair.anchor
-            if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and anchor.layer != LOOP:
-                self._views.setdefault(anchor.layer, f"{anchor.layer} ({pair.layout.describe()})")
-            # Functional calls that only one side makes are ways of writing, not gaps.
-            if not compared and _optional(anchor.slot):
+            if not diff.compared:
+                self._add_uncompared(diff)
                 continue
-            counts["reference"] += pair.reference is not None
-            counts["candidate"] += pair.candidate is not None
-            counts["compared"] += diff.counts
-            self._differ = self._differ or not diff.passed
-            if compared:
-                assert pair.reference is not None and pair.candidate is not None
-                self._compared.reference.add(pair.reference.layer)
-                self._compared.candidate.add(pair.candidate.layer)
-                judged = diff.judgement
-                if judged is not None and judged.figure is Figure.AROUND_ZERO:
-                    self._zeros.setdefault(anchor.site)
-                # Whatever comes after a diff may follow from it.
-                if self._amplified is None and not self._differ and pair.stage == "forward":
-                    far = judged is not None and judged.figure is Figure.REL_L2 and judged.value > AMPLIFIED
-                    self._amplified = pair.step if far else None
-                if diff.figures is not None and diff.figures.basis != "tensors":
-                    counts["sketched"] += 1
-                    counts["bounded"] += diff.figures.basis == "moments"
-            elif pair.complete:
-                self._unmeasured.add(anchor.site)
-            elif diff.counts:
-                counts["missing"] += 1
-            elif diff.problem is None or diff.problem.kind is not Kind.OWN_SAMPLES:
-                for record, alone, sites in zip(pair.sides, self._alone, self._sites):
-                    if record is not None and record.layer not in alone:
-                        sites.add(record.site)
+            pair, judged, figures = diff.pair, diff.judgement, diff.figures
+            anchor, other = pair.anchor, pair.candidate
+            assert other is not None
+            compared += 1
+            layers[0].add(anchor.layer)
+            layers[1].add(other.layer)
+            if pair.layout is not SAME:
+                self._add_view(pair)
+            if not diff.passed:
+                self._differ = True
+            if judged is not None and judged.figure is Figure.AROUND_ZERO:
+                self._zeros.setdefault(anchor.site)
+            # Whatever comes after a diff may follow from it.
+            if pair.stage == "forward" and self._amplified is None and not self._differ:
+                far = judged is not None and judged.figure is Figure.REL_L2 and judged.value > AMPLIFIED
+                self._amplified = pair.step if far else None
+            if figures is not None and figures.basis != "tensors":
+                sketched += 1
+                bounded += figures.basis == "moments"
+            if diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES:
+                self._own_samples = True
+        sums = {"reference": compared, "candidate": compared, "compared": compared}
+        self._counts.update(sums, sketched=sketched, bounded=bounded)
+
+    def _add_uncompared(self, diff: Diff) -> None:
+        """Count a diff of what one side lacks, or of what could not be measured."""
+        pair, anchor, counts = diff.pair, diff.pair.anchor, self._counts
+        self._add_view(pair)
+        own_samples = diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES
+        self._own_samples = self._own_samples or own_samples
+        # Functional calls that only one side makes are ways of writing, not gaps.
+        if _optional(anchor.slot):
+            return
+        counts["reference"] += pair.reference is not None
+        counts["candidate"] += pair.candidate is not None
+        counts["compared"] += diff.counts
+        self._differ = self._differ or not diff.passed
+        if pair.complete:
+            self._unmeasured.add(anchor.site)
+        elif diff.counts:
+            counts["missing"] += 1
+        elif not own_samples:
+            for record, alone, sites in zip(pair.sides, self._alone, self._sites):
+                if record is not None and record.layer not in alone:
+                    sites.add(record.site)
+
+    def _add_view(self, pair: Pair) -> None:
+        """Remember that a layer's tensor is seen in another layout."""
+        layer = pair.anchor.layer
+        if pair.layout and pair.complete and pair.stage not in PARAMETER_STAGES and layer != LOOP:
+            self._views.setdefault(layer, f"{layer} ({pair.layout.describe()})")
 
     @property
     def compared(self) -> int:

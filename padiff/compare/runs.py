@@ -124,6 +124,7 @@ def compare_runs(
                 first = comparison.explain_later(found) or first
             if each is not None:
                 each(comparison.report(found, [number.reference]))
+            del ranks, found  # before the next step is read
             done += 1
     report_progress()
     if findings is None or not findings.tally.compared:

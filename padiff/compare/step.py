@@ -47,10 +47,12 @@ class Before:
     Attributes:
         drift: how far the runs were apart in the last one.
         history: what each run was seen to record.
+        known: whether all weights that train are recorded in the last one.
     """
 
     drift: Drift = NONE
     history: Both[History] = NOTHING_YET
+    known: bool = True
 
 
 def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[list[Diff]], Before]:
@@ -66,6 +68,8 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     """
     infos = plan.runs.map(lambda run: run.info)
     history = before.history.zip(steps).map(lambda side: side[0].after(side[1]))
+    # A history stays what it is where a step records what the one before did.
+    as_before = all(now is then for now, then in zip(history, before.history))
     ranks = rank_steps(steps, infos)
     pairs = step_pairs(ranks, plan.alignment, plan.stages, plan.plans)
     together = [pair for rank in pairs for pair in rank]
@@ -82,6 +86,6 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
         found.append(diffs)
     alone = left_out(steps, infos, ranks, plan.stages)
     found = [alone, *found] if alone else found
-    known = all(weights_known(*side) for side in infos.zip(steps))
+    known = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
     apart = drift([diff for diffs in found for diff in diffs], before.drift, known)
-    return found, replace(before, drift=apart, history=history)
+    return found, replace(before, drift=apart, history=history, known=known)

@@ -121,13 +121,13 @@ def elsewhere(folder: AnyPath) -> Mapping[str, tuple[AnyPath, str]]:
     Raises:
         RunFolderError: the file is damaged, or names a place outside of the step.
     """
-    path = folder / SAME_FILE
-    if isinstance(path, RemotePath):
+    if isinstance(folder, RemotePath):
         # Of a run that was recorded into a folder and copied. The lowest rank has all of its tensors.
-        if folder.name == "rank_0" or not path.exists():
+        if folder.name == "rank_0" or not (folder / SAME_FILE).exists():
             return {}
-    elif not os.path.lexists(path):
+    elif not os.path.lexists(os.path.join(folder, SAME_FILE)):
         return {}
+    path = folder / SAME_FILE
     content = read_json(path, folder, SCHEMA_VERSION, f"{folder} is no part of a run folder")
     with Explained(path):
         found = {str(name): (whole(rank), str(other)) for name, (rank, other, _) in content["tensors"].items()}

@@ -18,6 +18,7 @@ import numpy as np
 from padiff.dump.floors import read_floors
 from padiff.dump.format import (
     FINISHED_FILE,
+    FLOORS,
     PARAMS_FILE,
     REPORT_FILE,
     RUN_FILE,
@@ -109,6 +110,9 @@ class FolderRun(_OnDisk):
         self._info = read_info(self.path / RUN_FILE)
         self._packed = PackReader(self.path)
         self._packs = Packs(self.path)
+        # As text: of a long run the objects that paths are made of would take as long as reading the steps does.
+        self._floors = os.path.join(str(path), FLOORS)
+        self._steps = self.path / STEPS
         # What a run declares is fixed with its first step.
         self._info_fixed = bool(self.numbers())
 
@@ -127,8 +131,8 @@ class FolderRun(_OnDisk):
         return steps if floors is None else [replace(steps[0], floors=floors)]
 
     def _folders(self, number: int) -> Sequence[AnyPath]:
-        assert isinstance(self.path, Path)
-        folder = self.path / STEPS / step_folder(number)
+        folder = self._steps / step_folder(number)
+        assert isinstance(folder, Path)
         ranks = ranks_of(folder)
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
@@ -142,7 +146,7 @@ class FolderRun(_OnDisk):
 
     def _has_floors(self, number: int) -> bool:
         """Whether it is worth a look."""
-        return True
+        return os.path.lexists(f"{self._floors}{os.sep}{step_folder(number)}")
 
     @staticmethod
     def _read(rank: Path) -> Step:
@@ -202,7 +206,7 @@ class DumpSeries(_OnDisk):
 
 def _is_packed(rank: Path) -> bool:
     # To look for one name takes a fraction of what listing the folder does.
-    return os.path.lexists(rank / PACK_FILE) or PACK_FILE in names_of(rank)
+    return os.path.lexists(os.path.join(rank, PACK_FILE)) or PACK_FILE in names_of(rank)
 
 
 def _check_whole(rank: Path) -> None:

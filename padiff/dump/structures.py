@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -105,28 +105,11 @@ class StructureWriter:
         return name, None
 
 
-class Entry(NamedTuple):
-    """What a record is called, as `padiff.records.Record` has it, and where it is kept.
-
-    Attributes:
-        numbers: how many numbers it has, of a part the whole; a complex one is two.
-        site: what messages call it.
-        kept_as, where: as the step's file has it.
-    """
-
-    layer: str
-    stage: str
-    slot: str
-    call: int
-    layer_type: str
-    dtype: str
-    shape: tuple[int, ...]
-    recomputed: bool
-    numbers: int
-    site: str
-    kept_as: str
-    where: Any
-    part: Part | None = None
+#: What a record is called, as `padiff.records.Record` has it (layer, stage, slot, call, layer type, dtype, shape,
+#: whether it is recomputed), and where it is kept: how many numbers it has, of a part the whole (a complex one is two),
+#: what messages call it, how and where the step's file has it, and which part it is. A plain tuple, which the garbage
+#: collector need not look at again and again: they are kept, and of many layers they are many.
+Entry: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, str, str, Any, Part | None]
 
 
 @dataclass(eq=False, slots=True)
@@ -163,7 +146,7 @@ def _entry(entry: Any) -> Entry:
         raise ValueError(f"unknown stage {stage!r}")
     shape = shape_of(shape)
     part = Part.of_json(more[0], shape) if more and more[0] is not None else None
-    return Entry(
+    return (
         str(layer),
         stage,
         str(slot),

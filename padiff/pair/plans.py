@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from padiff.align import Alignment
@@ -16,21 +15,23 @@ from padiff.records.structured import Structured
 _MOST = 256
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Planned:
-    """A pair, but for the step that it is of; equal to itself alone.
+class _Columns(NamedTuple):
+    """Pairs of two structures, but for the step that they are of. (Not a value for each: of many layers they are many,
+    and are kept.)
 
     Attributes:
-        reference, candidate: places of the two records in their steps; `None` where that side has none.
-        layout, optional: as `Pair` has them.
+        references, candidates: places of the two records in their steps; `None` where that side has none.
+        layouts, optional: as `Pair` has them.
         scaled: whether both sides are divided by their steps' loss scales.
+        numbers: what stands for each pair in all steps.
     """
 
-    reference: int | None
-    candidate: int | None
-    layout: Layout
-    scaled: bool
-    optional: bool
+    references: list[int | None]
+    candidates: list[int | None]
+    layouts: list[Layout]
+    scaled: list[bool]
+    optional: list[bool]
+    numbers: range
 
 
 class _Plan(NamedTuple):
@@ -44,7 +45,7 @@ class _Plan(NamedTuple):
 
     structures: Both[object]
     alignment: Alignment
-    pairs: list[_Planned] | None
+    pairs: _Columns | None
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
         own = self.structures
@@ -57,6 +58,7 @@ class PairPlans:
 
     def __init__(self) -> None:
         self._known: list[_Plan] = []
+        self._count = 0
 
     def pairs(self, reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
         """The pairs of two steps, in causal order."""
@@ -70,29 +72,39 @@ class PairPlans:
             return [
                 Pair(
                     number,
-                    a[own.reference] if own.reference is not None else None,
-                    b[own.candidate] if own.candidate is not None else None,
-                    own.layout,
-                    scales if own.scaled else UNSCALED,
-                    own.optional,
-                    own,
+                    a[one] if one is not None else None,
+                    b[other] if other is not None else None,
+                    layout,
+                    scales if scaled else UNSCALED,
+                    optional,
+                    planned,
                 )
-                for own in plan.pairs
+                for one, other, layout, scaled, optional, planned in zip(*plan.pairs)
             ]
         pairs = pair_steps(reference, candidate, alignment)
         if plan is None:
-            self._known = [*self._known[1 - _MOST :], _Plan(structures, alignment, _planned(pairs, Both(a, b)))]
+            columns = _planned(pairs, Both(a, b), self._count)
+            self._count += len(pairs)
+            self._known = [*self._known[1 - _MOST :], _Plan(structures, alignment, columns)]
         return pairs
 
 
-def _planned(pairs: list[Pair], records: Both[Structured]) -> list[_Planned] | None:
+def _planned(pairs: list[Pair], records: Both[Structured], first: int) -> _Columns | None:
     if any(told_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})
-    found = []
+    found: Both[list[int | None]] = Both([], [])
     for pair in pairs:
         one, other = (known.get(id(record)) for known, record in zip(places, pair.sides))
         if (one is None) != (pair.reference is None) or (other is None) != (pair.candidate is None):
             return None  # a part of a parameter, say
-        found.append(_Planned(one, other, pair.layout, pair.scales is not UNSCALED, pair.optional))
-    return found
+        found.reference.append(one)
+        found.candidate.append(other)
+    return _Columns(
+        found.reference,
+        found.candidate,
+        [pair.layout for pair in pairs],
+        [pair.scales is not UNSCALED for pair in pairs],
+        [pair.optional for pair in pairs],
+        range(first, first + len(pairs)),
+    )

@@ -9,7 +9,7 @@ from padiff.align import Alignment
 from padiff.pair.plans import PairPlans
 from padiff.pair.processes import OWN_SAMPLES, common_part, only_common, rest
 from padiff.pair.steps import pair_steps
-from padiff.records import Both, Diff, Pair, RunInfo, Step
+from padiff.records import STAGES, Both, Diff, Pair, RunInfo, Step
 
 
 def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[Step]]:
@@ -36,7 +36,9 @@ def step_pairs(
         plans: what steps of these runs were seen to be paired like.
     """
     pairs_of = plans.pairs if plans is not None else pair_steps
-    pairs = (pairs_of(sides.reference, sides.candidate, alignment) for sides in ranks)
+    pairs = [pairs_of(sides.reference, sides.candidate, alignment) for sides in ranks]
+    if frozenset(STAGES).issubset(stages):
+        return pairs
     return [[pair for pair in rank if pair.stage in stages] for rank in pairs]
 
 

@@ -204,6 +204,8 @@ def shared_out(steps: Sequence[Step]) -> bool:
     """Whether the optimizer is shared out: each gradient is consumed by one process alone, which sends the others what
     it made of the parameter. Of a gradient that only some of the processes lack, this is not so.
     """
+    if len(steps) < 2:
+        return False
     own = [{r.site for r in step.records if r.stage == "grad" and _is_parameter(r)} for step in steps]
     return sum(map(bool, own)) > 1 and sum(map(len, own)) == len(set().union(*own))
 

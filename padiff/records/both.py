@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from padiff.records.frozen import quickly_made
+
 T = TypeVar("T", covariant=True)
 S = TypeVar("S")
 U = TypeVar("U")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Both(Generic[T]):
     """What there is of the reference and of the candidate; iterating gives the reference's first.

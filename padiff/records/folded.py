@@ -175,7 +175,7 @@ class FoldedDiffs(_MadeAnew):
         self._count = 0
         self._places, self._things = _Names(), _Names()
         #: Of pairs that steps have in common, their numbers in `_places`.
-        self._planned: dict[object, int] = {}
+        self._planned: dict[int, int] = {}
 
     def add(self, diffs: Sequence[Diff], numbers: Both[int], rank: int) -> None:
         """Add the diffs of one rank of one step."""

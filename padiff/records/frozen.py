@@ -13,10 +13,11 @@ def quickly_made(cls: _Class) -> _Class:
 
     What `dataclasses` generates calls ``object.__setattr__`` for each field, which takes two thirds of the time of
     making a value. Here a value is of another class while it is filled: of the same slots, and open. The class stays
-    as it is otherwise. It can't have subclasses.
+    as it is otherwise. Its subclasses have to make themselves, as dataclasses do.
     """
     own = [one for one in fields(cls) if one.init]
-    names = {"_open": type(f"_Open{cls.__name__}", (), {"__slots__": vars(cls)["__slots__"]}), "_closed": cls}
+    layout = {name: vars(cls)[name] for name in ("__slots__", "__orig_bases__") if name in vars(cls)}
+    names = {"_open": type(f"_Open{cls.__name__}", cls.__bases__, layout), "_closed": cls}
     names |= {"_set_class": object.__dict__["__class__"].__set__}
     parameters = ", ".join(_parameter(one, names) for one in own)
     lines = [

@@ -14,7 +14,7 @@ RECORD = Record("a", "weight", "w", InMemory(np.zeros(2)), "float32", (2,))
 PAIR = Pair(3, RECORD, None)
 FIGURES = Figures(1.0, l2=2.0, values=Both(3.0, 4.0))
 JUDGEMENT = Judgement(Figure.REL_L2, 1.0, 2.0, Rule.ROUNDING)
-VALUES = [RECORD, PAIR, FIGURES, JUDGEMENT, Diff(PAIR, FIGURES, False, JUDGEMENT)]
+VALUES = [RECORD, PAIR, FIGURES, JUDGEMENT, Diff(PAIR, FIGURES, False, JUDGEMENT), Both(1.0, "two")]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -40,6 +40,17 @@ def test_a_value_cannot_be_changed(value):
 def test_a_value_goes_to_another_process_and_back():
     for value in (FIGURES, JUDGEMENT):
         assert pickle.loads(pickle.dumps(value)) == value
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_value_of_two_sides_can_have_more_than_these(slots):
+    @dataclass(frozen=True, slots=slots)
+    class Sides(Both[int]):
+        more: str
+
+    sides = Sides(1, 2, "three")
+    assert type(sides) is Sides and (sides.reference, sides.candidate, sides.more) == (1, 2, "three")
+    assert type(sides.swapped()) is Both and [*sides.swapped()] == [2, 1]
 
 
 def test_what_is_worked_out_from_the_fields_is_there():

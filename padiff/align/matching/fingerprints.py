@@ -43,15 +43,16 @@ def value_numbers(units: Both[list[Unit]], values: Both[Values | None]) -> Both[
     known = sorted((fingerprint, unit.defined, unit) for unit, fingerprint in prints.reference.items())
     table = np.array([fingerprint for fingerprint, _, _ in known])
     numbers: Both[dict[Unit, int]] = Both({}, {})
+    again = [False, *_equal(table[1:], table[:-1]).tolist()]
     for k, (_, _, unit) in enumerate(known):
-        again = k and _equal(table[k : k + 1], table[k - 1]).all()
-        numbers.reference[unit] = numbers.reference[known[k - 1][2]] if again else k
+        numbers.reference[unit] = numbers.reference[known[k - 1][2]] if again[k] else k
+    others = np.array(list(prints.candidate.values()))
+    # Sorted by the sum: only near neighbours can be equal.
+    slack = 1e-3 * np.sqrt(others[:, 1]) + 1e-12
+    near = [np.searchsorted(table[:, 0], others[:, 0] + off).tolist() for off in (-slack, slack)]
     found = 0
-    for number, (unit, fingerprint) in enumerate(prints.candidate.items()):
-        # Sorted by the sum: only near neighbours can be equal.
-        slack = 1e-3 * fingerprint[1] ** 0.5 + 1e-12
-        low, high = np.searchsorted(table[:, 0], [fingerprint[0] - slack, fingerprint[0] + slack])
-        equal = np.flatnonzero(_equal(table[low:high], np.array(fingerprint)))
+    for number, (unit, own, low, high) in enumerate(zip(prints.candidate, others, *near)):
+        equal = np.flatnonzero(_equal(table[low:high], own))
         found += bool(equal.size)
         number = numbers.reference[known[low + equal[0]][2]] if equal.size else len(known) + number
         numbers.candidate[unit] = number
@@ -109,8 +110,9 @@ def _narrow_sums(values: np.ndarray) -> tuple[float, float] | None:
         return float(np.add.reduce(np.matmul(rows, _ONES), axis=None, dtype=np.float64)), squares
 
 
-def _equal(prints: np.ndarray, one: np.ndarray) -> np.ndarray:
-    """Which fingerprints are those of the same values, up to rounding."""
+def _equal(prints: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Which fingerprints are those of the same values as another one, or each as its own, up to rounding."""
     # The sum of values that nearly cancel is only known relative to their size.
-    scale = np.array([np.sqrt(one[1]), one[1], abs(one[2]), abs(one[3])])
-    return np.asarray((np.abs(prints - one) <= 1e-4 * scale + 1e-12).all(axis=-1))
+    scale = np.abs(others)
+    scale[..., 0] = np.sqrt(others[..., 1])
+    return np.asarray((np.abs(prints - others) <= 1e-4 * scale + 1e-12).all(axis=-1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from padiff.align.matching.parameter_units import Signature, Unit, grouped, inside
 from padiff.records import ROOT, Layer
@@ -31,15 +31,21 @@ class LayerNode:
 
     @cached_property
     def bag(self) -> Counter[Signature]:
-        """The signatures of all units, here and below."""
-        total = Counter(unit.signature for unit in self.units if not unit.optional)
+        """The signatures of all units, here and below; not to be changed: layers that are alike have it in common."""
+        own = _counted(tuple(unit.signature for unit in self.units if not unit.optional))
+        if not self.children:
+            return own
+        total = own.copy()
         for child in self.children:
-            total.update(child.bag)
+            for signature, count in child.bag.items():
+                total[signature] += count
         return total
 
     @cached_property
     def frozen(self) -> tuple[frozenset[tuple[Signature, int]], int]:
         """The bag, and how many it holds, to be looked up by."""
+        if not self.children:
+            return _frozen(tuple(unit.signature for unit in self.units if not unit.optional))
         return frozenset(self.bag.items()), self.bag.total()
 
     @cached_property
@@ -51,6 +57,16 @@ class LayerNode:
         yield from self.units
         for child in self.children:
             yield from child.below()
+
+
+@lru_cache(maxsize=1024)
+def _counted(signatures: tuple[Signature, ...]) -> Counter[Signature]:
+    return Counter(signatures)
+
+
+@lru_cache(maxsize=1024)
+def _frozen(signatures: tuple[Signature, ...]) -> tuple[frozenset[tuple[Signature, int]], int]:
+    return frozenset(_counted(signatures).items()), len(signatures)
 
 
 def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNode]:

@@ -47,13 +47,13 @@ class ModelEvidence:
             bag=node.frozen,
             output=_extents(self.seen.outputs.get(node.path)),
             values=frozenset(self.values[unit] for unit in node.below() if unit in self.values),
-            context=self._context(node.path, node.bag.total()),
+            context=self._context(node.path, node.frozen[1]),
         )
 
     def _context(self, path: str, own: int) -> Bag:
         """What the innermost layer holds that holds more than this."""
         node = self.nodes.get(path)
-        while node is not None and node.bag.total() <= own:
+        while node is not None and node.frozen[1] <= own:
             node = node.parent
         return node.frozen if node is not None else NOTHING
 

@@ -120,13 +120,33 @@ _WORD = re.compile(r"[a-z]+|\d+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 _IN_ATTENTION = re.compile(_ATTENTION + r"[._]")
+
+
+class _Family:
+    """The values of one family of roles, by how they are spelt.
+
+    Args:
+        values: each with its pattern; the first one that fits is taken.
+    """
+
+    def __init__(self, values: Iterable[tuple[str, str]]) -> None:
+        values = list(values)
+        self._values = [(value, re.compile(spelt)) for value, spelt in values]
+        # Most paths tell nothing of most families: one look at all of the patterns shows it.
+        self._any = re.compile("|".join(f"(?:{spelt})" for _, spelt in values))
+
+    def value(self, path: str) -> str:
+        """What a path tells, or an empty string."""
+        if self._any.search(path) is None:
+            return ""
+        return next(value for value, spelt in self._values if spelt.search(path))
+
+
 _TELLING = {
-    family: tuple((value, re.compile(f"{_START}(?:{spelt}){_END}")) for value, spelt in values)
+    family: _Family((value, f"{_START}(?:{spelt}){_END}") for value, spelt in values)
     for family, values in _ROLES.items()
 }
-_TELLING_PLACES = {
-    family: tuple((value, re.compile(spelt)) for value, spelt in values) for family, values in _PLACES.items()
-}
+_TELLING_PLACES = {family: _Family(values) for family, values in _PLACES.items()}
 _TELLING_NORMS = tuple((of, number, re.compile(spelt)) for of, number, spelt in _NORMS)
 
 
@@ -152,12 +172,31 @@ class Name:
 @lru_cache(maxsize=1 << 16)
 def read(path: str, inner: str) -> Name:
     """Read a path: roles from the whole of it, words and numbers from ``inner``, its end from the common container."""
+    roles, norm = _told(path)
+    words, numbers = [], []
+    for word in _WORD.findall(_HUMP.sub("_", inner).lower()):
+        if word.isdigit():
+            numbers.append(int(word))
+        else:
+            words.append(_SAME_WORD.get(word, word))
+    return Name(
+        roles=roles,
+        words=frozenset(words),
+        numbers=tuple(numbers),
+        skeleton=re.sub(r"\d+", "#", inner),
+        norm=norm,
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _told(path: str) -> tuple[frozenset[tuple[str, str]], int]:
+    """The roles that a path tells, and which normalisation of its block it is."""
     whole = path.lower()
     roles = {
         (family, value)
         for table in (_TELLING, _TELLING_PLACES)
         for family, values in table.items()
-        for value in _first(values, whole)
+        if (value := values.value(whole))
     }
     known = dict(roles)
     if known.get("attention part") == "o" and known.get("mlp part") == "out":
@@ -168,31 +207,12 @@ def read(path: str, inner: str) -> Name:
     norm = next(((of, number) for of, number, spelt in _TELLING_NORMS if spelt.search(whole)), ("", 0))
     if norm[0]:
         roles.add(("norm of", norm[0]))
-    words, numbers = [], []
-    for word in _WORD.findall(_HUMP.sub("_", inner).lower()):
-        if word.isdigit():
-            numbers.append(int(word))
-        else:
-            words.append(_SAME_WORD.get(word, word))
-    return Name(
-        roles=frozenset(roles),
-        words=frozenset(words),
-        numbers=tuple(numbers),
-        skeleton=re.sub(r"\d+", "#", inner),
-        norm=norm[1],
-    )
-
-
-def _first(values: Iterable[tuple[str, re.Pattern[str]]], path: str) -> list[str]:
-    for value, spelt in values:
-        if spelt.search(path):
-            return [value]
-    return []
+    return frozenset(roles), norm[1]
 
 
 def role(path: str, family: str) -> str:
     """The role of one family that a path tells, or an empty string."""
-    return next(iter(_first(_TELLING[family], path.lower())), "")
+    return _TELLING[family].value(path.lower())
 
 
 # Of all pairs with either of two words, so many have to have both for the words to mean the same.

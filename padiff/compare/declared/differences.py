@@ -20,7 +20,9 @@ from padiff.compare.declared.optimizers import (
 )
 from padiff.compare.declared.precision import precision_differences
 from padiff.compare.declared.run import (
+    Doubtful,
     clip_differences,
+    doubtful_sites,
     loop_differences,
     loss_differences,
     micro_batch_differences,
@@ -38,7 +40,7 @@ class Declared:
         self._lasting: tuple[Difference, ...] = ()
         self._groups: list[GroupPair] = []
         self._optimizers: Both[Optimizers] = Both(Optimizers(), Optimizers())
-        self._sites: list[Both[str]] = []
+        self._doubtful: Doubtful = []
         self._first: dict[Any, Difference] = {}
         self._of_step: dict[int, tuple[Difference, ...]] = {}
         self._made_up: dict[Any, int] = {}
@@ -104,7 +106,7 @@ class Declared:
             self._lasting = self._dated(self._lasting, number)
         of_step = [
             *map(self._explained, rate_differences(self._groups, self._optimizers, steps, frameworks)),
-            *trained_differences(self._sites, infos, self._optimizers, steps),
+            *trained_differences(self._doubtful, steps),
             *micro_batch_differences(steps),
         ]
         # One tuple for all steps that are alike: there may be many.
@@ -135,8 +137,9 @@ class Declared:
     ) -> None:
         frameworks = infos.map(lambda info: info.framework)
         self._optimizers = settings.map(Optimizers.of)
-        self._sites = site_pairs(alignment, infos)
-        self._groups = group_pairs(self._optimizers, self._sites)
+        sites = site_pairs(alignment, infos)
+        self._groups = group_pairs(self._optimizers, sites)
+        self._doubtful = doubtful_sites(sites, infos, self._optimizers)
         self._lasting = (
             *layer_differences(alignment, settings, called, frameworks.candidate),
             *mode_differences(alignment, settings, called),

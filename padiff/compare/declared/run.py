@@ -165,21 +165,27 @@ def _losses(step: Step) -> int:
     return logged or sum(1 for _ in given)
 
 
-def trained_differences(
-    sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers], steps: Both[Step]
-) -> Iterator[Difference]:
-    """Parameters that one run trains and the other does not; where the step shows gradients of the one only."""
+#: Parameters that one run may train and the other not, each with which of them does.
+Doubtful = list[tuple[Both[str], Both[bool]]]
+
+
+def doubtful_sites(sites: list[Both[str]], infos: Both[RunInfo], optimizers: Both[Optimizers]) -> Doubtful:
+    """Parameters that one run trains and the other does not, as they are declared."""
     frozen = infos.map(_frozen)
     # Of several processes each may have some of the parameters.
     known = optimizers.zip(infos).map(lambda side: side[0] if side[1].world_size == 1 else Optimizers())
     sides = frozen.zip(known)
-    doubtful = [pair for pair in sites if len({_is_trained(site, *side) for site, side in zip(pair, sides)}) == 2]
+    trained = [pair.zip(sides).map(lambda side: _is_trained(side[0], *side[1])) for pair in sites]
+    return [(pair, either) for pair, either in zip(sites, trained) if either.reference != either.candidate]
+
+
+def trained_differences(doubtful: Doubtful, steps: Both[Step]) -> Iterator[Difference]:
+    """Parameters that one run trains and the other does not; where the step shows gradients of the one only."""
     if not doubtful:
         return
     moved = steps.map(_moved)
     groups: dict[bool, Both[list[str]]] = {}
-    for pair in doubtful:
-        trained = pair.zip(sides).map(lambda side: _is_trained(side[0], *side[1]))
+    for pair, trained in doubtful:
         shown = moved.zip(pair).map(lambda side: side[1] in side[0])
         if shown == trained:
             some = groups.setdefault(trained.reference, Both([], []))

@@ -47,6 +47,9 @@ class Update(NamedTuple):
     passed: bool = True
 
 
+NO_UPDATE = Update()
+
+
 @dataclass(frozen=True)
 class Drift:
     """How far two runs are apart in a step that was compared.
@@ -104,7 +107,7 @@ class Drift:
         own, steps = self.weights.get(key), step - self.step
         if own is None or steps < 1:
             return 0.0, False
-        error, before, _ = self.updates.get(key, Update())
+        error, before, _ = self.updates.get(key, NO_UPDATE)
         if before > 0:
             share, largest = error / before, max(before, size)
             # In each step a few elements may be wholly different.
@@ -122,7 +125,7 @@ class Drift:
         Args:
             weight: the weight's figures in the later step.
         """
-        update = self.updates.get(key, Update())
+        update = self.updates.get(key, NO_UPDATE)
         # What was not allowed then excuses nothing now.
         error = update.error if update.passed else 0.0
         if weight is not None and step - self.step > 1 and key in self.weights:
@@ -163,31 +166,33 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     scale = unseen = outputs = 0.0
     rounding = 0.0
     for diff in diffs:
-        figures, stage, key = diff.figures, diff.pair.stage, key_of(diff)
+        figures, pair = diff.figures, diff.pair
         if figures is None or not diff.compared or not math.isfinite(figures.l2):
             continue
-        judged = diff.judgement
-        # Without what an estimate was allowed beyond its limit.
-        limited = judged is not None and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread)
-        ordinary = not is_running(diff.pair.anchor.slot) and stage != "input" and not is_of_loss(diff.pair.anchor)
-        if judged is not None and diff.passed and judged.figure in RELATIVE and limited and ordinary:
-            stages[stage] = max(stages.get(stage, 0.0), judged.value)
-        if judged is not None and stage == "forward" and diff.passed and judged.figure is Figure.REL_L2:
-            outputs = max(outputs, judged.value)
-            rounding = max(rounding, ROUNDING.get(coarse(diff.pair.anchor.dtype), 0.0))
+        judged, stage, anchor = diff.judgement, pair.stage, pair.anchor
+        ordinary = stage != "input" and not is_running(anchor.slot) and not is_of_loss(anchor)
+        if judged is not None and diff.passed and judged.figure in RELATIVE:
+            # Without what an estimate was allowed beyond its limit.
+            if ordinary and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread):
+                stages[stage] = max(stages.get(stage, 0.0), judged.value)
+            if stage == "forward" and judged.figure is Figure.REL_L2:
+                outputs = max(outputs, judged.value)
+                rounding = max(rounding, ROUNDING.get(coarse(anchor.dtype), 0.0))
         if stage == "weight":
+            key = key_of(diff)
             weights[key] = max(weights.get(key, 0.0), figures.l2)
             if ordinary:
                 scale += figures.reference_l2**2
                 began.setdefault(key, figures.reference_l2)
-        elif stage == "update" and key[0] != LOOP:
+        elif stage == "update" and anchor.layer != LOOP:
+            key = key_of(diff)
             size = max(figures.reference_l2, figures.candidate_l2)
-            before_it = updates.get(key, Update())
+            before_it = updates.get(key, NO_UPDATE)
             passed = before_it.passed and diff.passed
             updates[key] = Update(before_it.error + figures.l2, before_it.size + size, passed)
-            if is_sampled(diff) and coarse(diff.pair.anchor.dtype) in COARSENESS:
+            if is_sampled(diff) and coarse(anchor.dtype) in COARSENESS:
                 # An adaptive optimizer turns rounding in a few elements into updates of full size.
-                unseen += (allowed(coarse(diff.pair.anchor.dtype), "update") * size) ** 2
+                unseen += (allowed(coarse(anchor.dtype), "update") * size) ** 2
     step = diffs[0].pair.step if diffs else before.step
     each = math.sqrt(unseen / scale) if scale > 0 else 0.0
     unseen = before.unseen_in(step)
@@ -214,18 +219,19 @@ def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
     squares = scale = inputs = 0.0
     sampled = False
     for diff in diffs:
-        if diff.pair.stage not in ("weight", "input") or diff.figures is None or not diff.compared:
+        stage, figures = diff.pair.stage, diff.figures
+        if stage not in ("weight", "input") or figures is None or not diff.compared:
             continue
         if coarse(diff.pair.anchor.dtype) not in COARSENESS:
             continue
         if is_running(diff.pair.anchor.slot):
             continue  # they may be n / (n - 1) apart
-        if diff.pair.stage == "weight":
-            squares += diff.figures.l2**2
-            scale += diff.figures.reference_l2**2
+        if stage == "weight":
+            squares += figures.l2**2
+            scale += figures.reference_l2**2
             sampled = sampled or is_sampled(diff)
-        elif diff.pair.stage == "input" and math.isfinite(diff.figures.rel_l2):
-            inputs = max(inputs, diff.figures.rel_l2)
+        elif math.isfinite(figures.rel_l2):
+            inputs = max(inputs, figures.rel_l2)
     weights = math.sqrt(squares / scale) if scale > 0 else 0.0
     return min(weights + (unseen if sampled else 0.0) + inputs, MOST)
 

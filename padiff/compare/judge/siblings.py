@@ -72,7 +72,9 @@ def offs(
         if figures.basis == "moments" or figures.size < limits.WITNESS or not 0 < figures.reference_l2 < math.inf:
             continue
         judged = diff.judgement
-        if key_of(diff) in noise or judged is None or judged.rule in _NO_WITNESS or limits.is_running(anchor.slot):
+        if judged is None or judged.rule in _NO_WITNESS or limits.is_running(anchor.slot):
+            continue
+        if noise and key_of(diff) in noise:
             continue
         if math.isfinite(figures.l2):
             found.append(Off(place, ratio_of(figures), figures.rel_l2, figures.size, figures.spread))

@@ -62,12 +62,12 @@ def _is_ordinary(pair: Pair) -> bool:
     return (
         one is not None
         and other is not None
+        and type(one.source) in _WHOLE
+        and type(other.source) in _WHOLE
         and one.dtype == other.dtype == "float32"
         and one.shape == other.shape
         and not pair.layout
         and (pair.scales is UNSCALED or pair.scales == UNSCALED)
-        and type(one.source) in _WHOLE
-        and type(other.source) in _WHOLE
         and 0 < math.prod(one.shape) <= _MOST
     )
 

@@ -28,18 +28,18 @@ def measured_together(pairs: Sequence[Pair]) -> dict[int, Diff]:
     Left out is what is not ordinary (one side in full, another layout, values that are not finite), and to be measured
     one by one.
     """
-    groups: dict[int, list[tuple[int, Pair, Both[Sketched]]]] = defaultdict(list)
+    groups: dict[int, list[tuple[int, Pair, Sketched, Sketched]]] = defaultdict(list)
     for place, pair in enumerate(pairs):
         sources = _sources(pair)
         if sources is not None:
-            size = sources.reference.size
-            groups[size if size <= BUCKETS else 0].append((place, pair, sources))
+            size = sources[0].size
+            groups[size if size <= BUCKETS else 0].append((place, pair, *sources))
     found: dict[int, Diff] = {}
     for length, group in groups.items():
-        some = [pair for _, pair, _ in group]
+        some = [pair for _, pair, _, _ in group]
         rows = Both(
-            np.concatenate([sources.reference.row for *_, sources in group]).reshape(len(group), -1),
-            np.concatenate([sources.candidate.row for *_, sources in group]).reshape(len(group), -1),
+            np.concatenate([source.row for _, _, source, _ in group]).reshape(len(group), -1),
+            np.concatenate([source.row for _, _, _, source in group]).reshape(len(group), -1),
         )
         scales = Both(
             np.array([p.scales.reference for p in some])[:, None], np.array([p.scales.candidate for p in some])[:, None]
@@ -48,14 +48,14 @@ def measured_together(pairs: Sequence[Pair]) -> dict[int, Diff]:
             if length:
                 figures = _exact(rows, scales, length)
             else:
-                figures = _estimates(some, [sources.reference.size for *_, sources in group], rows, scales)
-        for (place, pair, _), own in zip(group, figures):
+                figures = _estimates(some, [source.size for _, _, source, _ in group], rows, scales)
+        for (place, pair, _, _), own in zip(group, figures):
             if own is not None:
                 found[place] = Diff(pair, own)
     return found
 
 
-def _sources(pair: Pair) -> Both[Sketched] | None:
+def _sources(pair: Pair) -> tuple[Sketched, Sketched] | None:
     """Both sides of a pair of sketches; `None` where it is to be measured by itself."""
     one, other = pair.reference, pair.candidate
     if one is None or other is None:
@@ -67,7 +67,7 @@ def _sources(pair: Pair) -> Both[Sketched] | None:
         alike = a.transposed == b.transposed and one.shape == other.shape
     else:
         alike = pair.layout == TRANSPOSED and a.transposed != b.transposed and one.shape == other.shape[::-1]
-    return Both(a, b) if alike else None
+    return (a, b) if alike else None
 
 
 def _finite(rows: Both[np.ndarray]) -> np.ndarray:
@@ -124,40 +124,32 @@ def _estimates(
     pairs: Sequence[Pair], sizes: Sequence[int], rows: Both[np.ndarray], scales: Both[np.ndarray]
 ) -> list[Figures | None]:
     """Of larger tensors, from their projections."""
-    shares = np.array([math.sqrt(size / min(size, ELEMENTS)) for size in sizes])[:, None]
-    sides = rows.zip(scales).map(lambda side: side[0][:, _ABOUT:] / side[1])
-    errors = (sides.candidate - sides.reference) * shares
-    # One by one, as a product of matrices may add up in another order.
-    l2s = [math.sqrt(own.dot(own)) for own in errors]
-    bulks = bulk_of_squares(np.square(errors)).tolist()
-    ordinary = _finite(rows).tolist()
-    about = rows.map(lambda side: side[:, :_ABOUT].tolist())
-    found: list[Figures | None] = []
-    for pair, size, good, l2, bulk, r, c in zip(pairs, sizes, ordinary, l2s, bulks, *about):
-        if not good:
-            found.append(None)
-            continue
-        by, other = pair.scales.reference, pair.scales.candidate
-        root_mean_square = l2 / math.sqrt(size)
-        norm = math.sqrt(r[_MEAN_SQUARE] * size) / by
-        largest = root_mean_square
-        if not (size > ELEMENTS and pair.layout):  # a sample elsewhere has other extremes
-            largest = max(
-                largest, abs(c[_MINIMUM] / other - r[_MINIMUM] / by), abs(c[_MAXIMUM] / other - r[_MAXIMUM] / by)
-            )
-        found.append(
-            Figures(
-                max_abs=largest,
-                max_rel=l2 / norm if norm else 0.0,
-                mean_abs=root_mean_square,
-                mean_reference=r[_MEAN_ABS] / by,
-                l2=l2,
-                reference_l2=norm,
-                candidate_l2=math.sqrt(c[_MEAN_SQUARE] * size) / other,
-                size=size,
-                bulk_l2=bulk,
-                basis="sketches",
-                spread=SPREAD,
-            )
-        )
-    return found
+    size = np.array(sizes)
+    shares = np.sqrt(size / np.minimum(size, ELEMENTS))[:, None]
+    projected = rows.zip(scales).map(lambda side: side[0][:, _ABOUT:] / side[1])
+    errors = (projected.candidate - projected.reference) * shares
+    # As products of a row and a column: one product of matrices may add up in another order.
+    l2 = np.sqrt(np.matmul(errors[:, None, :], errors[:, :, None])[:, 0, 0])
+    reference, candidate = rows.zip(scales).map(lambda side: _about(*side, size))
+    root_mean_square = l2 / np.sqrt(size)
+    extremes = [np.abs(c - r) for c, r in zip(candidate[:2], reference[:2])]
+    # A sample elsewhere has other extremes.
+    elsewhere = np.array([bool(pair.layout) for pair in pairs]) & (size > ELEMENTS)
+    largest = np.where(elsewhere, root_mean_square, np.maximum(root_mean_square, np.maximum(*extremes)))
+    norm = reference[3]
+    max_rel = np.where(norm != 0, l2 / norm, 0.0)
+    bulk = bulk_of_squares(np.square(errors))
+    columns = (_finite(rows), largest, max_rel, root_mean_square, reference[2], l2, norm, candidate[3], size, bulk)
+    return [
+        Figures(most, relative, mean, mean_reference, own, r, c, n, bulk_l2=b, basis="sketches", spread=SPREAD)
+        if ordinary
+        else None
+        for ordinary, most, relative, mean, mean_reference, own, r, c, n, b in zip(*(x.tolist() for x in columns))
+    ]
+
+
+def _about(rows: np.ndarray, scales: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of one side: extremes, mean size and norm."""
+    by = scales[:, 0]
+    norm = np.sqrt(rows[:, _MEAN_SQUARE] * size) / by
+    return rows[:, _MINIMUM] / by, rows[:, _MAXIMUM] / by, rows[:, _MEAN_ABS] / by, norm
