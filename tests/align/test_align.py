@@ -91,18 +91,18 @@ def test_an_extra_layer_with_parameters_is_left_over_and_the_rest_is_paired():
 
 
 def test_activations_are_paired_by_kind():
-    ours = info(root(2), linear("a", 4, 8), plain("act", "silu"))
-    theirs = info(root(2), linear("x", 4, 8), plain("f", "swish"))
-    assert found(ours, theirs)["act"] == "f"
+    reference = info(root(2), linear("a", 4, 8), plain("act", "silu"))
+    candidate = info(root(2), linear("x", 4, 8), plain("f", "swish"))
+    assert found(reference, candidate)["act"] == "f"
     # A wrong activation is shown as one; something that does another job is no partner.
-    assert found(ours, info(root(2), linear("x", 4, 8), plain("f", "relu")))["act"] == "f"
-    assert "act" not in found(ours, info(root(2), linear("x", 4, 8), plain("f", "dropout")))
+    assert found(reference, info(root(2), linear("x", 4, 8), plain("f", "relu")))["act"] == "f"
+    assert "act" not in found(reference, info(root(2), linear("x", 4, 8), plain("f", "dropout")))
 
 
 def test_an_activation_of_the_same_kind_is_preferred_to_another():
-    ours = info(root(3), linear("a", 4, 8), plain("r", "relu"), plain("g", "gelu"))
-    theirs = info(root(3), linear("x", 4, 8), plain("h", "gelu"))
-    assert {path: partner for path, partner in found(ours, theirs).items() if path in "rg"} == {"g": "h"}
+    reference = info(root(3), linear("a", 4, 8), plain("r", "relu"), plain("g", "gelu"))
+    candidate = info(root(3), linear("x", 4, 8), plain("h", "gelu"))
+    assert {path: partner for path, partner in found(reference, candidate).items() if path in "rg"} == {"g": "h"}
 
 
 def test_the_two_layouts_of_a_linear_layer_answer_to_each_other():
@@ -110,16 +110,16 @@ def test_the_two_layouts_of_a_linear_layer_answer_to_each_other():
 
 
 def test_paddles_names_of_running_statistics_answer_to_torchs():
-    ours = info(root(3), linear("fc", 4, 8), norm("a", 8), norm("b", 16))
-    theirs = info(root(3), norm("x", 8, paddle=True), linear("mid", 4, 8), norm("y", 16, paddle=True))
-    assert found(ours, theirs)["b"] == "y"
+    reference = info(root(3), linear("fc", 4, 8), norm("a", 8), norm("b", 16))
+    candidate = info(root(3), norm("x", 8, paddle=True), linear("mid", 4, 8), norm("y", 16, paddle=True))
+    assert found(reference, candidate)["b"] == "y"
     assert found(info(root(1), norm("a", 8)), info(root(1), norm("x", 8, paddle=True))) == {ROOT: ROOT, "a": "x"}
 
 
 def test_layers_of_one_kind_and_other_sizes_are_paired_where_nothing_better_is():
-    ours = info(root(2), linear("a", 4, 8), linear("b", 8, 10))
-    theirs = info(root(2), linear("x", 4, 8), linear("y", 8, 12))
-    assert found(ours, theirs) == {ROOT: ROOT, "a": "x", "b": "y"}
+    reference = info(root(2), linear("a", 4, 8), linear("b", 8, 10))
+    candidate = info(root(2), linear("x", 4, 8), linear("y", 8, 12))
+    assert found(reference, candidate) == {ROOT: ROOT, "a": "x", "b": "y"}
 
 
 # -- given maps --------------------------------------------------------------------------------------------------
@@ -137,11 +137,11 @@ def test_a_given_map_may_cross():
 
 
 def test_a_given_map_may_name_containers():
-    ours = info(
+    reference = info(
         root(2), plain("enc", "one", 1), linear("enc.a", 4, 8), plain("note", "thing", 1), linear("note.z", 3, 3)
     )
-    theirs = info(root(2), plain("e", "two", 1), linear("e.x", 4, 8))
-    assert found(ours, theirs, {"note": "e"})["note"] == "e"
+    candidate = info(root(2), plain("e", "two", 1), linear("e.x", 4, 8))
+    assert found(reference, candidate, {"note": "e"})["note"] == "e"
 
 
 def test_a_null_side_means_that_no_partner_is_sought():
@@ -183,25 +183,25 @@ def recorded_map(tree: RunInfo, *paths: str) -> RunInfo:
 
 
 def test_the_maps_that_runs_were_recorded_with_answer_in_order():
-    ours, theirs = recorded_map(equal("a", "b"), "a", "b"), recorded_map(equal("a", "b"), "b", "a")
-    assert found(ours, theirs) == {ROOT: ROOT, "a": "b", "b": "a"}
+    reference, candidate = recorded_map(equal("a", "b"), "a", "b"), recorded_map(equal("a", "b"), "b", "a")
+    assert found(reference, candidate) == {ROOT: ROOT, "a": "b", "b": "a"}
 
 
 def test_recorded_maps_of_unequal_length_are_refused():
-    ours, theirs = recorded_map(equal("a", "b"), "a", "b"), recorded_map(equal("a", "b"), "b")
+    reference, candidate = recorded_map(equal("a", "b"), "a", "b"), recorded_map(equal("a", "b"), "b")
     with pytest.raises(UsageError, match=r"the reference's has 2 layers and the candidate's 1"):
-        align(ours, theirs)
+        align(reference, candidate)
 
 
 def test_a_given_pair_wins_over_the_recorded_maps():
-    ours, theirs = recorded_map(equal("a", "b"), "a"), recorded_map(equal("a", "b"), "b")
-    assert found(ours, theirs, {"a": "a", "b": "b"}) == {ROOT: ROOT, "a": "a", "b": "b"}
+    reference, candidate = recorded_map(equal("a", "b"), "a"), recorded_map(equal("a", "b"), "b")
+    assert found(reference, candidate, {"a": "a", "b": "b"}) == {ROOT: ROOT, "a": "a", "b": "b"}
 
 
 def test_a_given_pair_leaves_recorded_pairs_of_like_names_alone():
     # "b" is the candidate's in the given pair, and the reference's in the recorded one.
-    ours, theirs = recorded_map(equal("a", "b", "c"), "b"), recorded_map(equal("a", "b", "c"), "c")
-    assert found(ours, theirs, {"a": "b"}) == {ROOT: ROOT, "a": "b", "b": "c", "c": "a"}
+    reference, candidate = recorded_map(equal("a", "b", "c"), "b"), recorded_map(equal("a", "b", "c"), "c")
+    assert found(reference, candidate, {"a": "b"}) == {ROOT: ROOT, "a": "b", "b": "c", "c": "a"}
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])
@@ -225,10 +225,10 @@ def wrapped(tree: RunInfo) -> RunInfo:
 
 
 def test_a_wrapper_that_was_never_called_is_not_paired_in_place_of_the_model():
-    ours, theirs = wrapped(mlp("a", "b")), mlp("a", "b")
-    pairs = found(ours, theirs, called=({"model", "model.a", "model.b"}, {ROOT, "a", "b"}))
+    reference, candidate = wrapped(mlp("a", "b")), mlp("a", "b")
+    pairs = found(reference, candidate, called=({"model", "model.a", "model.b"}, {ROOT, "a", "b"}))
     assert pairs == {"model": ROOT, "model.a": "a", "model.b": "b"}
-    pairs = found(theirs, ours, called=({ROOT, "a", "b"}, {"model", "model.a", "model.b"}))
+    pairs = found(candidate, reference, called=({ROOT, "a", "b"}, {"model", "model.a", "model.b"}))
     assert pairs == {ROOT: "model", "a": "model.a", "b": "model.b"}
 
 
@@ -238,15 +238,15 @@ def test_two_wrappers_of_the_same_contents_are_paired_from_the_outside_in():
 
 
 def test_no_layer_is_lost_and_none_has_two_partners():
-    ours = info(root(4), linear("a", 4, 8), plain("r", "relu"), linear("b", 8, 8), norm("n", 8), linear("c", 8, 3))
-    theirs = info(
+    reference = info(root(4), linear("a", 4, 8), plain("r", "relu"), linear("b", 8, 8), norm("n", 8), linear("c", 8, 3))
+    candidate = info(
         root(4), plain("d", "dropout"), linear("x", 4, 8), norm("n", 8), linear("y", 8, 8), plain("t", "tanh")
     )
-    alignment = align(ours, theirs)
+    alignment = align(reference, candidate)
     left = [p.reference.path for p in alignment.pairs] + [x.path for x in alignment.reference_only]
     right = [p.candidate.path for p in alignment.pairs] + [x.path for x in alignment.candidate_only]
-    assert sorted(left) == sorted(x.path for x in ours.layers)
-    assert sorted(right) == sorted(x.path for x in theirs.layers)
+    assert sorted(left) == sorted(x.path for x in reference.layers)
+    assert sorted(right) == sorted(x.path for x in candidate.layers)
 
 
 def test_a_parameter_of_the_model_itself_pairs_the_models():

@@ -112,7 +112,7 @@ def test_functions_are_the_same_while_they_are_listened_to():
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_that_listen_may_go_in_any_order(first):
     heard = [[], []]
-    listening = [Seeing(lambda name, output, mine=mine: mine.append(name)) for mine in heard]
+    listening = [Seeing(lambda name, output, own=own: own.append(name)) for own in heard]
     F.relu(paddle.to_tensor(X))
     listening.pop(first).remove()
     paddle_softmax(paddle.to_tensor(X)) + 1
@@ -123,15 +123,15 @@ def test_two_that_listen_may_go_in_any_order(first):
 
 
 def test_what_somebody_else_puts_over_it_meanwhile_stays():
-    def mine(x, name=None):
+    def own(x, name=None):
         return "mine"
 
     before, heard = F.relu.__code__, []
     seeing = Seeing(lambda name, output: heard.append(name))
     try:
-        F.relu.__code__ = mine.__code__
+        F.relu.__code__ = own.__code__
         seeing.remove()
-        assert F.relu.__code__ is mine.__code__
+        assert F.relu.__code__ is own.__code__
         assert F.relu(1) == "mine"
     finally:
         F.relu.__code__ = before
@@ -309,8 +309,8 @@ def test_to_static_as_it_is_by_default_compiles_the_functions_and_computes_the_s
         return [output.numpy(), x.grad.numpy()], rec
 
     (plain, _), (recorded, rec) = results(False), results(True)
-    for ours, theirs in zip(plain, recorded):
-        np.testing.assert_array_equal(theirs, ours)
+    for reference, candidate in zip(plain, recorded):
+        np.testing.assert_array_equal(candidate, reference)
     (step,) = rec.run.steps(0)
     assert "(root)/forward/output.0" in [r.site for r in step.records]
 

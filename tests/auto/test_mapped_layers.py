@@ -309,12 +309,12 @@ def turn(base, raw):
 @pytest.mark.parametrize("mapped", [True, False], ids=["with a map", "without a map"])
 @pytest.mark.parametrize("auto_init", [True, False])
 @pytest.mark.parametrize(
-    ("ours", "theirs", "rule"), [(PO, TO, halves), (Square, Turned, turn)], ids=["other shapes", "turned"]
+    ("reference", "candidate", "rule"), [(PO, TO, halves), (Square, Turned, turn)], ids=["other shapes", "turned"]
 )
-def test_a_rule_and_a_map_for_the_same_layers_go_together(ours, theirs, rule, mapped, auto_init):
+def test_a_rule_and_a_map_for_the_same_layers_go_together(reference, candidate, rule, mapped, auto_init):
     def work():
-        padiff.add_special_init("torch", ours.__name__, "paddle", theirs.__name__, rule)
-        base, raw = within(TORCH, ours()), within(PADDLE, theirs())
+        padiff.add_special_init("torch", reference.__name__, "paddle", candidate.__name__, rule)
+        base, raw = within(TORCH, reference()), within(PADDLE, candidate())
         if not auto_init:
             assert padiff.assign_weight(base, raw)
         call = {"layer_map": {raw.c: base.c}} if mapped else {}

@@ -29,8 +29,11 @@ def wrong(*stages: str, factor: float = 2.0):
 @pytest.fixture
 def bad(tmp_path: Path) -> list[str]:
     """Two runs whose gradients and updates are twice the reference's, in steps 0 to 5."""
-    ours = toy_folder(tmp_path / "ours", range(6))
-    return [str(ours), str(toy_folder(tmp_path / "theirs", range(6), paddle=True, plant=wrong("grad", "update")))]
+    reference = toy_folder(tmp_path / "reference", range(6))
+    return [
+        str(reference),
+        str(toy_folder(tmp_path / "candidate", range(6), paddle=True, plant=wrong("grad", "update"))),
+    ]
 
 
 # -- what is mistyped ----------------------------------------------------------------------------------------------

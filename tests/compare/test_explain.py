@@ -66,12 +66,12 @@ def run(layer, *records, number: int = 0):
 
 def test_a_square_weight_that_was_not_transposed_is_reported():
     matrix = RNG.normal(size=(6, 6))
-    ours = run(linear("fc", 6, 6), record("fc", "weight", "weight", matrix))
+    reference = run(linear("fc", 6, 6), record("fc", "weight", "weight", matrix))
     # Copied as it is from (out, in) into (in, out).
-    theirs = run(linear("fc", 6, 6, paddle=True), record("fc", "weight", "weight", matrix))
-    assert "at the start transposed" in compare_runs(ours, theirs).first_diff.cause.sentence
+    candidate = run(linear("fc", 6, 6, paddle=True), record("fc", "weight", "weight", matrix))
+    assert "at the start transposed" in compare_runs(reference, candidate).first_diff.cause.sentence
     right = run(linear("fc", 6, 6, paddle=True), record("fc", "weight", "weight", matrix.T))
-    assert compare_runs(ours, right).passed
+    assert compare_runs(reference, right).passed
 
 
 def test_an_epsilon_that_differs_is_reported_with_both_values():
@@ -141,8 +141,8 @@ def test_a_nan_on_one_side_is_reported():
 
 def test_random_dropout_masks_are_reported():
     values = RNG.normal(size=(20, 20))
-    ours, theirs = (values * (np.random.default_rng(k).random((20, 20)) > 0.5) * 2 for k in (1, 2))
-    runs = [run(linear("x", 2, 2), record("x", "forward", "output.0", v)) for v in (ours, theirs)]
+    reference, candidate = (values * (np.random.default_rng(k).random((20, 20)) > 0.5) * 2 for k in (1, 2))
+    runs = [run(linear("x", 2, 2), record("x", "forward", "output.0", v)) for v in (reference, candidate)]
     assert compare_runs(*runs).first_diff.cause.sentence.startswith("dropout: each run draws its own random mask")
 
 
@@ -229,10 +229,10 @@ def test_what_is_set_differently_explains_shapes_that_differ():
     assert compare_runs(*same).first_diff.cause.sentence == "the layers have other sizes, or the tensor another layout"
 
 
-def rates_of(ours: list[float], theirs: list[float]) -> str:
+def rates_of(reference: list[float], candidate: list[float]) -> str:
     """The cause of an update that is twice the reference's, at learning rates of one or two parameter groups."""
     sides = []
-    for rates, factor in ((ours, 1.0), (theirs, 2.0)):
+    for rates, factor in ((reference, 1.0), (candidate, 2.0)):
         update = record("fc", "update", "weight", factor * np.ones((4, 4)))
         slots = [f"learning_rate.{k}" if k else "learning_rate" for k in range(len(rates))]
         scalars = [record("(loop)", "update", slot, np.asarray(rate)) for slot, rate in zip(slots, rates)]

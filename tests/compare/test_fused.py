@@ -75,7 +75,7 @@ def test_against_three_layers_the_parts_of_a_sketch_are_listed_and_are_no_diff()
     twin = paddle.nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0)
     twin.eval()
     padiff.assign_weight(model, twin)
-    ours = trained(model, "sketch").run
+    reference = trained(model, "sketch").run
     optimizer = paddle.optimizer.Adam(1e-3, parameters=twin.parameters())
     rng = np.random.default_rng(0)
     with padiff.record(twin, optimizer=optimizer, detail="sketch") as recorder:
@@ -85,7 +85,7 @@ def test_against_three_layers_the_parts_of_a_sketch_are_listed_and_are_no_diff()
             optimizer.step()
             optimizer.clear_grad()
             recorder.try_dump()
-    report = padiff.compare_runs(ours, recorder.run)
+    report = padiff.compare_runs(reference, recorder.run)
     assert report, report.first_diff
     assert any("in_proj" in site for site in report.coverage.unmeasured)
     assert any("not compared" in line for line in coverage_lines(report))

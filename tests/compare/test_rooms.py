@@ -32,14 +32,14 @@ def _run(folder, arrays, pack):
 def test_pairs_that_are_read_into_one_room_have_the_figures_of_their_own_arrays(tmp_path, pack):
     rng = np.random.default_rng(0)
     shapes = [(300, 200), (40, 30), (200, 300), (5,), (300, 200)]
-    ours = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    theirs = [a + rng.normal(size=a.shape).astype(np.float32) for a in ours]
+    given = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    others = [a + rng.normal(size=a.shape).astype(np.float32) for a in given]
     # The third one lies the other way round in the candidate.
-    stored = [a.T.copy() if k == 2 else a for k, a in enumerate(theirs)]
-    reference, candidate = _run(tmp_path / "a", ours, pack), _run(tmp_path / "b", stored, pack)
+    stored = [a.T.copy() if k == 2 else a for k, a in enumerate(others)]
+    reference, candidate = _run(tmp_path / "a", given, pack), _run(tmp_path / "b", stored, pack)
     layouts = [TRANSPOSED if k == 2 else SAME for k in range(len(shapes))]
     diffs = [measure_pair(Pair(0, a, b, layout)) for a, b, layout in zip(reference, candidate, layouts)]
-    for diff, a, b, layout, own in zip(diffs, ours, theirs, layouts, stored):
+    for diff, a, b, layout, own in zip(diffs, given, others, layouts, stored):
         assert diff.figures == figures_of(Arrays(a, layout.apply(own, a.shape), UNSCALED))
         assert diff.figures.l2 == pytest.approx(float(np.linalg.norm((b.astype(float) - a).ravel())), rel=1e-7)
 

@@ -135,9 +135,9 @@ def test_other_layouts(shape, view, way):
 )
 def test_other_shapes_are_a_diff(shapes, stage, way):
     """As with tensors: values that would agree in a row are none the better for it."""
-    ours, theirs = np.ones(shapes[0], np.float32), np.ones(shapes[1], np.float32)
-    diff = measure_pair(kept(ours, theirs, way, stage=stage))
-    assert diff.problem == measure_pair(pair(ours, theirs, stage=stage)).problem
+    reference, candidate = np.ones(shapes[0], np.float32), np.ones(shapes[1], np.float32)
+    diff = measure_pair(kept(reference, candidate, way, stage=stage))
+    assert diff.problem == measure_pair(pair(reference, candidate, stage=stage)).problem
     assert diff.problem.kind is Kind.SHAPES
     assert not diff.passed
 
@@ -220,8 +220,8 @@ def test_a_lone_sketch():
 
 def test_one_side_that_has_it_once():
     """A position embedding, once against for every sample: a sketch of the whole can't be spread."""
-    ours, theirs = drawn((1, 30, 50)), np.broadcast_to(drawn((1, 30, 50)), (4, 30, 50))
-    diff = measure_pair(kept(ours, theirs, layout=Layout.of("broadcast")))
+    reference, candidate = drawn((1, 30, 50)), np.broadcast_to(drawn((1, 30, 50)), (4, 30, 50))
+    diff = measure_pair(kept(reference, candidate, layout=Layout.of("broadcast")))
     assert not diff.compared
     assert diff.passed
     assert diff.problem
@@ -323,8 +323,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_clean_runs_pass(kind):
-    ours, theirs = RUNS[kind]
-    report = padiff.compare_runs(sketched_run(toy_run(), ours), sketched_run(toy_run(paddle=True), theirs))
+    reference, candidate = RUNS[kind]
+    report = padiff.compare_runs(sketched_run(toy_run(), reference), sketched_run(toy_run(paddle=True), candidate))
     full = padiff.compare_runs(toy_run(), toy_run(paddle=True))
     assert full.passed
     assert report.passed, report.first_diff

@@ -49,18 +49,18 @@ def test_recorded_sketches_are_those_of_the_full_tensors():
 
 def test_both_frameworks_look_at_the_same_places():
     """In the first step inputs and weights are equal to the bit: so are their sketches."""
-    (ours,), (theirs,) = torch_run(**SKETCHES).steps(0), paddle_run(**SKETCHES).steps(0)
+    (reference,), (candidate,) = torch_run(**SKETCHES).steps(0), paddle_run(**SKETCHES).steps(0)
     names = {"_mean": "running_mean", "_variance": "running_var"}
-    sketches = {f"{r.layer}/{names.get(r.slot, r.slot)}": r for r in theirs.records if r.stage == "weight"}
+    sketches = {f"{r.layer}/{names.get(r.slot, r.slot)}": r for r in candidate.records if r.stage == "weight"}
     compared = 0
-    for one in ours.records:
+    for one in reference.records:
         if one.stage == "weight" and one.slot != "num_batches_tracked":
             other = sketches[f"{one.layer}/{one.slot}"]
             assert one.sketch.row().tobytes() == other.sketch.row().tobytes(), one.site
             assert other.sketch.transposed == (one.slot == "weight" and one.layer in "579")
             compared += 1
     assert compared == 12
-    inputs = [next(r for r in step.records if r.stage == "input") for step in (ours, theirs)]
+    inputs = [next(r for r in step.records if r.stage == "input") for step in (reference, candidate)]
     assert inputs[0].sketch.row().tobytes() == inputs[1].sketch.row().tobytes()
     assert inputs[0].sketch.size > ELEMENTS
 
@@ -97,9 +97,9 @@ def test_no_false_alarms(seed):
 
 
 def test_full_steps_between_sketched_ones():
-    ours = torch_run(detail="sketch", full_every_n_steps=3)
-    theirs = paddle_run(detail="sketch", full_every_n_steps=2)
-    report = padiff.compare_runs(ours, theirs)
+    reference = torch_run(detail="sketch", full_every_n_steps=3)
+    candidate = paddle_run(detail="sketch", full_every_n_steps=2)
+    report = padiff.compare_runs(reference, candidate)
     assert report.passed, report.first_diff
     compared = [d for d in report.diffs if d.compared and d.pair.anchor.layer != "(loop)"]
     bases = [{d.figures.basis for d in compared if d.pair.step == number} for number in range(6)]
@@ -121,9 +121,9 @@ NAMES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8",
 
 def tensors(array, dtype):
     """The same tensor in both frameworks."""
-    ours = torch.from_numpy(array).to(getattr(torch, dtype))
-    theirs = paddle.to_tensor(array).astype(dtype)
-    return ours, theirs
+    reference = torch.from_numpy(array).to(getattr(torch, dtype))
+    candidate = paddle.to_tensor(array).astype(dtype)
+    return reference, candidate
 
 
 @pytest.mark.parametrize("dtype", NAMES)
@@ -134,12 +134,12 @@ def test_samples_are_the_same_in_both_frameworks(dtype, shape):
         array = np.asarray(array + 1j)
     if dtype == "uint8":
         array = np.asarray(np.abs(array))
-    ours, theirs = tensors(array, dtype)
+    reference, candidate = tensors(array, dtype)
     frameworks = framework_of(torch.nn.ReLU()), framework_of(paddle.nn.ReLU())
     for turned in (False, True) if len(shape) == 2 else (False,):
-        whole = frameworks[0].tensors.copy(ours)
+        whole = frameworks[0].tensors.copy(reference)
         rows = [sketch_of(whole, turned).row().tobytes()]
-        for framework, tensor in zip(frameworks, (ours, theirs)):
+        for framework, tensor in zip(frameworks, (reference, candidate)):
             taken = framework.tensors.sample(tensor, turned)
             size = whole.size * (2 if dtype.startswith("complex") else 1)
             assert taken.shape == (min(size, ELEMENTS),)
@@ -162,9 +162,13 @@ def test_samples_of_views():
         assert (
             framework.tensors.sample(view).tolist() == sample(np.ascontiguousarray(values)).astype(np.float32).tolist()
         )
-    theirs = paddle.to_tensor(array)
+    candidate = paddle.to_tensor(array)
     framework = framework_of(paddle.nn.ReLU())
-    for view, values in ((theirs.t(), array.T), (theirs[::2, 3:], array[::2, 3:]), (theirs.unsqueeze(0), array[None])):
+    for view, values in (
+        (candidate.t(), array.T),
+        (candidate[::2, 3:], array[::2, 3:]),
+        (candidate.unsqueeze(0), array[None]),
+    ):
         assert framework.tensors.sample(view).tolist() == sample(np.ascontiguousarray(values)).tolist()
 
 

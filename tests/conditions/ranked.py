@@ -88,11 +88,11 @@ def train(name: str, folder: str, fault: str, result: str, rank: int = 0, world:
     with recording as rec:
         for number in range(STEPS):
             x, y = batch(number)
-            mine = slice(rank, SAMPLES, world) if fault != "same samples" else slice(0, SAMPLES // world)
+            own = slice(rank, SAMPLES, world) if fault != "same samples" else slice(0, SAMPLES // world)
             # A backward outside of the wrapper's synchronisation: each process steps by its own gradient.
             alone = world > 1 and fault == "not synchronised" and number == 1
             with training.unsynchronised() if alone else nullcontext():
-                loss = training.loss(training.model(training.tensor(x[mine])), training.tensor(y[mine]))
+                loss = training.loss(training.model(training.tensor(x[own])), training.tensor(y[own]))
                 loss.backward()
             training.optimizer.step()
             training.zero()

@@ -186,11 +186,11 @@ def train(framework: str, layout: str, folder: str, faulty: bool, options: dict,
     import padiff
 
     training = {"torch": Torch, "paddle": Paddle}[framework](layout, world)
-    mine = slice(rank, SAMPLES, world) if layout in ("data", "sharding") else slice(None)
+    own = slice(rank, SAMPLES, world) if layout in ("data", "sharding") else slice(None)
     losses = []
     with padiff.record(training.model, folder, optimizer=training.optimizer, **options) as rec:
         for number in range(STEPS):
-            loss = (training.model(training.tensor(batch(number)[mine])) ** 2).mean()
+            loss = (training.model(training.tensor(batch(number)[own])) ** 2).mean()
             loss.backward()
             rec.log_loss(loss)
             if faulty and rank == world - 1 and number == STEPS - 1:

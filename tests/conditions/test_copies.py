@@ -120,8 +120,8 @@ def test_torchs_averaged_model(options, tmp_path):
     second = Averaged(TORCH)
     recorded = train(second, tmp_path / "run", options)
     assert_neutral(plain, recorded)
-    for ours, theirs in zip(first.average.parameters(), second.average.parameters()):
-        assert torch.equal(ours, theirs)
+    for reference, candidate in zip(first.average.parameters(), second.average.parameters()):
+        assert torch.equal(reference, candidate)
     assert all(counts(recorded.run, n)["forward"] == 4 for n in recorded.run.numbers())
     train(Averaged(TORCH, fault=True), tmp_path / "wrong", options)
     first = padiff.compare_runs(tmp_path / "run", tmp_path / "wrong").first_diff

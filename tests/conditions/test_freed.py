@@ -67,8 +67,8 @@ def test_parameters_whose_memory_comes_and_goes(options, tmp_path):
     recorded = train(training, tmp_path / "run", options)
     assert_neutral(plain, recorded)
     run, after = recorded.run, unrecorded.after
-    for ours, theirs in zip(after, training.after):
-        np.testing.assert_array_equal(theirs, ours)
+    for reference, candidate in zip(after, training.after):
+        np.testing.assert_array_equal(candidate, reference)
     assert [counts(run, number).get("update", 0) for number in run.numbers()] == [0, 4] * 3
     for number in run.numbers()[1:]:
         (record,) = [r for r in run.steps(number)[0].records if r.site == "0/weight/weight"]

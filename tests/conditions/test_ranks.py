@@ -53,10 +53,10 @@ def made(tmp_path_factory):
 def test_the_training_is_the_same_to_the_bit_on_every_rank(made, framework):
     _, plain = made(framework, fault="plain")
     _, recorded = made(framework)
-    for ours, theirs in zip(plain, recorded):
-        assert ours.keys() == theirs.keys()
-        for name, value in ours.items():
-            np.testing.assert_array_equal(theirs[name], value, err_msg=name)
+    for reference, candidate in zip(plain, recorded):
+        assert reference.keys() == candidate.keys()
+        for name, value in reference.items():
+            np.testing.assert_array_equal(candidate[name], value, err_msg=name)
     assert not np.array_equal(plain[0]["losses"], plain[1]["losses"])  # each its own samples
     for name in ("p0", "p3"):
         np.testing.assert_array_equal(plain[0][name], plain[1][name])  # and one model

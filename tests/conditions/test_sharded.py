@@ -52,10 +52,10 @@ of_ways = pytest.mark.parametrize("way", WAYS)
 @of_kinds
 @of_ways
 def test_the_training_is_the_same_to_the_bit_on_every_rank(made, kind, way):
-    for ours, theirs in zip(made[kind, "plain"][1], made[kind, way][1]):
-        assert ours.keys() == theirs.keys()
-        for name, value in ours.items():
-            np.testing.assert_array_equal(theirs[name], value, err_msg=name)
+    for reference, candidate in zip(made[kind, "plain"][1], made[kind, way][1]):
+        assert reference.keys() == candidate.keys()
+        for name, value in reference.items():
+            np.testing.assert_array_equal(candidate[name], value, err_msg=name)
     assert len(set(made[kind, way][1][0]["losses"].tolist())) == sharded.STEPS
 
 
@@ -106,8 +106,8 @@ def test_each_process_says_which_part_it_has(made, kind):
         assert record.part.shape == (32, 16)
         offset, shape = expected[:2]
         whole = weights[2].reshape(-1) if len(shape) == 1 else weights[2]
-        mine = tuple(slice(start, start + length) for start, length in zip(offset, shape))
-        np.testing.assert_array_equal(record.value, whole[mine])
+        own = tuple(slice(start, start + length) for start, length in zip(offset, shape))
+        np.testing.assert_array_equal(record.value, whole[own])
 
 
 @pytest.mark.parametrize("way", OPTIONS)

@@ -38,12 +38,12 @@ def test_each_check_looks_at_its_own_stages_only(check, stage):
 @pytest.mark.parametrize("below", ["", "steps/00000002", "steps/00000002/rank_0"])
 def test_a_check_takes_a_run_a_step_and_a_dump_folder(tmp_path, below):
     late = planted("body.0/forward/output.0", lambda v: v + 1, at=2)
-    ours = toy_folder(tmp_path / "ours", [0, 2])
-    theirs = toy_folder(tmp_path / "theirs", [0, 2], paddle=True, plant=late)
-    report = check_report(ours / below, str(theirs / below))
+    reference = toy_folder(tmp_path / "reference", [0, 2])
+    candidate = toy_folder(tmp_path / "candidate", [0, 2], paddle=True, plant=late)
+    report = check_report(reference / below, str(candidate / below))
     assert report == False and report.first_diff.step == 2  # noqa: E712
     assert report.coverage.steps == ((2,) if below else (0, 2))
-    assert check_weights(ours / below, theirs / below)
+    assert check_weights(reference / below, candidate / below)
 
 
 def test_steps_of_two_numbers_are_compared_if_they_are_named(tmp_path):

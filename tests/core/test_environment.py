@@ -183,8 +183,8 @@ def test_a_run_in_memory_has_it_too():
 
 
 def test_two_runs_are_reported_apart(tmp_path, capsys):
-    ours, theirs = recorded(tmp_path / "a"), recorded(tmp_path / "b", torch.bfloat16)
-    report = padiff.compare_runs(ours, theirs, policy=padiff.Tolerance(1e-9, 1e-9, "strict"))
+    reference, candidate = recorded(tmp_path / "a"), recorded(tmp_path / "b", torch.bfloat16)
+    report = padiff.compare_runs(reference, candidate, policy=padiff.Tolerance(1e-9, 1e-9, "strict"))
     reported = "autocast.dtype off against bfloat16"
     assert report.environment == (reported,)
     assert report.first_diff is not None and report.first_diff.stage == "forward"
@@ -192,10 +192,10 @@ def test_two_runs_are_reported_apart(tmp_path, capsys):
     assert report.first_diff.message.count("Likely cause") == 1
     assert reported in " ".join(coverage_lines(report)) and reported in to_markdown(report)
     assert to_json(report)["environment"] == [reported]
-    assert padiff.compare_runs(ours, ours).environment == ()
-    assert main(["show", str(theirs)]) == 0
+    assert padiff.compare_runs(reference, reference).environment == ()
+    assert main(["show", str(candidate)]) == 0
     assert "autocast.dtype bfloat16" in capsys.readouterr().out
-    assert main(["doctor", str(theirs)]) == 0
+    assert main(["doctor", str(candidate)]) == 0
     assert "autocast computes in bfloat16" in capsys.readouterr().out
 
 
@@ -223,13 +223,13 @@ def info(framework="torch", **named):
 
 
 def test_what_can_change_numbers_comes_first():
-    ours = info(
+    reference = info(
         python="3.10", numpy="2", threads__intra_op=1, device__kind="gpu", tf32__matmul=False, autocast__dtype="off"
     )
-    theirs = info(
+    candidate = info(
         python="3.11", numpy="2", threads__intra_op=8, device__kind="gpu", tf32__matmul=True, autocast__dtype="bfloat16"
     )
-    assert differences(ours, theirs) == (
+    assert differences(reference, candidate) == (
         "autocast.dtype off against bfloat16",
         "tf32.matmul off against on",
         "threads.intra_op 1 against 8",
@@ -238,12 +238,14 @@ def test_what_can_change_numbers_comes_first():
 
 
 def test_what_is_no_difference():
-    ours = info(
+    reference = info(
         device__kind="cpu", tf32__matmul=False, framework__version="2", env__FLAGS_x="1", attention__fastpath=True
     )
-    theirs = info("paddle", device__kind="cpu", tf32__matmul=True, framework__version="3")
-    assert differences(ours, theirs) == ()  # TF32 on a CPU, the versions of two frameworks, a switch of one only
-    assert differences(ours, replace(theirs, framework="torch")) == (
+    candidate = info("paddle", device__kind="cpu", tf32__matmul=True, framework__version="3")
+    assert (
+        differences(reference, candidate) == ()
+    )  # TF32 on a CPU, the versions of two frameworks, a switch of one only
+    assert differences(reference, replace(candidate, framework="torch")) == (
         "framework.version 2 against 3",
         "env.FLAGS_x 1 against not set",
     )

@@ -74,13 +74,15 @@ def test_json_of_a_match_has_no_first_diff(good):
 
 def test_json_of_one_diff_has_its_sites_figures_and_limit(bad):
     [diff] = [d for d in strict_json(bad)["steps"][1]["diffs"] if not d["passed"]]
-    ours, theirs = (r.value.astype(np.float64) for r in (bad.failed[0].pair.reference, bad.failed[0].pair.candidate))
-    rel = np.linalg.norm(theirs.T - ours) / np.linalg.norm(ours)
+    reference, candidate = (
+        r.value.astype(np.float64) for r in (bad.failed[0].pair.reference, bad.failed[0].pair.candidate)
+    )
+    rel = np.linalg.norm(candidate.T - reference) / np.linalg.norm(reference)
     assert (diff["stage"], diff["reference"], diff["candidate"]) == ("grad", "fc2/grad/weight", "head/grad/weight")
     assert diff["rel_l2"] == pytest.approx(rel) and diff["judged"]["value"] == pytest.approx(rel)
     assert diff["judged"]["figure"] == "rel_l2" and diff["judged"]["limit"] < rel
     assert diff["judged"]["allowed_because"] == str(Rule[diff["judged"]["rule"].upper()])
-    assert diff["l2"]["reference"] == pytest.approx(np.linalg.norm(ours))
+    assert diff["l2"]["reference"] == pytest.approx(np.linalg.norm(reference))
 
 
 def test_nan_and_infinity_stay_within_json():
@@ -133,9 +135,9 @@ def test_what_was_excluded_is_reported_where_nothing_is_proven():
 
 def test_junit_skips_what_one_side_lacks_and_escapes_names():
     tree = info(root(1), linear("a<b&c", 2, 2))
-    ours = step(0, [record("a<b&c", "forward", slot, [1]) for slot in ("output.0", 'output."x"')])
-    theirs = step(0, ours.records[:1])
-    suite = ElementTree.fromstring(to_junit(compare_runs(memory_run(tree, ours), memory_run(tree, theirs))))
+    reference = step(0, [record("a<b&c", "forward", slot, [1]) for slot in ("output.0", 'output."x"')])
+    candidate = step(0, reference.records[:1])
+    suite = ElementTree.fromstring(to_junit(compare_runs(memory_run(tree, reference), memory_run(tree, candidate))))
     assert [case.get("name") for case in suite] == ["a<b&c/forward/output.0", 'a<b&c/forward/output."x"']
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     assert suite[1].find("skipped").get("message") == "missing on the candidate"
@@ -247,8 +249,10 @@ def test_a_layer_whose_parameters_are_compared_within_another_is_not_called_left
     names = ("q_proj", "k_proj", "v_proj")
     fused = info(root(1), plain("attn", "attention", 1), plain("attn.core", "core"), linear("attn.qkv", 4, 12))
     apart = info(root(1), plain("attn", "attention", 3), *(linear(f"attn.{name}", 4, 4) for name in names))
-    ours = step(0, [record("attn.qkv", "weight", "weight", matrix), record("attn.qkv", "weight", "bias", matrix[:, 0])])
-    theirs = step(
+    reference = step(
+        0, [record("attn.qkv", "weight", "weight", matrix), record("attn.qkv", "weight", "bias", matrix[:, 0])]
+    )
+    candidate = step(
         0,
         [
             record(f"attn.{name}", "weight", slot, values[4 * k : 4 * k + 4])
@@ -256,7 +260,7 @@ def test_a_layer_whose_parameters_are_compared_within_another_is_not_called_left
             for slot, values in (("weight", matrix), ("bias", matrix[:, 0]))
         ],
     )
-    report = compare_runs(memory_run(fused, ours), memory_run(apart, theirs))
+    report = compare_runs(memory_run(fused, reference), memory_run(apart, candidate))
     assert report.passed and report.coverage.compared == 6
     left = {*report.coverage.reference_layers, *report.coverage.candidate_layers}
     assert not left & {"attn.qkv", *(f"attn.{name}" for name in names)}

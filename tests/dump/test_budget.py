@@ -258,9 +258,9 @@ def test_another_rank_that_is_ahead(tmp_path):
 
 def test_a_pair_of_runs_whose_steps_vanish(tmp_path):
     """`padiff watch` over a run that drops steps: those it saw are reported once, those it missed never."""
-    ours = write_run(tmp_path / "torch", toy_info(), toy_steps(range(12)))
+    reference = write_run(tmp_path / "torch", toy_info(), toy_steps(range(12)))
     writer = RunWriter(tmp_path / "paddle", toy_info(paddle=True), storage=Storage(max_bytes=80_000), existing="error")
-    runs, seen = PairedRuns(ours, tmp_path / "paddle"), []
+    runs, seen = PairedRuns(reference, tmp_path / "paddle"), []
     for one in toy_steps(range(12), paddle=True):
         writer.put(one)
         writer.flush()
@@ -274,7 +274,7 @@ def test_a_pair_of_runs_whose_steps_vanish(tmp_path):
     assert seen[-1] == 11
     assert len(open_run(tmp_path / "paddle").numbers()) < 10
     assert runs.finished()
-    report = padiff.compare_runs(ours, tmp_path / "paddle")
+    report = padiff.compare_runs(reference, tmp_path / "paddle")
     assert report.passed
     assert report.coverage.steps == tuple(open_run(tmp_path / "paddle").numbers())
     assert report.coverage.reference_steps
@@ -283,14 +283,14 @@ def test_a_pair_of_runs_whose_steps_vanish(tmp_path):
 def test_a_step_that_vanishes_while_it_is_read(tmp_path, monkeypatch):
     import shutil
 
-    ours = write_run(tmp_path / "torch", toy_info(), toy_steps(range(3)))
-    theirs = write_run(tmp_path / "paddle", toy_info(paddle=True), toy_steps(range(3), paddle=True))
-    runs, seen = PairedRuns(ours, theirs), []
+    reference = write_run(tmp_path / "torch", toy_info(), toy_steps(range(3)))
+    candidate = write_run(tmp_path / "paddle", toy_info(paddle=True), toy_steps(range(3), paddle=True))
+    runs, seen = PairedRuns(reference, candidate), []
     for report in runs.poll():
         number = report.coverage.steps[0]
         seen.append(number)
         if number == 0:
-            shutil.rmtree(theirs / "steps/00000001")  # it was in the list of this poll already
+            shutil.rmtree(candidate / "steps/00000001")  # it was in the list of this poll already
     assert seen == [0, 2]
     assert runs.finished()
 

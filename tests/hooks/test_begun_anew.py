@@ -89,9 +89,9 @@ def test_a_tensorboard_that_has_read_the_old_points_shows_the_new_ones_only(tmp_
 
 
 def test_files_that_are_not_padiffs_own_stay_as_they_are(tmp_path):
-    theirs = EventFileWriter(str(tmp_path / "reference"))
-    theirs.add_event(Event(wall_time=1.0, step=5, summary=scalar_pb("accuracy", 0.5)))
-    theirs.close()
+    candidate = EventFileWriter(str(tmp_path / "reference"))
+    candidate.add_event(Event(wall_time=1.0, step=5, summary=scalar_pb("accuracy", 0.5)))
+    candidate.close()
     (tmp_path / "notes.txt").write_text("mine")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     written(tmp_path, reports([0, 1], plant=WRONG), OLD)

@@ -423,9 +423,11 @@ def test_a_logger_that_was_given_gets_the_verdict_and_stays_open(tmp_path):
 def one_sided() -> Report:
     tree = info(root(1), linear("a", 2, 2))
     loop = [record(LOOP, "loss", "loss", np.asarray(v), call=k) for k, v in enumerate((1.0, 3.0))]
-    ours = step(0, [record("a", "forward", "output.0", [3, 4]), record("a", "backward", "output.0", [5, 12]), *loop])
-    theirs = step(0, [record("a", "forward", "output.0", [3, 4]), record("b", "forward", "output.0", [6, 8])])
-    return RunComparison(memory_run(tree, ours), memory_run(tree, theirs)).compare(0)
+    reference = step(
+        0, [record("a", "forward", "output.0", [3, 4]), record("a", "backward", "output.0", [5, 12]), *loop]
+    )
+    candidate = step(0, [record("a", "forward", "output.0", [3, 4]), record("b", "forward", "output.0", [6, 8])])
+    return RunComparison(memory_run(tree, reference), memory_run(tree, candidate)).compare(0)
 
 
 def test_what_one_side_lacks_is_in_the_others_curves_only():

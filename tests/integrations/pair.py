@@ -121,10 +121,10 @@ class Smoothed(paddle.nn.Layer):
 def carry_over(source, target):
     """torch's parameters to paddle's, in one order; linear matrices are transposed."""
     linear = {id(m.weight) for m in source.modules() if isinstance(m, nn.Linear)}
-    mine = by_call(source)
-    theirs = by_call(target)
-    assert len(mine) == len(theirs)
-    for p, q in zip(mine, theirs):
+    given = by_call(source)
+    taking = by_call(target)
+    assert len(given) == len(taking)
+    for p, q in zip(given, taking):
         value = p.detach().numpy()
         q.set_value(value.T.copy() if id(p) in linear else value.copy())
 

@@ -140,8 +140,8 @@ def test_an_exception_in_another_callback_leaves_no_hooks_and_the_same_callback_
     network = Net()
     model = paddle.Model(network)
     model.prepare(paddle.optimizer.SGD(0.1, parameters=network.parameters()), paddle.nn.CrossEntropyLoss())
-    ours = PaDiffCallback(tmp_path / "run")
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": [Raising(), ours]}
+    reference = PaDiffCallback(tmp_path / "run")
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": [Raising(), reference]}
     with pytest.raises(KeyError, match="in a callback"):
         model.fit(Batches(), **options)
     assert hooks(model) == 0

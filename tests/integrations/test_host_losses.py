@@ -102,9 +102,9 @@ class Ported(hapi.Net):
     def __init__(self):
         super().__init__()
         network = lit.net()
-        for mine, theirs in ((self.first, network[0]), (self.second, network[2])):
-            mine.weight.set_value(theirs.weight.detach().numpy().T.copy())
-            mine.bias.set_value(theirs.bias.detach().numpy())
+        for candidate, reference in ((self.first, network[0]), (self.second, network[2])):
+            candidate.weight.set_value(reference.weight.detach().numpy().T.copy())
+            candidate.bias.set_value(reference.bias.detach().numpy())
 
 
 class SameBatches(paddle.io.Dataset):

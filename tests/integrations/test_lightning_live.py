@@ -125,8 +125,8 @@ def test_the_trainers_own_logger_gets_the_verdict_and_no_more_than_ten_tags(tmp_
     with pytest.warns(RuntimeWarning, match="padiff: "):
         fit(tmp_path / "run", Lit(rate=0.2), logger=logger, options={"reference": reference, "tags": kind})
     folder = Path(logger.log_dir)
-    mine = tags(folder) - {"hp_metric"}
-    assert mine == VERDICT | {"0_verdict/heat_map", "0_verdict/first_diff/text_summary"} and len(mine) <= 10
+    shown = tags(folder) - {"hp_metric"}
+    assert shown == VERDICT | {"0_verdict/heat_map", "0_verdict/first_diff/text_summary"} and len(shown) <= 10
     assert dict(events(folder)["0_verdict/times_allowed/update"])[0] > 1
     assert dict(events(folder)["0_verdict/times_allowed/forward"])[0] <= 1
     assert "The runs part at step 0, stage update" in texts(folder)["0_verdict/first_diff/text_summary"]

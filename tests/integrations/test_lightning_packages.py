@@ -75,9 +75,9 @@ def test_a_users_own_subclass_is_one_too(host, tmp_path):
             self.began += 1
             super().on_train_start(trainer, pl_module)
 
-    mine = Mine(tmp_path / "run")
-    fitted(host, tmp_path / "run", mine)
-    assert mine.began == 1 and mine.state_key.endswith("Mine")
+    own = Mine(tmp_path / "run")
+    fitted(host, tmp_path / "run", own)
+    assert own.began == 1 and own.state_key.endswith("Mine")
     assert padiff.open_run(tmp_path / "run").numbers() == [0, 2]
 
 

@@ -55,8 +55,8 @@ def test_losses_are_those_that_the_trainer_logs_and_micro_batches_those_that_it_
     made = train(tmp_path, [PaDiffCallback(tmp_path / "run")])
     for number, logged in enumerate(hf.losses(made)):
         found = values(tmp_path / "run", number)
-        mine = [float(found["(loop)/loss/loss"]), float(found["(loop)/loss/loss#1"])]
-        assert np.mean(mine) == pytest.approx(logged, rel=1e-6)
+        own = [float(found["(loop)/loss/loss"]), float(found["(loop)/loss/loss#1"])]
+        assert np.mean(own) == pytest.approx(logged, rel=1e-6)
     (step,) = padiff.open_run(tmp_path / "run").steps(0)
     assert step.micro_batches == 2
     np.testing.assert_array_equal(values(tmp_path / "run")["(root)/input/input.input_ids#1"], samples()[0][2:4])

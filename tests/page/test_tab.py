@@ -51,7 +51,7 @@ def in_tab(tab: Tab, address: str) -> None:
     tab.wait(f"{FRAME}.padiff?.heat.frames.length && {FRAME}.document.querySelector('#verdict .stats')", 60)
 
 
-def mine(tab: Tab) -> list[str]:
+def own(tab: Tab) -> list[str]:
     """What the page complained about, without TensorBoard's own."""
     return [one for one in tab.troubles if "Three.js" not in one and "WebGL" not in one]
 
@@ -79,7 +79,7 @@ def test_a_live_run_adds_columns_and_then_the_verdict(tab, logs, address):
     tab.wait(f"{FRAME}.document.querySelector('#card .stats')")
     shown = tab.run(f"{FRAME}.document.querySelector('#card').innerText")
     assert "fc2" in shown and "head" in shown and "Distributions" in shown
-    assert mine(tab) == []
+    assert own(tab) == []
 
 
 def test_several_pairs_are_a_list_and_one_that_parts_is_opened(tab, logs, address):
@@ -98,7 +98,7 @@ def test_several_pairs_are_a_list_and_one_that_parts_is_opened(tab, logs, addres
     )
     tab.wait(f"{FRAME}.padiff.store.steps.length === 2")
     tab.wait(f"{FRAME}.document.querySelector('#verdict .chip').innerText === 'match'")
-    assert mine(tab) == []
+    assert own(tab) == []
 
 
 @pytest.mark.parametrize("name", ["..", "/etc", "live/../..", EVIL, ""])

@@ -44,9 +44,10 @@ def mixed(number: int, seed: int, scale: float = 1.0):
     return step(number, records, loss_scale=scale)
 
 
-def runs(tmp_path, ours, theirs):
+def runs(tmp_path, reference, candidate):
     return [
-        open_run(write_run(tmp_path / name, TREE, steps, storage=PACKED)) for name, steps in zip("rc", (ours, theirs))
+        open_run(write_run(tmp_path / name, TREE, steps, storage=PACKED))
+        for name, steps in zip("rc", (reference, candidate))
     ]
 
 
@@ -64,9 +65,9 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, tmp_path, counted):
-    ours = [mixed(n, seed, scale=2.0**n) for n in range(4)]
-    theirs = [mixed(n, seed + 100, scale=4.0**n) for n in range(4)]
-    found, alignment, known = runs(tmp_path, ours, theirs), align(TREE, TREE), PairPlans()
+    reference = [mixed(n, seed, scale=2.0**n) for n in range(4)]
+    candidate = [mixed(n, seed + 100, scale=4.0**n) for n in range(4)]
+    found, alignment, known = runs(tmp_path, reference, candidate), align(TREE, TREE), PairPlans()
     for number in range(4):
         sides = both(found, number)
         pairs = known.pairs(*sides, alignment)
@@ -77,8 +78,8 @@ def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, tmp_path, count
 
 
 def test_steps_of_two_kinds_that_take_turns_are_each_paired_once(tmp_path, counted):
-    ours = [mixed(n, n % 2) for n in range(6)]
-    found, alignment, known = runs(tmp_path, ours, ours), align(TREE, TREE), PairPlans()
+    reference = [mixed(n, n % 2) for n in range(6)]
+    found, alignment, known = runs(tmp_path, reference, reference), align(TREE, TREE), PairPlans()
     for number in range(6):
         sides = both(found, number)
         assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))

@@ -15,8 +15,8 @@ from padiff.records import LOOP, ROOT, STAGES, TRANSPOSED, UNSCALED, Both, Layer
 TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))
 
 
-def pairs_of(ours: Step, theirs: Step, trees=(TREE, TREE), **rest) -> list[Pair]:
-    return pair_steps(ours, theirs, align(*trees, **rest))
+def pairs_of(reference: Step, candidate: Step, trees=(TREE, TREE), **rest) -> list[Pair]:
+    return pair_steps(reference, candidate, align(*trees, **rest))
 
 
 def sites(pairs: list[Pair]) -> list[tuple[str | None, str | None]]:
@@ -38,10 +38,10 @@ def random_step(seed: int) -> Step:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_every_record_of_either_side_is_in_exactly_one_pair(seed):
-    ours, theirs = random_step(seed), random_step(seed + 1000)
-    pairs = pairs_of(ours, theirs)
-    assert Counter(id(p.reference) for p in pairs if p.reference) == Counter(map(id, ours.records))
-    assert Counter(id(p.candidate) for p in pairs if p.candidate) == Counter(map(id, theirs.records))
+    reference, candidate = random_step(seed), random_step(seed + 1000)
+    pairs = pairs_of(reference, candidate)
+    assert Counter(id(p.reference) for p in pairs if p.reference) == Counter(map(id, reference.records))
+    assert Counter(id(p.candidate) for p in pairs if p.candidate) == Counter(map(id, candidate.records))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -76,27 +76,27 @@ def test_what_an_optimizer_did_comes_before_what_the_layers_then_compute():
 
 
 def test_within_a_stage_pairs_come_in_the_order_in_which_the_reference_ran():
-    ours = step(0, [record(x, "forward", "output.0", [1]) for x in ("b", "a", ROOT)])
-    theirs = step(0, [record(x, "forward", "output.0", [1]) for x in ("a", "b", ROOT)])
-    assert [p.reference.layer for p in pairs_of(ours, theirs)] == ["b", "a", ROOT]
+    reference = step(0, [record(x, "forward", "output.0", [1]) for x in ("b", "a", ROOT)])
+    candidate = step(0, [record(x, "forward", "output.0", [1]) for x in ("a", "b", ROOT)])
+    assert [p.reference.layer for p in pairs_of(reference, candidate)] == ["b", "a", ROOT]
 
 
 def test_parameters_come_in_the_order_in_which_their_layers_ran():
     # Defined a, b; run b, a.
     weights = [record(x, "weight", "bias", [1]) for x in ("a", "b")]
-    ours = step(0, weights + [record(x, "forward", "output.0", [1]) for x in ("b", "a")])
-    assert [p.anchor.layer for p in pairs_of(ours, ours) if p.stage == "weight"] == ["b", "a"]
+    reference = step(0, weights + [record(x, "forward", "output.0", [1]) for x in ("b", "a")])
+    assert [p.anchor.layer for p in pairs_of(reference, reference) if p.stage == "weight"] == ["b", "a"]
 
 
 def test_step_wide_scalars_come_after_the_layers_of_their_stage():
-    ours = step(0, [record(LOOP, "update", "learning_rate", [1]), record("a", "update", "weight", [1])])
-    assert [p.anchor.layer for p in pairs_of(ours, ours)] == ["a", LOOP]
+    reference = step(0, [record(LOOP, "update", "learning_rate", [1]), record("a", "update", "weight", [1])])
+    assert [p.anchor.layer for p in pairs_of(reference, reference)] == ["a", LOOP]
 
 
 def test_what_only_the_candidate_has_comes_last_in_its_stage():
-    ours = step(0, [record("a", "forward", "output.0", [1]), record(LOOP, "loss", "loss", [1])])
-    theirs = step(0, [record("zz", "forward", "output.0", [1]), record("a", "forward", "output.0", [1])])
-    assert sites(pairs_of(ours, theirs)) == [
+    reference = step(0, [record("a", "forward", "output.0", [1]), record(LOOP, "loss", "loss", [1])])
+    candidate = step(0, [record("zz", "forward", "output.0", [1]), record("a", "forward", "output.0", [1])])
+    assert sites(pairs_of(reference, candidate)) == [
         ("a/forward/output.0", "a/forward/output.0"),
         (None, "zz/forward/output.0"),
         ("(loop)/loss/loss", None),
@@ -104,9 +104,9 @@ def test_what_only_the_candidate_has_comes_last_in_its_stage():
 
 
 def test_calls_are_paired_by_their_number_and_a_surplus_call_is_not_lost():
-    ours = step(0, [record("a", "forward", "output.0", [k], call=k) for k in range(2)])
-    theirs = step(0, [record("a", "forward", "output.0", [k], call=k) for k in range(3)])
-    assert sites(pairs_of(ours, theirs)) == [
+    reference = step(0, [record("a", "forward", "output.0", [k], call=k) for k in range(2)])
+    candidate = step(0, [record("a", "forward", "output.0", [k], call=k) for k in range(3)])
+    assert sites(pairs_of(reference, candidate)) == [
         ("a/forward/output.0", "a/forward/output.0"),
         ("a/forward/output.0#1", "a/forward/output.0#1"),
         (None, "a/forward/output.0#2"),
@@ -114,34 +114,34 @@ def test_calls_are_paired_by_their_number_and_a_surplus_call_is_not_lost():
 
 
 def test_a_named_output_answers_to_a_numbered_one():
-    ours = step(0, [record(ROOT, "forward", "output.logits", np.zeros((4, 2)))])
-    theirs = step(0, [record(ROOT, "forward", "output.0", np.zeros((4, 2)))])
-    assert sites(pairs_of(ours, theirs)) == [("(root)/forward/output.logits", "(root)/forward/output.0")]
+    reference = step(0, [record(ROOT, "forward", "output.logits", np.zeros((4, 2)))])
+    candidate = step(0, [record(ROOT, "forward", "output.0", np.zeros((4, 2)))])
+    assert sites(pairs_of(reference, candidate)) == [("(root)/forward/output.logits", "(root)/forward/output.0")]
 
 
 def test_outputs_are_not_paired_by_place_where_their_number_differs():
-    ours = step(0, [record(ROOT, "forward", f"output.{k}", [1, 2]) for k in ("logits", "hidden")])
-    theirs = step(0, [record(ROOT, "forward", "output.0", [1, 2])])
-    assert not any(p.complete for p in pairs_of(ours, theirs))
+    reference = step(0, [record(ROOT, "forward", f"output.{k}", [1, 2]) for k in ("logits", "hidden")])
+    candidate = step(0, [record(ROOT, "forward", "output.0", [1, 2])])
+    assert not any(p.complete for p in pairs_of(reference, candidate))
 
 
 def test_outputs_are_not_paired_by_place_where_their_shapes_differ():
-    ours = step(0, [record(ROOT, "forward", "output.logits", [1, 2])])
-    theirs = step(0, [record(ROOT, "forward", "output.0", [1, 2, 3])])
-    assert not any(p.complete for p in pairs_of(ours, theirs))
+    reference = step(0, [record(ROOT, "forward", "output.logits", [1, 2])])
+    candidate = step(0, [record(ROOT, "forward", "output.0", [1, 2, 3])])
+    assert not any(p.complete for p in pairs_of(reference, candidate))
 
 
 def test_several_outputs_of_other_names_each_get_their_own_partner():
-    ours = step(0, [record(ROOT, "forward", f"output.{k}", [v, v]) for v, k in enumerate(("logits", "hidden"))])
-    theirs = step(0, [record(ROOT, "forward", f"output.{k}", [v, v]) for v, k in enumerate((0, 1))])
-    paired = pairs_of(ours, theirs)
+    reference = step(0, [record(ROOT, "forward", f"output.{k}", [v, v]) for v, k in enumerate(("logits", "hidden"))])
+    candidate = step(0, [record(ROOT, "forward", f"output.{k}", [v, v]) for v, k in enumerate((0, 1))])
+    paired = pairs_of(reference, candidate)
     assert all(p.complete and p.reference.value[0] == p.candidate.value[0] for p in paired)
 
 
 def test_inputs_of_models_that_do_not_answer_are_paired_by_place():
-    ours = step(0, [record("lit", "input", "input.x", np.zeros((4, 2)))])
-    theirs = step(0, [record("net", "input", "input.input", np.zeros((4, 2)))])
-    assert sites(pairs_of(ours, theirs)) == [("lit/input/input.x", "net/input/input.input")]
+    reference = step(0, [record("lit", "input", "input.x", np.zeros((4, 2)))])
+    candidate = step(0, [record("net", "input", "input.input", np.zeros((4, 2)))])
+    assert sites(pairs_of(reference, candidate)) == [("lit/input/input.x", "net/input/input.input")]
 
 
 def test_a_linear_layers_weight_is_transposed_only_between_the_two_layouts():
@@ -160,9 +160,9 @@ def test_a_bias_and_an_output_are_never_transposed():
 
 def test_running_statistics_are_paired_under_both_names():
     trees = info(root(1), norm("bn", 3)), info(root(1), norm("bn", 3, paddle=True))
-    ours = step(0, [record("bn", "weight", slot, [1, 2, 3]) for slot in ("running_mean", "running_var")])
-    theirs = step(0, [record("bn", "weight", slot, [1, 2, 3]) for slot in ("_variance", "_mean")])
-    assert sites(pairs_of(ours, theirs, trees)) == [
+    reference = step(0, [record("bn", "weight", slot, [1, 2, 3]) for slot in ("running_mean", "running_var")])
+    candidate = step(0, [record("bn", "weight", slot, [1, 2, 3]) for slot in ("_variance", "_mean")])
+    assert sites(pairs_of(reference, candidate, trees)) == [
         ("bn/weight/running_mean", "bn/weight/_mean"),
         ("bn/weight/running_var", "bn/weight/_variance"),
     ]
@@ -170,8 +170,8 @@ def test_running_statistics_are_paired_under_both_names():
 
 def test_only_gradients_of_activations_are_divided_by_the_loss_scales():
     records = [record("a", stage, "output.0", [1]) for stage in STAGES]
-    ours, theirs = step(0, records, loss_scale=4.0), step(0, records, loss_scale=1024.0)
-    scales = {p.stage: p.scales for p in pairs_of(ours, theirs)}
+    reference, candidate = step(0, records, loss_scale=4.0), step(0, records, loss_scale=1024.0)
+    scales = {p.stage: p.scales for p in pairs_of(reference, candidate)}
     assert scales.pop("backward") == Both(4.0, 1024.0)
     assert set(scales.values()) == {UNSCALED}
 

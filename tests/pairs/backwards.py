@@ -32,20 +32,20 @@ BACK = (PADDLE, TORCH)
 
 
 def flip(layers):
-    return tuple((theirs, ours) for ours, theirs in layers)
+    return tuple((candidate, reference) for reference, candidate in layers)
 
 
-def pack(ref, ours, cand, theirs):
+def pack(ref, reference, cand, candidate):
     """Linear layers for query, key and value as torch's packed attention."""
-    matrices, biases = zip(*(dense(ref, path) for path in ours))
-    put(cand, theirs, "in_proj_weight", np.concatenate(matrices))
-    put(cand, theirs, "in_proj_bias", np.concatenate(biases))
+    matrices, biases = zip(*(dense(ref, path) for path in reference))
+    put(cand, candidate, "in_proj_weight", np.concatenate(matrices))
+    put(cand, candidate, "in_proj_bias", np.concatenate(biases))
 
 
 def carry_bert(ref, cand):
-    for ours, theirs in flip(PACKED_TO_BERT):
-        if theirs != "(root)" and not theirs.endswith(".attn"):
-            same(ref, ours, cand, theirs)
+    for reference, candidate in flip(PACKED_TO_BERT):
+        if candidate != "(root)" and not candidate.endswith(".attn"):
+            same(ref, reference, cand, candidate)
     put(cand, "(root)", "pos", value(ref, "embeddings.position_embeddings", "weight")[None])
     for index in (0, 1):
         inside = f"encoder.layer.{index}.attention.self."
@@ -53,18 +53,18 @@ def carry_bert(ref, cand):
 
 
 def carry_encoder(ref, cand):
-    for ours, theirs in flip(TORCH_TO_PADDLE):
-        if not theirs.endswith("self_attn"):
-            same(ref, ours, cand, theirs)
+    for reference, candidate in flip(TORCH_TO_PADDLE):
+        if not candidate.endswith("self_attn"):
+            same(ref, reference, cand, candidate)
     for index in (0, 1):
         parts = [f"body.layers.{index}.self_attn.{name}_proj" for name in "qkv"]
         pack(ref, parts, cand, f"encoder.layers.{index}.self_attn")
 
 
 def carry_vit(ref, cand):
-    for ours, theirs in flip(FUSED_TO_NESTED):
-        if theirs != "(root)" and not theirs.endswith("qkv"):
-            same(ref, ours, cand, theirs)
+    for reference, candidate in flip(FUSED_TO_NESTED):
+        if candidate != "(root)" and not candidate.endswith("qkv"):
+            same(ref, reference, cand, candidate)
     for index in (0, 1):
         inside = f"vit.encoder.layer.{index}.attention.attention."
         fuse(ref, [inside + name for name in ("query", "key", "value")], cand, f"blocks.{index}.attn.qkv")
@@ -73,7 +73,11 @@ def carry_vit(ref, cand):
 
 
 def carry_beit(ref, cand):
-    kept = [(ours, theirs) for ours, theirs in flip(TIMM_TO_BEIT) if theirs != "(root)" and ".ls" not in theirs]
+    kept = [
+        (reference, candidate)
+        for reference, candidate in flip(TIMM_TO_BEIT)
+        if candidate != "(root)" and ".ls" not in candidate
+    ]
     straight(kept)(ref, cand)
     for index in (0, 1):
         put(cand, f"blocks.{index}.ls1", "weight", value(ref, f"model.layer{index}", "gamma_1"))
@@ -85,11 +89,11 @@ def carry_beit(ref, cand):
 def carry_llama(ref, cand):
     straight(flip(links(LLAMA_BODY + DOWN)))(ref, cand)
     for index in (0, 1):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        key_and_value = [theirs + "self_attn.k_proj", theirs + "self_attn.v_proj"]
-        split(ref, ours + "attention.wkv", cand, key_and_value)
-        gate_and_up = [theirs + "mlp.gate_proj", theirs + "mlp.up_proj"]
-        split(ref, ours + "feed_forward.gate_up_proj", cand, gate_and_up)
+        reference, candidate = f"layers.{index}.", f"model.layers.{index}."
+        key_and_value = [candidate + "self_attn.k_proj", candidate + "self_attn.v_proj"]
+        split(ref, reference + "attention.wkv", cand, key_and_value)
+        gate_and_up = [candidate + "mlp.gate_proj", candidate + "mlp.up_proj"]
+        split(ref, reference + "feed_forward.gate_up_proj", cand, gate_and_up)
 
 
 def carry_stack(ref, cand):

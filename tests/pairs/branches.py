@@ -60,9 +60,10 @@ def branched(kit):
 
 
 INCEPTION = "\n fc out" + "".join(
-    f"\n mixed_{letter}.{ours}.0 trunk.{index}.{theirs}.conv\n mixed_{letter}.{ours}.1 trunk.{index}.{theirs}.bn"
+    f"\n mixed_{letter}.{reference}.0 trunk.{index}.{candidate}.conv"
+    f"\n mixed_{letter}.{reference}.1 trunk.{index}.{candidate}.bn"
     for index, letter in enumerate("ab")
-    for ours, theirs in (
+    for reference, candidate in (
         ("branch1x1", "b0"),
         ("branch5x5_1", "b1.0"),
         ("branch5x5_2", "b1.1"),
@@ -140,9 +141,9 @@ def depthwise(kit):
 MOBILE = links(
     "\n features.0.0 conv_stem\n features.0.1 bn_stem\n last conv_head"
     + "".join(
-        f"\n features.{index}.conv.{ours} blocks.{name}.{theirs}"
+        f"\n features.{index}.conv.{reference} blocks.{name}.{candidate}"
         for index, name in ((1, "first"), (2, "second"))
-        for ours, theirs in (
+        for reference, candidate in (
             ("0", "expand_conv"),
             ("1", "bn0"),
             ("3", "depthwise_conv"),
@@ -196,9 +197,9 @@ def dictionary_of_fires(kit):
 FIRES = links(
     "\n classifier final"
     + "".join(
-        f"\n features.{index}.{ours} fires.fire{index + 2}.{theirs}"
+        f"\n features.{index}.{reference} fires.fire{index + 2}.{candidate}"
         for index in range(3)
-        for ours, theirs in (("squeeze", "squeeze_conv"), ("expand1x1", "small"), ("expand3x3", "large"))
+        for reference, candidate in (("squeeze", "squeeze_conv"), ("expand1x1", "small"), ("expand3x3", "large"))
     )
 )
 

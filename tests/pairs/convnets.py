@@ -246,10 +246,10 @@ REVERSED = links(
     "conv1 stem\nbn1 stem_norm\nfc head\n"
     + "layer2.0.downsample.0 block3.short\nlayer2.0.downsample.1 block3.short_norm\n"
     + "\n".join(
-        f"layer{stage}.{block}.{ours} block{2 * stage + block - 1}.{theirs}"
+        f"layer{stage}.{block}.{reference} block{2 * stage + block - 1}.{candidate}"
         for stage in (1, 2)
         for block in (0, 1)
-        for ours, theirs in (("conv1", "conv1"), ("bn1", "norm1"), ("conv2", "conv2"), ("bn2", "norm2"))
+        for reference, candidate in (("conv1", "conv1"), ("bn1", "norm1"), ("conv2", "conv2"), ("bn2", "norm2"))
     )
 )
 
@@ -303,7 +303,7 @@ PAIRS = (
         staged_resnet,
         resnet,
         IMAGES,
-        tuple((theirs, ours) for ours, theirs in RESNET_TO_STAGES),
+        tuple((candidate, reference) for reference, candidate in RESNET_TO_STAGES),
         kits=(PADDLE, TORCH),
     ),
     # A BatchNorm class of one's own with other names, all norms defined last.

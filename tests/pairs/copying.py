@@ -88,51 +88,51 @@ def put_dense(model, path, matrix, bias):
         put(model, path, "bias", bias)
 
 
-def same(ref, ours, cand, theirs):
+def same(ref, reference, cand, candidate):
     """Copy one layer onto another that does the same."""
-    if _is_dense(layer(ref, ours)) and _is_dense(layer(cand, theirs)):
-        put_dense(cand, theirs, *dense(ref, ours))
+    if _is_dense(layer(ref, reference)) and _is_dense(layer(cand, candidate)):
+        put_dense(cand, candidate, *dense(ref, reference))
         return
-    names = tensors(layer(ref, ours)).keys()
-    if names != tensors(layer(cand, theirs)).keys():
-        raise MismatchError(f"{ours} and {theirs} own different things")
+    names = tensors(layer(ref, reference)).keys()
+    if names != tensors(layer(cand, candidate)).keys():
+        raise MismatchError(f"{reference} and {candidate} own different things")
     for name in names:
-        put(cand, theirs, name, value(ref, ours, name))
+        put(cand, candidate, name, value(ref, reference, name))
 
 
-def fuse(ref, ours, cand, theirs):
+def fuse(ref, reference, cand, candidate):
     """Several linear layers below each other in one."""
-    matrices, biases = zip(*(dense(ref, path) for path in ours))
-    put_dense(cand, theirs, np.concatenate(matrices), None if biases[0] is None else np.concatenate(biases))
+    matrices, biases = zip(*(dense(ref, path) for path in reference))
+    put_dense(cand, candidate, np.concatenate(matrices), None if biases[0] is None else np.concatenate(biases))
 
 
-def split(ref, ours, cand, theirs):
+def split(ref, reference, cand, candidate):
     """One linear layer as several of equal size."""
-    matrix, bias = dense(ref, ours)
-    biases = [None] * len(theirs) if bias is None else np.split(bias, len(theirs))
-    for path, part, its_bias in zip(theirs, np.split(matrix, len(theirs)), biases):
+    matrix, bias = dense(ref, reference)
+    biases = [None] * len(candidate) if bias is None else np.split(bias, len(candidate))
+    for path, part, its_bias in zip(candidate, np.split(matrix, len(candidate)), biases):
         put_dense(cand, path, part, its_bias)
 
 
-def interleave(ref, ours, cand, theirs, heads):
+def interleave(ref, reference, cand, candidate, heads):
     """Several linear layers in one, whose rows are (head, which, dimension)."""
-    matrices, biases = zip(*(dense(ref, path) for path in ours))
+    matrices, biases = zip(*(dense(ref, path) for path in reference))
     width = matrices[0].shape[1]
     matrix = np.stack([m.reshape((heads, -1, width)) for m in matrices], 1).reshape((-1, width))
-    put_dense(cand, theirs, matrix, np.stack([b.reshape((heads, -1)) for b in biases], 1).reshape(-1))
+    put_dense(cand, candidate, matrix, np.stack([b.reshape((heads, -1)) for b in biases], 1).reshape(-1))
 
 
-def unpack(ref, ours, cand, theirs):
+def unpack(ref, reference, cand, candidate):
     """torch's packed attention as linear layers for query, key and value."""
-    matrices = np.split(value(ref, ours, "in_proj_weight"), 3)
-    for path, matrix, bias in zip(theirs, matrices, np.split(value(ref, ours, "in_proj_bias"), 3)):
+    matrices = np.split(value(ref, reference, "in_proj_weight"), 3)
+    for path, matrix, bias in zip(candidate, matrices, np.split(value(ref, reference, "in_proj_bias"), 3)):
         put_dense(cand, path, matrix, bias)
 
 
-def part_heads(ref, ours, cand, theirs, heads):
+def part_heads(ref, reference, cand, candidate, heads):
     """One linear layer, whose rows are (head, which, dimension), as several."""
-    matrix, bias = dense(ref, ours)
-    width, count = matrix.shape[1], len(theirs)
+    matrix, bias = dense(ref, reference)
+    width, count = matrix.shape[1], len(candidate)
     matrix, bias = matrix.reshape((heads, count, -1, width)), bias.reshape((heads, count, -1))
-    for which, path in enumerate(theirs):
+    for which, path in enumerate(candidate):
         put_dense(cand, path, matrix[:, which].reshape((-1, width)), bias[:, which].reshape(-1))

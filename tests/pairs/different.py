@@ -159,8 +159,8 @@ TEXT = links(
     """
 )
 NORMLESS = tuple(entry for entry in TEXT if entry[0] != "norm")
-THIRD_OURS = tuple(ours.replace(".1.", ".2.") for ours, _ in TEXT if ".1." in ours)
-THIRD_THEIRS = tuple(theirs.replace(".1.", ".2.") for _, theirs in TEXT if ".1." in theirs)
+THIRD_OURS = tuple(reference.replace(".1.", ".2.") for reference, _ in TEXT if ".1." in reference)
+THIRD_THEIRS = tuple(candidate.replace(".1.", ".2.") for _, candidate in TEXT if ".1." in candidate)
 
 
 @dataclass(frozen=True)
@@ -230,24 +230,24 @@ def flat_image(kit, spec=Image()):
 
 
 IMAGE = links("stem patch\n fc logits") + tuple(
-    (f"layers.{index}.{ours}", f"{theirs}{index + 1}")
+    (f"layers.{index}.{reference}", f"{candidate}{index + 1}")
     for index in (0, 1)
-    for ours, theirs in (("conv", "conv"), ("bn", "norm"))
+    for reference, candidate in (("conv", "conv"), ("bn", "norm"))
 )
 
 
-def text(name, differs, ours=None, scale=1.0, layers=TEXT, **more):
+def text(name, differs, reference=None, scale=1.0, layers=TEXT, **more):
     """A pair of transformers; ``more`` is what the candidate has otherwise, or fields of the pair."""
     fields = {key: more.pop(key) for key in ("extra", "transfer", "kits") if key in more}
-    base = replace(Text(), **(ours or {}))
+    base = replace(Text(), **(reference or {}))
     both = partial(nested_text, spec=base), partial(flat_text, spec=replace(base, **more))
     return pair(name, *both, (ROWS[0] * scale,), layers, same=False, differs=differs, **fields)
 
 
-def image(name, differs, ours=None, scale=1.0, **more):
+def image(name, differs, reference=None, scale=1.0, **more):
     """The same of convolutional nets."""
     fields = {key: more.pop(key) for key in ("shows", "transfer", "kits") if key in more}
-    base = replace(Image(), **(ours or {}))
+    base = replace(Image(), **(reference or {}))
     both = partial(nested_image, spec=base), partial(flat_image, spec=replace(base, **more))
     return pair(name, *both, (IMAGES[0] * scale,), IMAGE, same=False, differs=differs, **fields)
 
@@ -267,7 +267,7 @@ PAIRS = (
     text(
         "one_block_fewer",
         "blocks.2",
-        ours={"hidden": (24, 24, 24)},
+        reference={"hidden": (24, 24, 24)},
         hidden=(24, 24),
         extra=(THIRD_OURS, ()),
         kits=(TORCH, TORCH),
@@ -297,7 +297,7 @@ PAIRS = (
     # RMSNorm, which has no bias, for LayerNorm.
     text("rmsnorm", "blocks.0.norm1", norm="rms"),
     # A LayerNorm of one's own with all parameters, that forgets to subtract the mean.
-    text("norm_not_centred", "blocks.0.norm1", ours={"norm": "own"}, norm="flawed"),
+    text("norm_not_centred", "blocks.0.norm1", reference={"norm": "own"}, norm="flawed"),
     # No tanh after the pooler.
     text("tanh_missing", "tanh", tanh=False),
     # Another kernel size.

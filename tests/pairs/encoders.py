@@ -154,7 +154,8 @@ FLAT_TO_BERT = links(
     """
 )
 PACKED_TO_BERT = tuple(
-    (re.sub("[qkv]_proj", "attn", ours).replace("out_proj", "attn.out_proj"), theirs) for ours, theirs in FLAT_TO_BERT
+    (re.sub("[qkv]_proj", "attn", reference).replace("out_proj", "attn.out_proj"), candidate)
+    for reference, candidate in FLAT_TO_BERT
 )
 
 
@@ -164,9 +165,9 @@ def carry_flat_bert(ref, cand):
 
 
 def carry_packed_bert(ref, cand):
-    for ours, theirs in PACKED_TO_BERT:
-        if not ours.endswith(".attn") and ours != "(root)":
-            same(ref, ours, cand, theirs)
+    for reference, candidate in PACKED_TO_BERT:
+        if not reference.endswith(".attn") and reference != "(root)":
+            same(ref, reference, cand, candidate)
     put(cand, "embeddings.position_embeddings", "weight", value(ref, "(root)", "pos")[0])
     for index in (0, 1):
         inside = f"encoder.layer.{index}.attention.self."
@@ -277,7 +278,8 @@ def carry_torch_encoder(ref, cand):
 
 
 TORCH_TO_PADDLE = tuple(
-    (ours, {other: native for native, other in PADDLE_TO_DISTIL}[theirs]) for ours, theirs in TORCH_TO_DISTIL
+    (reference, {other: native for native, other in PADDLE_TO_DISTIL}[candidate])
+    for reference, candidate in TORCH_TO_DISTIL
 )
 
 

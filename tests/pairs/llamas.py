@@ -198,19 +198,21 @@ FUSED = """
     model.layers.{i}.mlp.up_proj              layers.{i}.feed_forward.gate_up_proj
     """
 EXPERTS = "\n model.layers.{i}.mlp.gate layers.{i}.feed_forward.router" + "".join(
-    f"\n model.layers.{{i}}.mlp.experts.{expert}.{ours} layers.{{i}}.feed_forward.ffns.expert_{expert}.{theirs}"
+    f"\n model.layers.{{i}}.mlp.experts.{expert}.{reference} layers.{{i}}.feed_forward.ffns.expert_{expert}.{candidate}"
     for expert in range(3)
-    for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+    for reference, candidate in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
 )
 
 
 def carry_fused(ref, cand):
     straight(links(BODY + DOWN))(ref, cand)
     for index in (0, 1):
-        ours, theirs = f"model.layers.{index}.", f"layers.{index}."
-        key_and_value = [ours + "self_attn.k_proj", ours + "self_attn.v_proj"]
-        fuse(ref, key_and_value, cand, theirs + "attention.wkv")
-        fuse(ref, [ours + "mlp.gate_proj", ours + "mlp.up_proj"], cand, theirs + "feed_forward.gate_up_proj")
+        reference, candidate = f"model.layers.{index}.", f"layers.{index}."
+        key_and_value = [reference + "self_attn.k_proj", reference + "self_attn.v_proj"]
+        fuse(ref, key_and_value, cand, candidate + "attention.wkv")
+        fuse(
+            ref, [reference + "mlp.gate_proj", reference + "mlp.up_proj"], cand, candidate + "feed_forward.gate_up_proj"
+        )
 
 
 PAIRS = (

@@ -219,11 +219,11 @@ CONVNEXT = links(
 
 
 def carry_convnext(ref, cand):
-    for ours, theirs in CONVNEXT:
-        if theirs.endswith("block.5"):
-            put(cand, theirs, "lambda_", value(ref, ours, "weight").reshape((1, 8, 1, 1)))
+    for reference, candidate in CONVNEXT:
+        if candidate.endswith("block.5"):
+            put(cand, candidate, "lambda_", value(ref, reference, "weight").reshape((1, 8, 1, 1)))
         else:
-            same(ref, ours, cand, theirs)
+            same(ref, reference, cand, candidate)
 
 
 PAIRS = (

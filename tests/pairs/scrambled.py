@@ -80,8 +80,8 @@ def scrambled_blocks(kit):
 
 SCRAMBLED_BLOCKS = links(
     "".join(
-        f"\n {ours}.{inner} {theirs}.{other}"
-        for ours, theirs in (("u", "m2"), ("v", "m3"), ("w", "m1"))
+        f"\n {reference}.{inner} {candidate}.{other}"
+        for reference, candidate in (("u", "m2"), ("v", "m3"), ("w", "m1"))
         for inner, other in (("n1", "t6"), ("f1", "t5"), ("f2", "t2"), ("n2", "t3"), ("f3", "t1"), ("f4", "t4"))
     )
 )

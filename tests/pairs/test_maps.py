@@ -61,9 +61,9 @@ def paths(alignment):
 
 @named(*VARIED)
 def test_a_written_map_gives_the_same_again(pair, tmp_path):
-    ours, theirs = infos(pair)
-    found = align(ours, theirs)
-    again = align(ours, theirs, read_back(map_to_yaml(found, "a", "b"), tmp_path))
+    reference, candidate = infos(pair)
+    found = align(reference, candidate)
+    again = align(reference, candidate, read_back(map_to_yaml(found, "a", "b"), tmp_path))
     assert paths(again) == paths(found)
     assert set(again.parameters) == set(found.parameters)
     assert (again.reference_parameters, again.candidate_parameters) == (
@@ -91,8 +91,8 @@ def test_fused_layers_are_written_with_a_list_of_their_parts_in_order(pair):
 
 @named("resnet_stages")
 def test_a_pair_that_was_swapped_by_hand_wins(pair, tmp_path):
-    ours, theirs = infos(pair)
-    found = align(ours, theirs)
+    reference, candidate = infos(pair)
+    found = align(reference, candidate)
     partner = {p.reference.path: p.candidate.path for p in found.pairs}
     one, other = "layer1.0.conv1", "layer1.1.conv1"
     assert {one, other} <= partner.keys()
@@ -100,7 +100,7 @@ def test_a_pair_that_was_swapped_by_hand_wins(pair, tmp_path):
     for entry in data["pairs"]:
         if entry["reference"] in (one, other):
             entry["candidate"] = partner[other if entry["reference"] == one else one]
-    edited = align(ours, theirs, read_back(yaml.safe_dump(data), tmp_path))
+    edited = align(reference, candidate, read_back(yaml.safe_dump(data), tmp_path))
     assert {(one, partner[other]), (other, partner[one])} <= paths(edited)
     links = {(a.layer, b.layer) for p in edited.parameters for a in p.reference for b in p.candidate}
     assert {(one, partner[other]), (other, partner[one])} <= links
@@ -159,15 +159,15 @@ def test_layers_may_be_given_as_objects_in_a_list():
 
 @named("vit_fused_to_nested")
 def test_a_list_wins_over_what_the_names_say(pair):
-    ours, theirs = infos(pair)
+    reference, candidate = infos(pair)
     inside = "vit.encoder.layer.0.attention.attention."
     given = GivenMap([("blocks.0.attn.qkv", [f"{inside}{part}" for part in ("value", "key", "query")])])
     rows = {
         p.candidate[0].layer.removeprefix(inside): (p.reference[0].start, p.reference[0].stop)
-        for p in align(ours, theirs, given).parameters
+        for p in align(reference, candidate, given).parameters
         if p.reference[0].layer == "blocks.0.attn.qkv" and p.reference[0].slot == "weight"
     }
-    width = next(x for x in ours.layers if x.path == "blocks.0.attn.qkv").parameters[0].shape[0] // 3
+    width = next(x for x in reference.layers if x.path == "blocks.0.attn.qkv").parameters[0].shape[0] // 3
     assert rows == {"value": (0, width), "key": (width, 2 * width), "query": (2 * width, 3 * width)}
 
 

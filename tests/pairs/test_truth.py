@@ -77,15 +77,15 @@ def test_no_two_layers_are_interchangeable(pair):
     paths = sorted({path for _, path in pair.layers})
     owned = {path: {n: kit.numpy(t) for n, t in tensors(layer(candidate, path)).items()} for path in paths}
     for one, other in itertools.combinations(paths, 2):
-        mine, its = owned[one], owned[other]
-        alike = {n: a.shape for n, a in mine.items()} == {n: a.shape for n, a in its.items()}
+        own, its = owned[one], owned[other]
+        alike = {n: a.shape for n, a in own.items()} == {n: a.shape for n, a in its.items()}
         if not alike or _shared(candidate, one, other):
             continue
-        for path, values in ((one, its), (other, mine)):
+        for path, values in ((one, its), (other, own)):
             for name, array in values.items():
                 put(candidate, path, name, array)
         assert distance(reference, np.asarray(kit.run(candidate, args), np.float64)) > 1e-4, (one, other)
-        for path, values in ((one, mine), (other, its)):
+        for path, values in ((one, own), (other, its)):
             for name, array in values.items():
                 put(candidate, path, name, array)
 

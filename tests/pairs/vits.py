@@ -236,9 +236,9 @@ PATCH = ("vit.embeddings.patch_embeddings.projection", "to_patch_embedding.1")
 
 
 def carry_fused(ref, cand):
-    for ours, theirs in FUSED_TO_NESTED:
-        if ours != "(root)" and not ours.endswith("qkv"):
-            same(ref, ours, cand, theirs)
+    for reference, candidate in FUSED_TO_NESTED:
+        if reference != "(root)" and not reference.endswith("qkv"):
+            same(ref, reference, cand, candidate)
     for index in (0, 1):
         inside = f"vit.encoder.layer.{index}.attention.attention."
         split(ref, f"blocks.{index}.attn.qkv", cand, [inside + name for name in ("query", "key", "value")])
@@ -258,9 +258,9 @@ def carry_to_unfolded(ref, cand):
 
 
 def carry_but_patches(ref, cand):
-    for ours, theirs in NESTED_TO_LUCID:
-        if ours not in ("vit.embeddings", PATCH[0]) and not theirs.endswith("to_kv"):
-            same(ref, ours, cand, theirs)
+    for reference, candidate in NESTED_TO_LUCID:
+        if reference not in ("vit.embeddings", PATCH[0]) and not candidate.endswith("to_kv"):
+            same(ref, reference, cand, candidate)
     for index in (0, 1):
         inside = f"vit.encoder.layer.{index}.attention.attention."
         fuse(ref, [inside + "key", inside + "value"], cand, f"transformer.layers.{index}.0.to_kv")

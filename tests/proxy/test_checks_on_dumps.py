@@ -201,8 +201,8 @@ def test_a_layer_map_reaches_the_comparison_in_the_users_order(pair):
     base, raw = branched(pair[0], "ab"), branched(pair[1], "ba")
     renamed = raw._modules if pair[1].name == "torch" else raw._sub_layers
     assert list(renamed) == ["b", "a"]
-    for ours, theirs in ((base.a, raw.a), (base.b, raw.b)):
-        padiff.assign_weight(ours, theirs)
+    for reference, candidate in ((base.a, raw.a), (base.b, raw.b)):
+        padiff.assign_weight(reference, candidate)
     proxies = [create_model(base), create_model(raw)]
     proxies[0].set_layer_map([base.b, base.a])
     proxies[1].set_layer_map([raw.b, raw.a])

@@ -105,9 +105,9 @@ def test_of_a_model_that_is_too_large_the_first_weights_are_kept(framework, budg
         for parameter in other.parameters():
             parameter.zero_()
     padiff.start_from(folder, other)
-    ours = [p.detach().numpy() for p in other.parameters()]
-    theirs = [value.T if framework == "paddle" and value.ndim == 2 else value for value in before]
-    assert all(np.array_equal(one, other) for one, other in zip(ours, theirs))
+    reference = [p.detach().numpy() for p in other.parameters()]
+    candidate = [value.T if framework == "paddle" and value.ndim == 2 else value for value in before]
+    assert all(np.array_equal(one, other) for one, other in zip(reference, candidate))
     assert "the first recorded step, as far as it fits" in capsys.readouterr().err
 
 

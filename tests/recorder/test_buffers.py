@@ -77,6 +77,6 @@ def test_sizes_that_are_no_longer_used_are_let_go():
 def test_other_arrays_are_left_alone():
     pool = ArrayPool()
     pool.keep = True
-    ours = np.zeros((200, 100), np.float32)
-    pool.recycle(step_of(InMemory(ours), InMemory(ours[1:])))
-    assert not np.shares_memory(pool.empty((200, 100), np.float32), ours)
+    reference = np.zeros((200, 100), np.float32)
+    pool.recycle(step_of(InMemory(reference), InMemory(reference[1:])))
+    assert not np.shares_memory(pool.empty((200, 100), np.float32), reference)

@@ -347,9 +347,9 @@ def test_in_memory_and_in_a_folder_are_the_same(kit, tmp_path):
             one_step(kit, model, optimizer, *batch(kit, (8, 1, 6, 6), 5, seed=k), rec)
     folder = padiff.open_run(tmp_path / "run")
     for number in (0, 1):
-        (ours,), (theirs,) = memory.steps(number), folder.steps(number)
-        assert len(ours.records) == len(theirs.records) > 30
-        for one, other in zip(ours.records, theirs.records):
+        (reference,), (candidate,) = memory.steps(number), folder.steps(number)
+        assert len(reference.records) == len(candidate.records) > 30
+        for one, other in zip(reference.records, candidate.records):
             assert one.site == other.site
             values = [r.value if r.sketch is None else r.sketch.row() for r in (one, other)]
             np.testing.assert_array_equal(values[0], values[1], err_msg=one.site)
@@ -407,11 +407,11 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=[str(one) for one in OPTIONS])
 def test_the_training_is_the_same_to_the_bit(kit, tmp_path, options):
     plain, recorded = result(kit), result(kit, tmp_path / "run", **options)
-    for ours, theirs in zip(plain[:2], recorded[:2]):
-        assert len(ours) == len(theirs) == 5
+    for reference, candidate in zip(plain[:2], recorded[:2]):
+        assert len(reference) == len(candidate) == 5
     np.testing.assert_array_equal(np.stack(plain[0]), np.stack(recorded[0]))
-    for ours, theirs in zip(plain[1], recorded[1]):
-        for one, other in zip(ours, theirs):
+    for reference, candidate in zip(plain[1], recorded[1]):
+        for one, other in zip(reference, candidate):
             np.testing.assert_array_equal(one, other)
     assert plain[2].keys() == recorded[2].keys()
     for name, value in plain[2].items():

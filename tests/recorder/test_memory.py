@@ -212,10 +212,12 @@ def test_memory_that_is_used_again_holds_no_older_step(kit, tmp_path, options):
     on_disk = padiff.open_run(tmp_path / "run")
     assert on_disk.numbers() == in_memory.numbers() == list(range(7))
     for number in range(7):
-        for ours, theirs in zip(in_memory.steps(number)[0].records, on_disk.steps(number)[0].records, strict=True):
-            assert ours.site == theirs.site
-            values = (r.value if r.sketch is None else r.sketch.row() for r in (ours, theirs))
-            assert np.array_equal(*values), (number, ours.site)
+        for reference, candidate in zip(
+            in_memory.steps(number)[0].records, on_disk.steps(number)[0].records, strict=True
+        ):
+            assert reference.site == candidate.site
+            values = (r.value if r.sketch is None else r.sketch.row() for r in (reference, candidate))
+            assert np.array_equal(*values), (number, reference.site)
 
 
 @pytest.fixture

@@ -179,12 +179,12 @@ def test_attributes_that_somebody_set_on_a_paddle_optimizer_before_are_there_aga
     calls = []
     original = optimizer.step
 
-    def mine(*args, **kwargs):
+    def own(*args, **kwargs):
         calls.append(1)
         return original(*args, **kwargs)
 
-    optimizer.step = mine
+    optimizer.step = own
     with padiff.record(model, optimizer=optimizer) as rec:
         one_step(kit, model, optimizer, *batch(kit), rec)
-    assert vars(optimizer)["step"] is mine
+    assert vars(optimizer)["step"] is own
     assert calls == [1]

@@ -96,8 +96,8 @@ def test_what_the_optimizer_inside_consumes_and_does_is_recorded(name):
     losses, weights, rec = train(TORCH, WRAPPERS[name])
     _, _, bare = train(TORCH, lambda optimizer: optimizer)
     assert losses == plain[0]
-    for ours, theirs in zip(weights, plain[1]):
-        np.testing.assert_array_equal(ours, theirs)
+    for reference, candidate in zip(weights, plain[1]):
+        np.testing.assert_array_equal(reference, candidate)
     for number in (0, 1):
         values, expected = recorded(rec, number), recorded(bare, number)
         assert values.keys() == expected.keys()

@@ -22,10 +22,10 @@ def test_a_value_has_what_a_plain_dataclass_of_its_fields_has(value):
     own = [one for one in fields(value) if one.init]
     plain = make_dataclass("Plain", [(one.name, one.type, one.default) for one in own], frozen=True)
     some = {one.name: getattr(value, one.name) for one in own[:6]}
-    ours, theirs = type(value)(*some.values()), plain(**some)
-    assert type(ours) is type(value)
-    assert {one.name: getattr(ours, one.name) for one in own} == vars(theirs)
-    assert ours == type(value)(**some)
+    reference, candidate = type(value)(*some.values()), plain(**some)
+    assert type(reference) is type(value)
+    assert {one.name: getattr(reference, one.name) for one in own} == vars(candidate)
+    assert reference == type(value)(**some)
     assert replace(value) == value == copy.copy(value)
 
 

@@ -122,8 +122,8 @@ def test_a_training_with_kinks_that_amplifies_rounding_matches(tmp_path):
             Torch.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(y)).backward()
             Torch.update(net, optimizer, clip=0)
             rec.try_dump()
-    theirs = PaddleResNet()
-    report = replayed_plainly(theirs, Paddle.momentum(theirs), tmp_path / "a", tmp_path / "b")
+    candidate = PaddleResNet()
+    report = replayed_plainly(candidate, Paddle.momentum(candidate), tmp_path / "a", tmp_path / "b")
     assert report.passed, str(report)
     assert sum(d.judgement is not None and d.judgement.rule is Rule.MEASURED for d in report.diffs) > 100
 

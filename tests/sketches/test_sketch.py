@@ -269,9 +269,9 @@ def test_relative_error_is_unbiased_and_spreads_as_reported(size):
         data = np.random.default_rng(seed)
         reference = data.normal(size=size)
         candidate = reference + 1e-3 * data.normal(size=size)
-        ours, theirs = sketch_of(reference), sketch_of(candidate)
+        of_reference, of_candidate = sketch_of(reference), sketch_of(candidate)
         truth = np.linalg.norm(candidate - reference) / np.linalg.norm(reference)
-        found.append(error_l2(ours, theirs) / ours.l2 / truth)
+        found.append(error_l2(of_reference, of_candidate) / of_reference.l2 / truth)
     squares = np.square(found)
     assert squares.mean() == pytest.approx(1, abs=0.03)  # it is the square that is unbiased
     assert np.mean(found) == pytest.approx(1, abs=0.03)
@@ -300,9 +300,9 @@ def test_linear():
     whole = sketch_of(2 * one - 3 * other)
     parts = 2 * sketch_of(one).projection - 3 * sketch_of(other).projection
     assert whole.projection == pytest.approx(parts, rel=1e-9, abs=1e-9)
-    ours, theirs = sketch_of(8 * one), sketch_of(2 * one)
-    assert error_l2(ours, theirs, 8.0, 2.0) == pytest.approx(0, abs=1e-9)
-    assert error_l2(ours, theirs) == pytest.approx(np.linalg.norm(6 * one), rel=4 * SPREAD)
+    of_reference, of_candidate = sketch_of(8 * one), sketch_of(2 * one)
+    assert error_l2(of_reference, of_candidate, 8.0, 2.0) == pytest.approx(0, abs=1e-9)
+    assert error_l2(of_reference, of_candidate) == pytest.approx(np.linalg.norm(6 * one), rel=4 * SPREAD)
 
 
 def test_equal_tensors_have_no_error():

@@ -50,13 +50,13 @@ ATTENTION = {"embed_dim": 8, "num_heads": 2}
 LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0}
 
 
-def _recurrent(name, mine, theirs, layers=1, both_ways=False):
+def _recurrent(name, reference, candidate, layers=1, both_ways=False):
     # Without biases paddle 3.3's own recurrent layers fail (in __init__, or with a segmentation fault): cells only.
     direction = "bidirect" if both_ways else "forward"
     return case(
         name,
-        lambda: mine(3, 4, num_layers=layers, bidirectional=both_ways, batch_first=True),
-        lambda: theirs(3, 4, num_layers=layers, direction=direction),
+        lambda: reference(3, 4, num_layers=layers, bidirectional=both_ways, batch_first=True),
+        lambda: candidate(3, 4, num_layers=layers, direction=direction),
         (2, 5, 3),
         call=_first,
     )

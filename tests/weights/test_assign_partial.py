@@ -69,10 +69,10 @@ def test_a_parameter_of_another_shape_is_listed_on_both_sides(pair, capsys):
     np.testing.assert_array_equal(pair[1].weight(first[1]), pair[0].weight(first[0]))
     np.testing.assert_array_equal(pair[1].weight(last), before)
     printed = capsys.readouterr().out
-    (theirs,) = [line for line in printed.splitlines() if "no place for it" in line]
-    (mine,) = [line for line in printed.splitlines() if "nothing for it" in line]
-    assert "1/weight" in theirs and "1/bias [5]" in theirs
-    assert "1/weight" in mine and "1/bias [4]" in mine
+    (candidate,) = [line for line in printed.splitlines() if "no place for it" in line]
+    (own,) = [line for line in printed.splitlines() if "nothing for it" in line]
+    assert "1/weight" in candidate and "1/bias [5]" in candidate
+    assert "1/weight" in own and "1/bias [4]" in own
 
 
 def test_inputs_prove_what_was_carried_over_and_a_surplus_layer_is_listed(pair, capsys):
@@ -101,8 +101,8 @@ def test_an_error_half_way_leaves_the_raw_model_as_it_was(pair, capsys):
     base, raw = conv_net(pair[0], True), conv_net(pair[1], False)
     before = pair[1].state(raw)
 
-    def rule(ours, theirs):
-        pair[1].set(theirs.weight, np.zeros(pair[1].float64(theirs.weight).shape, "float32"))
+    def rule(reference, candidate):
+        pair[1].set(candidate.weight, np.zeros(pair[1].float64(candidate.weight).shape, "float32"))
         raise ZeroDivisionError("half way")
 
     def work():

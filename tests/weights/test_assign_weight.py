@@ -44,8 +44,8 @@ def run(kit, case, model, inputs):
 def assert_alike(base, raw):
     np.testing.assert_allclose(raw[0], base[0], rtol=1e-9, atol=1e-10)
     assert len(raw[1]) == len(base[1])
-    for ours, theirs in zip(base[1], raw[1]):
-        np.testing.assert_allclose(theirs, ours, rtol=1e-8, atol=1e-10)
+    for reference, candidate in zip(base[1], raw[1]):
+        np.testing.assert_allclose(candidate, reference, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(raw[2], base[2], rtol=1e-8, atol=1e-10)
 
 
@@ -133,13 +133,13 @@ def test_a_raw_model_that_ties_what_the_base_does_not_is_refused(pair, capsys):
 
 
 def _surplus_bias(kit, other):
-    ours = kit.Sequential(kit.Linear(3, 3), kit.linear(3, 3, bias=False))
-    return ours, other.Sequential(other.Linear(3, 3), other.Linear(3, 3))
+    reference = kit.Sequential(kit.Linear(3, 3), kit.linear(3, 3, bias=False))
+    return reference, other.Sequential(other.Linear(3, 3), other.Linear(3, 3))
 
 
 def _missing_bias(kit, other):
-    theirs = other.Sequential(other.Linear(3, 3), other.linear(3, 3, bias=False))
-    return kit.Sequential(kit.Linear(3, 3), kit.Linear(3, 3)), theirs
+    candidate = other.Sequential(other.Linear(3, 3), other.linear(3, 3, bias=False))
+    return kit.Sequential(kit.Linear(3, 3), kit.Linear(3, 3)), candidate
 
 
 def _surplus_layer(kit, other):

@@ -76,8 +76,8 @@ def paddle_to_torch(base, raw):
 
 def equal_outputs(base_kit, base, raw_kit, raw):
     x = data(3, 4)
-    ours, theirs = base_kit.float64(base(base_kit.tensor(x))), raw_kit.float64(raw(raw_kit.tensor(x)))
-    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
+    reference, candidate = base_kit.float64(base(base_kit.tensor(x))), raw_kit.float64(raw(raw_kit.tensor(x)))
+    np.testing.assert_allclose(candidate, reference, rtol=1e-5, atol=1e-6)
 
 
 def test_without_a_rule_such_layers_are_refused(capsys):

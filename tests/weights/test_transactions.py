@@ -72,11 +72,11 @@ def test_a_rule_that_fails_half_way_leaves_the_raw_model_as_it_was(models, capsy
     base, raw = models
     before, calls = bits(raw), []
 
-    def rule(ours, theirs):
-        calls.append(ours)
+    def rule(reference, candidate):
+        calls.append(reference)
         with torch.no_grad(), paddle.no_grad():
-            theirs.weight.zero_() if isinstance(theirs, torch.nn.Module) else theirs.weight.set_value(
-                paddle.zeros_like(theirs.weight)
+            candidate.weight.zero_() if isinstance(candidate, torch.nn.Module) else candidate.weight.set_value(
+                paddle.zeros_like(candidate.weight)
             )
         if len(calls) == 2:
             raise ZeroDivisionError("half way")

@@ -45,15 +45,15 @@ def whole(before, steps):
     return torch_run(sgd, steps, before_step=before)
 
 
-def cause_of(ours, theirs, steps=4, make=None):
-    reference = whole(ours, steps)
+def cause_of(before, then, steps=4, make=None):
+    reference = whole(before, steps)
     if make is not None:
         return first_of(reference, paddle_run(make, steps)).cause
-    return first_of(reference, torch_run(sgd, steps, before_step=theirs)).cause
+    return first_of(reference, torch_run(sgd, steps, before_step=then)).cause
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "kind", "words"),
+    ("before", "then", "kind", "words"),
     [
         (by_norm(0.3), None, "clip_missing", "are not clipped, the reference's are, to a norm of 0.3"),
         (None, by_norm(0.3), "clip_added", "the candidate clips gradients to a norm of 0.3, the reference does not"),
@@ -74,8 +74,8 @@ def cause_of(ours, theirs, steps=4, make=None):
         (None, each(lambda p, k: p.grad + 0.01 * p), "weight_decay_in_gradient", "0.01 times the weight is added"),
     ],
 )
-def test_what_is_done_to_gradients_is_proven(ours, theirs, kind, words):
-    cause = cause_of(ours, theirs)
+def test_what_is_done_to_gradients_is_proven(before, then, kind, words):
+    cause = cause_of(before, then)
     assert (cause.kind, cause.proven) == (kind, True), cause.text
     assert words in cause.sentence
 
@@ -189,10 +189,10 @@ ODD = [
 
 
 @pytest.mark.parametrize("change", range(len(ODD)))
-@pytest.mark.parametrize("ours", [None, LIMITED])
-def test_what_no_hypothesis_covers_is_never_proven(ours, change):
+@pytest.mark.parametrize("before", [None, LIMITED])
+def test_what_no_hypothesis_covers_is_never_proven(before, change):
     torch.manual_seed(2)
-    cause = cause_of(ours, each(ODD[change]))
+    cause = cause_of(before, each(ODD[change]))
     assert cause is None or not cause.proven, cause.text
 
 

@@ -201,13 +201,13 @@ def test_of_sketches_small_tensors_show_any_rule_and_projections_linear_ones():
 def test_a_first_step_that_has_tensors_whole_goes_with_sketches_of_the_others(number):
     """Of a bias a sketch has each element with a sign, of a matrix sums of elements."""
     sketches = {"detail": "sketch"}
-    ours = torch_run(adam, 6, **sketches)
-    assert [any(r.sketch is not None for r in ours.steps(k)[0].records) for k in (0, 1)] == [False, True]
-    cause = first_of(ours, torch_run(adam, 6, before_step=lost_at(number), **sketches)).cause
+    reference = torch_run(adam, 6, **sketches)
+    assert [any(r.sketch is not None for r in reference.steps(k)[0].records) for k in (0, 1)] == [False, True]
+    cause = first_of(reference, torch_run(adam, 6, before_step=lost_at(number), **sketches)).cause
     assert (cause.kind, cause.proven) == ("optimizer_state_lost", True), cause.text
     assert f"before step {number}" in cause.sentence
-    theirs = paddle_run(lambda m: PADDLE.Adam(1e-2, beta2=0.95, parameters=m.parameters()), 6, **sketches)
-    cause = first_of(ours, theirs).cause
+    candidate = paddle_run(lambda m: PADDLE.Adam(1e-2, beta2=0.95, parameters=m.parameters()), 6, **sketches)
+    cause = first_of(reference, candidate).cause
     assert (cause.kind, cause.proven) == ("adam_beta2", True), cause.text
 
 
@@ -226,8 +226,8 @@ def test_a_weight_of_the_second_step_is_held_against_the_first_steps(framework):
 
 def test_of_a_first_step_alone_nothing_is_proven_that_it_does_not_show():
     """What a memory makes of one step may be many things."""
-    ours = torch_run(sgd, 1)
-    nesterov = first_of(ours, paddle_run(lambda m: momentum(m, use_nesterov=True), 1)).cause
+    reference = torch_run(sgd, 1)
+    nesterov = first_of(reference, paddle_run(lambda m: momentum(m, use_nesterov=True), 1)).cause
     assert nesterov.kind == "nesterov"  # the momentum that goes with it is said to be both sides'
     other = first_of(
         torch_run(rmsprop, 1), paddle_run(lambda m: PADDLE.RMSProp(1e-3, parameters=m.parameters()), 1)

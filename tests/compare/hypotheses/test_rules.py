@@ -115,9 +115,9 @@ def history(rows) -> History:
 def test_a_rule_makes_the_updates_of_the_frameworks_optimizer(rule, settings, made):
     found = made()
     expected = found.updates
-    ours = updates(rule, found, {**rule.defaults, **settings})
+    reference = updates(rule, found, {**rule.defaults, **settings})
     # paddle keeps what it raises beta to in float32, whatever the parameter's type.
-    assert np.linalg.norm(ours - expected) <= 4e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(reference - expected) <= 4e-5 * np.linalg.norm(expected)
     # A fault in the rule itself would show.
     wrong = updates(rule, found, {**rule.defaults, **settings, "rate": 1.01})
     assert np.linalg.norm(wrong - expected) > 5e-3 * np.linalg.norm(expected)
