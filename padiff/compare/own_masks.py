@@ -125,21 +125,21 @@ class MaskCheck:
         for key in shared:
             seen = _Seen(by_rank, calls, key)
             first = {rank: _first_zeros(own[key]) for rank, own in calls.items() if key in own}
-            told = {rank: zeros for rank, zeros in first.items() if zeros is not None and 0 < zeros.mean() < 1}
-            for pair, hinted in _hinted(told):
+            telling = {rank: zeros for rank, zeros in first.items() if zeros is not None and 0 < zeros.mean() < 1}
+            for pair, hinted in _hinted(telling):
                 found = _bits_of(*map(seen.of, pair)) if hinted and not (self._looked and pair in apart) else _APART
                 if found == _APART or (found == _EQUAL and self._looked):
                     apart.add(pair)
                 elif found > 0:
                     agree[pair][key] = found
-            open_ = (pair not in apart and sum(agree[pair].values()) < enough for pair in combinations(told, 2))
-            if self._looked and len(told) == len(steps) and not any(open_):
+            open_ = (pair not in apart and sum(agree[pair].values()) < enough for pair in combinations(telling, 2))
+            if self._looked and len(telling) == len(steps) and not any(open_):
                 break
         alike: dict[tuple[int, int], list[str]] = {}
         for pair, found_at in agree.items():
             # One seed is one chance, however many places agree; of some that agree, each is one.
             together = pair not in apart and sum(found_at.values()) >= certain(self._looked, len(steps))
-            alike[pair] = [place for (place, _), told_by in found_at.items() if together or told_by >= enough]
+            alike[pair] = [place for (place, _), agreement in found_at.items() if together or agreement >= enough]
             if self._looked and alike[pair]:  # and the places that were not looked at yet
                 left = [key for key in shared if key not in found_at and all(key in calls[rank] for rank in pair)]
                 more = [key[0] for key in left if _bits_of(*map(_Seen(by_rank, calls, key).of, pair)) > 0]
@@ -175,10 +175,10 @@ class MaskCheck:
                     before, since, _ = self._agree.get(pair, (0.0, number, ()))
                     agree[pair] = before + bits, since, places
         self._agree = agree
-        told = {pair: one for pair, one in agree.items() if one[0] >= certain(self._looked, len(calls))}
+        sure = {pair: one for pair, one in agree.items() if one[0] >= certain(self._looked, len(calls))}
         found = []
-        for since in sorted({one[1] for one in told.values()}):
-            own_places = {pair: list(one[2]) for pair, one in told.items() if one[1] == since}
+        for since in sorted({one[1] for one in sure.values()}):
+            own_places = {pair: list(one[2]) for pair, one in sure.items() if one[1] == since}
             found += [SameMasks(ranks, names, since) for ranks, names in _together(own_places)]
         return found
 

@@ -45,8 +45,8 @@ def same_samples(steps: Sequence[Step], looked: int) -> list[list[int]]:
             alike[tuple((site, _begins(record)) for site, record in own.items())].append(step)
     found: list[list[int]] = []
     for group in (group for group in alike.values() if len(group) > 1):
-        told = sum(_told(record) for record in samples_of(group[0]).values())
-        if told < certain(looked, len(steps)):
+        evidence = sum(_evidence(record) for record in samples_of(group[0]).values())
+        if evidence < certain(looked, len(steps)):
             continue
         together: list[list[Step]] = []
         for step in group:
@@ -72,7 +72,7 @@ def _begins(record: Record) -> Hashable:
     return None if value is None else (value.shape, value.reshape(-1)[:_FIRST].tobytes())
 
 
-def _told(record: Record) -> float:
+def _evidence(record: Record) -> float:
     """How much the values of a tensor tell, in bits, if it was drawn: what is constant tells nothing."""
     sketch = record.sketch
     if sketch is not None and not sketch.minimum < sketch.maximum:

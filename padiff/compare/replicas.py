@@ -181,8 +181,8 @@ class ReplicaCheck:
     def _own_norms(self, steps: Sequence[Step]) -> None:
         found = self._norms.look(steps)
         # Gradients that ranks hold alike tell it by themselves, and by how much.
-        told = {rank for kind, rank in self._known if kind.fault}
-        if found is not None and not told & {*found.ranks}:
+        named = {rank for kind, rank in self._known if kind.fault}
+        if found is not None and not named & {*found.ranks}:
             text = own_norms_text(found, ranks_text(found.ranks))
             self._find(RankFault.OWN_NORM, found.since, found.ranks, (), 0.0, 0, text=text)
 

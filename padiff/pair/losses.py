@@ -56,7 +56,7 @@ def pair_losses(records: Both[Sequence[Record]]) -> list[RecordPair]:
     return pairs + alone(waiting.map(lambda side: [record for call in side for record in call.roles.values()]))
 
 
-def told_by_values(records: Iterable[Record]) -> bool:
+def identified_by_values(records: Iterable[Record]) -> bool:
     """Whether a step's values tell which calls of its loss functions answer to the other side's: of several calls."""
     functions = [call.function for call in _calls([record for record in records if is_of_loss(record)])]
     return len(set(functions)) < len(functions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from padiff.align import Alignment
-from padiff.pair.losses import told_by_values
+from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
 from padiff.records import UNSCALED, Both, Layout, Pair, Step
 from padiff.records.structured import Structured
@@ -90,7 +90,7 @@ class PairPlans:
 
 
 def _planned(pairs: list[Pair], records: Both[Structured], first: int) -> _Columns | None:
-    if any(told_by_values(side) for side in records):
+    if any(identified_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})
     found: Both[list[int | None]] = Both([], [])

@@ -172,7 +172,7 @@ class Name:
 @lru_cache(maxsize=1 << 16)
 def read(path: str, inner: str) -> Name:
     """Read a path: roles from the whole of it, words and numbers from ``inner``, its end from the common container."""
-    roles, norm = _told(path)
+    roles, norm = _roles_of(path)
     words, numbers = [], []
     for word in _WORD.findall(_HUMP.sub("_", inner).lower()):
         if word.isdigit():
@@ -189,7 +189,7 @@ def read(path: str, inner: str) -> Name:
 
 
 @lru_cache(maxsize=1 << 16)
-def _told(path: str) -> tuple[frozenset[tuple[str, str]], int]:
+def _roles_of(path: str) -> tuple[frozenset[tuple[str, str]], int]:
     """The roles that a path tells, and which normalisation of its block it is."""
     whole = path.lower()
     roles = {
