@@ -103,7 +103,7 @@ def test_output_that_cannot_be_written_is_no_diff(tmp_path):
 
 def test_what_nobody_foresaw_exits_with_2_and_can_be_reported(odd, monkeypatch, capsys):
     def broken(*_, **__):
-        raise ZeroDivisionError("a mistake of reference")
+        raise ZeroDivisionError("a mistake of ours")
 
     monkeypatch.setattr(padiff_cli.commands.compare, "compare_runs", broken)
     assert main(["compare", *odd]) == 2

@@ -44,8 +44,7 @@ class Paddle:
         self.loss, self.tensor, self.zero = nn.functional.cross_entropy, paddle.to_tensor, self.optimizer.clear_grad
 
 
-def main(framework, folder, reference, faulty):
-    end_with_parent()
+def train(framework, folder, reference, faulty):
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     side = {"torch": Torch, "paddle": Paddle}[framework](100 * bool(reference) + rank)
     import padiff
@@ -72,6 +71,12 @@ def main(framework, folder, reference, faulty):
         found = {"passed": report.passed, "steps": report.coverage.steps, "stage": first and first.stage}
         with open(f"{folder}.{rank}.json", "w") as file:
             json.dump({**found, "text": str(report)[:2000], "notes": list(replay.notes)}, file)
+
+
+def main(framework, folder, reference, faulty):
+    end_with_parent()
+    # A model of its own function: to free torch's wrapper after its group was left may wait for ever.
+    train(framework, folder, reference, faulty)
     if framework == "torch":
         import torch
 
