@@ -75,7 +75,7 @@ def train(framework, folder, reference, faulty):
 
 def main(framework, folder, reference, faulty):
     end_with_parent()
-    # A model of its own function: to free torch's wrapper after its group was left may wait for ever.
+    # In a function of its own: to free the wrapped model after its process group was left may wait for ever.
     train(framework, folder, reference, faulty)
     if framework == "torch":
         import torch
