@@ -71,6 +71,8 @@ def test_a_killed_process_lock_does_not_block_and_shows_nowhere(tmp_path, capsys
 
     with start("numpy", tmp_path / "run") as process:
         until_recording(process)
+        process.kill()
+        process.stdout.read()  # to its end, which comes with that of the process that writes
     assert (tmp_path / "run" / ".rank_0.lock").exists()
     shutil.move(tmp_path / "run", tmp_path / "moved")
     assert main(["show", str(tmp_path / "moved")]) == 0
