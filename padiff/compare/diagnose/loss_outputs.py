@@ -19,7 +19,7 @@ from padiff.compare.diagnose.loss_calls import (
     spelled,
 )
 from padiff.compare.diagnose.values import ratio_of, round_ratio, times
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.known import known
 from padiff.records import Both, Cause, Diff, Rule, is_loss, is_of_loss, loss_role, setting_text
 
 _KINDS = {
@@ -133,7 +133,7 @@ def _other_function(calls: Both[LossCall]) -> Cause:
 
 def _ignored_rows(calls: Both[LossCall]) -> Cause | None:
     """Whether it is that one framework counts the rows whose labels are ignored, and the other does not."""
-    counting = calls.map(lambda call: call.framework in FRAMEWORKS and FRAMEWORKS[call.framework].counts_ignored)
+    counting = calls.map(lambda call: known(call.framework).counts_ignored)
     if counting.reference == counting.candidate or calls.candidate.loss.function != "cross_entropy":
         return None
     reference, candidate = calls

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.known import known
 from padiff.records import Record, is_of_loss, loss_role
 
 #: Tensors by what they are to a loss function (`padiff.frameworks.losses.ROLES`), and ``weight``, ``pos_weight``.
@@ -88,7 +88,7 @@ def loss_of(function: str, inputs: Inputs, settings: Settings, framework: str) -
 
 
 def _counts_ignored(framework: str) -> bool:
-    return framework in FRAMEWORKS and FRAMEWORKS[framework].counts_ignored
+    return known(framework).counts_ignored
 
 
 def _reduced(losses: np.ndarray, settings: Settings, among: float | None = None) -> np.ndarray:

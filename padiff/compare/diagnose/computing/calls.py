@@ -12,6 +12,7 @@ from padiff.compare.diagnose.computing.of_blocks import OF_BLOCKS
 from padiff.compare.diagnose.computing.of_losses import OF_LOSSES
 from padiff.compare.diagnose.computing.rearranging import REARRANGING
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Made, Writing, constant, swapped
+from padiff.frameworks.known import known
 
 _KEEP = ("keepdim", "keepdims")
 _BINARY = frozenset({"add", "sub", "mul", "div", "pow", "matmul", "maximum", "minimum", "remainder", "eq", "ne", "lt",
@@ -142,7 +143,7 @@ def _clamp(add: Add, formula: Formula, given: Given, framework: str) -> int:
 
 def _embedding(add: Add, formula: Formula, given: Given, framework: str) -> int:
     # torch's leaves the row's gradient out, paddle's gives zeros.
-    zero = given.argument(("padding_idx",), 2, None) if framework == "paddle" else None
+    zero = given.argument(("padding_idx",), 2, None) if known(framework).pads_with_zeros else None
     return add("looked_up", given.first, given.node(1), zero=zero)
 
 

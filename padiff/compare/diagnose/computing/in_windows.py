@@ -9,6 +9,7 @@ from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given
 from padiff.compare.diagnose.computing.writing import Add, Writing
 from padiff.compare.diagnose.kernels.windows import each
+from padiff.frameworks.known import known
 
 
 def windows(given: Given, ndim: int, padding: Any) -> tuple[list[int], Any, list[int]]:
@@ -38,7 +39,7 @@ def _pool(add: Add, formula: Formula, given: Given, framework: str) -> int:
     by = "max" if given.function.startswith("max") else "mean"
     exclusive = given.argument(("exclusive",), -1, None)
     if exclusive is None:
-        exclusive = not given.argument(("count_include_pad",), 5, True) if framework != "paddle" else True
+        exclusive = known(framework).pools_without_padding or not given.argument(("count_include_pad",), 5, True)
     return add(
         "pool",
         given.first,
@@ -68,7 +69,7 @@ def _pad(add: Add, formula: Formula, given: Given, framework: str) -> int:
     mode = given.argument(("mode",), 2, "constant")
     # Two for each axis, from the last one on.
     both = [(0, 0)] * ndim
-    if len(pads) == 2 * ndim and framework == "paddle":
+    if len(pads) == 2 * ndim and known(framework).pads_first_axis_first:
         both = [(pads[2 * k], pads[2 * k + 1]) for k in range(ndim)]
     else:
         for k in range(len(pads) // 2):

@@ -13,6 +13,7 @@ from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.of_blocks import attention, linear
 from padiff.compare.diagnose.computing.writing import Add
 from padiff.compare.diagnose.kernels.windows import each
+from padiff.frameworks.known import known
 
 #: Layers that hand on what they are given.
 _SAME = frozenset({"identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout"})
@@ -87,7 +88,7 @@ def writings(called: Called) -> Iterator[Writing]:
     elif kind.startswith("adaptive"):
         yield _global_pool
     elif kind.startswith(("maxpool", "avgpool")):
-        usual = called.number("count_include_pad", called.framework != "paddle")
+        usual = called.number("count_include_pad", not known(called.framework).pools_without_padding)
         for exclusive in (not usual, bool(usual)):
             yield partial(_pool, exclusive=exclusive)
     elif kind == "multiheadattention":
@@ -113,7 +114,7 @@ def _linear(add: Add, formula: Formula, one: Called) -> int:
 
 
 def _embedding(add: Add, formula: Formula, one: Called) -> int:
-    zero = one.number("padding_idx", "none") if one.framework == "paddle" else "none"
+    zero = one.number("padding_idx", "none") if known(one.framework).pads_with_zeros else "none"
     return add("looked_up", one.inputs[0], one.parameter("weight"), zero=zero if isinstance(zero, int) else None)
 
 

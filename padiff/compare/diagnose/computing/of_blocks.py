@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Writing, constant, swapped
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.known import known
 
 
 def linear(add: Add, formula: Formula, x: int, weight: int, bias: int | None, transposed: bool) -> int:
@@ -29,8 +29,7 @@ def _linear(add: Add, formula: Formula, given: Given, framework: str) -> int:
 
 def formula_lies_out_first(framework: str) -> bool:
     """Whether a framework's linear layers hold their matrix as (out, in)."""
-    known = FRAMEWORKS.get(framework)
-    return known is not None and known.layout == "out_in"
+    return known(framework).layout == "out_in"
 
 
 def attention(
@@ -54,7 +53,7 @@ def _attention(add: Add, formula: Formula, given: Given, framework: str) -> int:
     q, k, v = (given.node(n) for n in range(3))
     causal = bool(given.argument(("is_causal",), 5, False))
     mask = given.nodes.get(3)
-    if framework == "paddle":  # its heads are the third axis
+    if known(framework).heads_third:
         q, k, v = (add("transpose", one, order=[0, 2, 1, 3]) for one in (q, k, v))
         return add("transpose", attention(add, formula, q, k, v, mask, causal), order=[0, 2, 1, 3])
     return attention(add, formula, q, k, v, mask, causal, given.argument(("scale",), -1, None))

@@ -9,7 +9,7 @@ import numpy as np
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given
 from padiff.compare.diagnose.computing.writing import AXIS, CONSTANT, Add, Writing, constant
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.known import known
 
 
 def _two(given: Given) -> tuple[int, int]:
@@ -31,7 +31,7 @@ def _reduced(add: Add, formula: Formula, rows: int, given: Given) -> int:
 def _cross_entropy(add: Add, formula: Formula, given: Given, framework: str) -> int:
     logits, labels = _two(given)
     ndim = formula.values[logits].ndim
-    usual = -1 if framework == "paddle" or ndim <= 2 else 1
+    usual = -1 if known(framework).classes_last or ndim <= 2 else 1
     axis = int(given.argument(AXIS, -1, usual)) % ndim
     use_softmax = given.argument(("use_softmax",), -1, True)
     logs = add("log_softmax", logits, axis=axis) if use_softmax else add("log", logits)
@@ -61,7 +61,7 @@ def _cross_entropy(add: Add, formula: Formula, given: Given, framework: str) -> 
     if counted is None:
         return _reduced(add, formula, rows, given)
     rows = add("mul", rows, counted)
-    all_count = weights is None and framework in FRAMEWORKS and FRAMEWORKS[framework].counts_ignored and ignored < 0
+    all_count = weights is None and known(framework).counts_ignored and ignored < 0
     if given.argument(("reduction",), -1, "mean") != "mean" or all_count:
         return _reduced(add, formula, rows, given)
     return add("div", add("reduced", rows, by="sum"), add("reduced", counted, by="sum"))
@@ -90,8 +90,7 @@ def _absolute(add: Add, formula: Formula, given: Given, framework: str) -> int:
 
 def _smooth(add: Add, formula: Formula, given: Given, framework: str) -> int:
     beta = float(given.argument(("beta", "delta"), -1, 1.0))
-    # Paddle's, and the function that is called so, are not divided by it.
-    divided = framework != "paddle" and given.function != "huber_loss"
+    divided = not known(framework).smooth_undivided and given.function != "huber_loss"
     rows = add("huber", add("sub", *_two(given)), beta=beta, divided=divided)
     return _reduced(add, formula, rows, given)
 
@@ -130,8 +129,8 @@ def _divergence(add: Add, formula: Formula, given: Given, framework: str) -> int
 
 def _picked(add: Add, formula: Formula, given: Given, framework: str) -> int:
     x, index = _two(given)
-    if given.function == "gather" and framework == "paddle":
-        raise UnknownError("gather")  # of whole rows
+    if given.function == "gather" and known(framework).gathers_rows:
+        raise UnknownError("gather")
     return add("picked", x, index, axis=int(given.argument(AXIS, 1, given.argument((), 2, -1))))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from padiff.compare.diagnose.computing.formula import Formula, UnknownError
 from padiff.compare.diagnose.computing.given import Given
 from padiff.compare.diagnose.computing.writing import AXIS, Add, Writing
+from padiff.frameworks.known import known
 
 
 def _cat(add: Add, formula: Formula, given: Given, framework: str) -> int:
@@ -57,7 +58,7 @@ def _split(add: Add, formula: Formula, given: Given, framework: str) -> list[int
         return [add("getitem", given.first, key=[*[":"] * axis, k]) for k in range(shape[axis])]
     if isinstance(parts, list):
         sizes = [int(n) for n in parts]
-    elif given.function == "split" and framework != "paddle":
+    elif given.function == "split" and not known(framework).splits_into:
         sizes = [int(parts)] * (size // int(parts)) + [size % int(parts)] * bool(size % int(parts))
     else:
         step = -(-size // int(parts))

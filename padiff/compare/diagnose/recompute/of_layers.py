@@ -14,7 +14,7 @@ from padiff.compare.diagnose.kernels.norms import by_statistics, grouped, normal
 from padiff.compare.diagnose.kernels.tables import looked_up
 from padiff.compare.diagnose.recompute.parts import Part, convolution, pooling
 from padiff.compare.diagnose.recompute.parts import whole as _whole
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.known import known
 
 # Products that are added up for one layer, at most: of larger ones a part of the outputs is computed.
 _MOST = 20_000_000
@@ -94,8 +94,8 @@ def _embedding(call: Call) -> Part:
     if ids.dtype.kind not in "iu":
         raise ValueError(ids.dtype)
     flat = ids.ravel()[: max(1, _MOST // (20 * weight.shape[-1]))]
-    known, index = FRAMEWORKS.get(call.framework), call.settings.get("padding_idx")
-    zeros = known is not None and known.pads_with_zeros and isinstance(index, int)
+    index = call.settings.get("padding_idx")
+    zeros = known(call.framework).pads_with_zeros and isinstance(index, int)
     return Part(
         looked_up(flat, weight, index if zeros else None), lambda out: out.reshape(-1, weight.shape[-1])[: len(flat)]
     )
