@@ -11,6 +11,7 @@ from padiff.auto.settings import ModelSetup, Settings
 from padiff.records import CANNOT_TELL, ROOT, Both, Diff, Report, count_text, is_functional, verdict, zeros_text
 from padiff.records.tree_text import tree_text
 from padiff.system.frames import is_users
+from padiff.system.naming import first_few
 from padiff.weights.assign import Carried, success_text
 
 _STAGE_NAMES = {
@@ -133,8 +134,7 @@ class Printer:
 
 
 def _few(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + rest if names else "none"
+    return first_few(names, 4) or "none"
 
 
 def _type(side: ModelSetup, path: str | None) -> str:

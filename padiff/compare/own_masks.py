@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from padiff.errors import PadiffError
+from padiff.compare.rank_figures import values_of, wide_values_of
 from padiff.records import Layer, Record, Step, TensorSource
 from padiff.sketches.sketch import Sketch
 
@@ -207,7 +207,7 @@ def _together(alike: Mapping[tuple[int, int], Sequence[str]]) -> Iterator[tuple[
 
 def _first_zeros(call: _Dropout) -> np.ndarray | None:
     """Where the first elements of what a dropout gave are zero; `None` where there are no values."""
-    value = _read(call.out)
+    value = values_of(call.out)
     if value is None or not value.size:
         return None
     zeros: np.ndarray = value.reshape(-1)[:_FIRST] == 0
@@ -249,7 +249,7 @@ class _Seen:
     def of(self, rank: int) -> _Values:
         if rank not in self._known:
             call = self._calls[rank][self._key]
-            out = _float(call.out)
+            out = wide_values_of(call.out)
             given = None if out is None else _went_in(self._steps[rank], call, out)
             self._known[rank] = _Values(out, given, call.rate)
         return self._known[rank]
@@ -257,7 +257,7 @@ class _Seen:
 
 def _bits_of(one: _Values, other: _Values) -> float:
     """How much speaks against chance where two processes drop the same elements, of other values; `_APART` where they
-    drop others, `_EQUAL` where their values are no others, 0 where that can't be told.
+    drop others, `_EQUAL` where their values are no others, 0 where that is not known.
     """
     a, b = one.out, other.out
     if a is None or b is None or a.shape != b.shape or not a.size:
@@ -321,7 +321,7 @@ def _may_show(given: np.ndarray, out: np.ndarray) -> np.ndarray:
 def _went_in(step: Step, call: _Dropout, out: np.ndarray) -> np.ndarray | None:
     """What a dropout was given: the last output before it of which its own is a multiple where it kept it."""
     if call.given is not None:
-        given = _float(call.given)
+        given = wide_values_of(call.given)
         return given if given is not None and given.shape == out.shape else None
     there = out != 0
     if not there.any():
@@ -333,27 +333,9 @@ def _went_in(step: Step, call: _Dropout, out: np.ndarray) -> np.ndarray | None:
         if record.stage == "forward" and record.shape == out.shape:
             before.append(record)
     for record in reversed(before):
-        value = _float(record.source)
+        value = wide_values_of(record.source)
         if value is not None and (value[there] != 0).all():
             ratio = out[there] / value[there]
             if np.allclose(ratio, ratio[0], rtol=1e-4, atol=0):
                 return value
     return None
-
-
-def _read(source: TensorSource) -> np.ndarray | None:
-    if source.sketched:
-        return None
-    try:
-        return np.asarray(source.read())
-    except (PadiffError, TypeError, ValueError):
-        return None
-
-
-def _float(source: TensorSource) -> np.ndarray | None:
-    """Values in float64; `None` where there are none."""
-    value = _read(source)
-    try:
-        return None if value is None else value.astype(np.float64)
-    except (TypeError, ValueError):
-        return None

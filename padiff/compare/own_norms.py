@@ -78,7 +78,7 @@ class NormCheck:
             return OwnNorms(at_it, limit, whole, False, number) if at_it and above else None
         largest = max(norms.values())
         alike = tuple(rank for rank, norm in norms.items() if norm >= largest * (1 - _ONE_LIMIT))
-        # Replicas of one shard have one norm; it is told by those that hold others.
+        # Replicas of one shard have one norm; those that hold others show it.
         apart = len({tuple(sorted(shards[rank])) for rank in alike})
         if not largest or apart < 2 or whole <= largest * (1 + _ABOVE):
             return None

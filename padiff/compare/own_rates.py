@@ -28,8 +28,8 @@ def own_rates(
     for step in steps:
         own = held[step.rank]
         for group in partners:
-            theirs = held[group[0].rank]
-            if own and len(own & theirs) >= _MOST * max(len(own), len(theirs)):
+            partner = held[group[0].rank]
+            if own and len(own & partner) >= _MOST * max(len(own), len(partner)):
                 group.append(step)
                 break
         else:

@@ -11,8 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from padiff.compare.own_masks import bits, certain
-from padiff.compare.rank_figures import error
-from padiff.errors import PadiffError
+from padiff.compare.rank_figures import error, values_of, wide_values_of
 from padiff.records import ROOT, Layer, Record, Step
 
 # A number with a fraction, as little as bfloat16 keeps of it.
@@ -68,7 +67,7 @@ def _begins(record: Record) -> Hashable:
     sketch = record.sketch
     if sketch is not None:  # what was added up on another machine may differ in its last digits; these don't
         return sketch.size, sketch.minimum, sketch.maximum, sketch.zeros
-    value = _read(record)
+    value = values_of(record.source)
     return None if value is None else (value.shape, value.reshape(-1)[:_FIRST].tobytes())
 
 
@@ -77,7 +76,7 @@ def _evidence(record: Record) -> float:
     sketch = record.sketch
     if sketch is not None and not sketch.minimum < sketch.maximum:
         return 0.0
-    values = sketch.projection if sketch is not None else _read(record)
+    values = sketch.projection if sketch is not None else values_of(record.source)
     if values is None or not values.size:
         return 0.0
     if sketch is not None and sketch.minimum == 0 and sketch.maximum == 1 and sketch.mean == sketch.mean_square:
@@ -110,22 +109,8 @@ def _by_site(step: Step) -> dict[str, Record]:
     return {record.site: record for record in step.records if record.stage in ("weight", "forward")}
 
 
-def _read(record: Record | None) -> np.ndarray | None:
-    if record is None or record.source.sketched:
-        return None
-    try:
-        return np.asarray(record.value)
-    except (PadiffError, TypeError, ValueError):
-        return None
-
-
 def _value(record: Record | None) -> np.ndarray | None:
-    """A record's values in float64; `None` where there are none."""
-    value = _read(record)
-    try:
-        return None if value is None else value.astype(np.float64)
-    except (TypeError, ValueError):
-        return None
+    return None if record is None else wide_values_of(record.source)
 
 
 def _differ(site: str, one: Mapping[str, Record], other: Mapping[str, Record]) -> bool:

@@ -6,12 +6,32 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from padiff.records import Record
+from padiff.errors import PadiffError
+from padiff.records import Record, TensorSource
 
 # Of sketches, the numbers that were added up on two machines may differ in their last digits.
 _SKETCHES_DIFFER = 1e-6
 # Gradients that are one multiple of another rank's: float32 rounds their ratio by some units in the last place.
 _ONE_FACTOR = 1e-5
+
+
+def values_of(source: TensorSource) -> np.ndarray | None:
+    """The values; `None` where a sketch is all that was kept, or they can't be read."""
+    if source.sketched:
+        return None
+    try:
+        return np.asarray(source.read())
+    except (PadiffError, TypeError, ValueError):
+        return None
+
+
+def wide_values_of(source: TensorSource) -> np.ndarray | None:
+    """The values in float64; `None` where there are none, or they are no numbers."""
+    value = values_of(source)
+    try:
+        return None if value is None else value.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
 
 
 def error(a: Record, b: Record) -> float:

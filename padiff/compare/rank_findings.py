@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from padiff.system.naming import first_few
+
 _NAMED = 3
 
 
@@ -89,7 +91,7 @@ def sentence(
         also: what is known beside.
     """
     first, others = ranks[0], ranks_text(ranks[1:])
-    named = ", ".join(sites[:_NAMED]) + (f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else "")
+    named = first_few(sites, _NAMED)
     many = "all of them" if len(sites) == of and of > 1 else f"{len(sites)} of {of}"
     if kind is RankFault.OTHER_START:
         begins = "begins" if len(ranks) == 2 else "begin"

@@ -263,7 +263,7 @@ class ReplicaCheck:
     ) -> None:
         # What follows from an earlier finding is no news: weights drift apart once a gradient was not reduced.
         faulty = {rank for known, rank in self._known if known.fault}
-        # Of its own norm a rank is told by itself, and not by another one.
+        # A norm of its own is found for each rank by itself.
         others = ranks if kind is RankFault.OWN_NORM else ranks[1:]
         news = [rank for rank in others if rank not in faulty and (kind, rank) not in self._known]
         if not news:

@@ -27,9 +27,11 @@ import numpy as np
 from padiff.dump.files import digest, write_json
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.lock import is_recording
+from padiff.dump.names import rank_names
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import ArrayFile, write_safetensors
 from padiff.dump.untrusted import check_inside, whole
+from padiff.dump.whole import names_in
 
 SAME_FILE = "same.json"
 #: A rank's step in one file.
@@ -162,11 +164,7 @@ def _take_away(folder: Path, form: str, names: list[str]) -> None:
 
 
 def _ranks(step: Path) -> list[int]:
-    try:
-        names = os.listdir(step)
-    except OSError:
-        return []
-    return sorted(int(name[5:]) for name in names if name.startswith("rank_") and name[5:].isdecimal())
+    return [int(name[5:]) for name in rank_names(names_in(step))]
 
 
 def _form(folder: Path) -> str:

@@ -54,7 +54,7 @@ class FolderLock:
 
     def __init__(self, folder: AnyPath, rank: int) -> None:
         self._folder = folder
-        self._path = folder / f".rank_{rank}.lock"
+        self._path = _path_of(folder, rank)
         self._rank = rank
         self._fd: int | None = None
         self._own: dict[str, Any] = {}
@@ -218,11 +218,15 @@ class FolderLock:
         return self._fd is None
 
 
+def _path_of(folder: AnyPath, rank: int) -> Any:
+    return folder / f".rank_{rank}.lock"
+
+
 def is_recording(folder: Path, rank: int) -> bool:
     """Whether a process records a rank into a folder, by what it says of itself: its lock is not touched, as it may be
     about to take it.
     """
-    path = folder / f".rank_{rank}.lock"
+    path = _path_of(folder, rank)
     owner = _read_owner(path)
     return bool(owner) and _alive(owner, path)
 

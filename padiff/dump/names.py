@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from padiff.dump.format import RUN_FILE
@@ -45,5 +46,14 @@ def names_of(folder: Path) -> list[str]:
 
 
 def ranks_of(folder: Path) -> list[Path]:
-    names = (name for name in names_of(folder) if name.startswith("rank_") and name[5:].isdecimal())
-    return [folder / name for name in sorted(names, key=lambda name: int(name[5:]))]
+    """The folders of the ranks in a step's, in their order.
+
+    Raises:
+        RunFolderError: as `names_of`.
+    """
+    return [folder / name for name in rank_names(names_of(folder))]
+
+
+def rank_names(names: Iterable[str]) -> list[str]:
+    """Those that are names of ranks' folders, in the order of the ranks."""
+    return sorted((n for n in names if n.startswith("rank_") and n[5:].isdecimal()), key=lambda name: int(name[5:]))

@@ -27,6 +27,7 @@ from padiff.dump.files import write_json
 from padiff.dump.format import PACKS, step_folder
 from padiff.dump.held_once import REPLAY_FILE, HeldOnce, elsewhere
 from padiff.dump.json_files import Explained, read_json
+from padiff.dump.names import rank_names
 from padiff.dump.pack import PackedTensor, opened, plain_array
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import ArrayFile, Place, write_safetensors
@@ -172,7 +173,7 @@ class Packs(Mapping[int, Pack]):
         if step not in self:
             raise KeyError(step)
         folder = self._run / PACKS / step_folder(step)
-        names = sorted((n for n in _listed(folder) if re.fullmatch(r"rank_\d+", n)), key=lambda n: int(n[5:]))
+        names = rank_names(_listed(folder))
         if not names:
             raise RunFolderError(f"{folder} holds no rank_N folder: the pack is damaged. Record it again")
         return [self._read(folder / name) for name in names]

@@ -20,6 +20,7 @@ from padiff.dump.safetensors import ArrayFile
 from padiff.dump.untrusted import check_inside, parse_json, read_text
 from padiff.errors import RunFolderError, UsageError
 from padiff.records import TensorSource
+from padiff.system.naming import first_few
 
 _SUFFIX = ".safetensors"
 _INDEX = re.compile(r".+\.safetensors\.index\.json")
@@ -81,9 +82,7 @@ def open_weights(path: Path) -> WeightFiles:
     missing = sorted(set(wanted or ()) - set(found))
     if missing:
         raise RunFolderError(
-            f"{path}: the index names {missing[0]}"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + ", which its files do not hold: copy the whole folder again"
+            f"{path}: the index names {first_few(missing, 1)}, which its files do not hold: copy the whole folder again"
         )
     if not found:
         raise RunFolderError(f"{path} holds no tensor")

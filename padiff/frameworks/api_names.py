@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 # What a framework calls it -> the common name. Names that both share are not listed; in-place forms lose their `_`.
 _COMMON = {
     "add": "add",
@@ -195,7 +193,6 @@ _PARAMETERS = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=8192)  # a recording asks for all that a framework offers
 def heard_name(name: str) -> str | None:
     """The common name of a function or operator that a trace has; `None` for one that it has not."""
     bare = name if name.startswith("__") else name.rstrip("_")

@@ -166,9 +166,8 @@ class Copier:
             # By the whole's size: all processes have to keep the same of a tensor.
             level = FULL if part.size <= SMALL_ELEMENTS else SKETCH
         if level == WITHIN:
-            fits = math.prod(shape) * int(tensor.element_size()) <= self.within
-            level = FULL if fits else SKETCH
-            self.within = self.within - math.prod(shape) * int(tensor.element_size()) if fits else 0.0
+            level = FULL if self._fits(tensor) else SKETCH
+            self.within = self.within - math.prod(shape) * int(tensor.element_size()) if level == FULL else 0.0
         # What is kept of terms beside their projections does not tell what that of their sum is.
         if level == FULL or part.kind == PARTIAL or name.startswith("complex"):
             array = tensors.copy(tensor, self._empty)

@@ -13,6 +13,7 @@ from padiff.frameworks.base import Framework
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
 from padiff.records import Layer
+from padiff.system.naming import first_few
 
 # How many paths a message names.
 _NAMED = 4
@@ -197,9 +198,4 @@ def _changes(before: Sequence[Node], now: Sequence[Node]) -> str:
         "replaced": [path for path in new if path in old and new[path] is not old[path]],
         "gone": [path for path in old if path not in new],
     }
-    return "; ".join(f"{what}: {_few(paths)}" for what, paths in found.items() if paths)
-
-
-def _few(paths: Sequence[str]) -> str:
-    rest = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + rest
+    return "; ".join(f"{what}: {first_few(paths, _NAMED)}" for what, paths in found.items() if paths)

@@ -9,6 +9,7 @@ from padiff.records.both import Both
 from padiff.records.cause import Cause
 from padiff.records.recorded import LOOP, STAGES
 from padiff.records.settings import setting_text
+from padiff.system.naming import first_few
 
 _NOTHING: Both[tuple[str, ...]] = Both((), ())
 # Parameters and layers that a sentence names.
@@ -75,9 +76,7 @@ class Difference:
         """What differs, in words."""
         where = self.about
         if self.parameters.reference:
-            named = ", ".join(self.parameters.reference[:_NAMED])
-            more = len(self.parameters.reference) - _NAMED
-            where += f"{' ' if where else ''}for {named}{f' and {more} more' if more > 0 else ''}"
+            where += f"{' ' if where else ''}for {first_few(self.parameters.reference, _NAMED)}"
         return f"{where}: {self.text_alone}" if where else self.text_alone
 
     def cause(self) -> Cause:

@@ -13,6 +13,7 @@ from padiff.frameworks.base import Framework
 from padiff.records import Step, TensorSource
 from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
+from padiff.system.naming import first_few
 from padiff.system.switches import say
 
 # Steps that a message names.
@@ -164,7 +165,7 @@ def batches(
     numbers = sorted({*run.numbers(), *run.packs})
     unknown = [step for step in steps or () if step not in numbers]
     if unknown:
-        raise UsageError(f"{label} has no step {unknown[0]}: recorded are {_some(numbers)}")
+        raise UsageError(f"{label} has no step {unknown[0]}: recorded are {first_few(numbers, _NAMED)}")
 
     def make(tensor: TensorSource) -> Any:
         return found.data.tensor(tensor.read(), near)
@@ -187,7 +188,7 @@ def batches(
             places += [(step, number) for number in range(len(made))]
     if problems:
         step, why = next(iter(problems.items()))
-        which = f"step{'s' if len(problems) > 1 else ''} {_some([*problems])}"
+        which = f"step{'s' if len(problems) > 1 else ''} {first_few([*problems], _NAMED)}"
         if missing == "error" or not places:
             skip = " (missing='skip' leaves them out)" if places else ""
             raise UsageError(f"{label} does not hold the batch of {which}{skip}. Of step {step}: {why}")
@@ -223,8 +224,3 @@ def _of_pack(pack: Pack, make: Callable[[TensorSource], Any]) -> tuple[list[RunB
             f"it holds a {lacking.kind}, which a pack can't hold: say in the loop with rec.log_batch what it is",
         )
     return made, ""
-
-
-def _some(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
-    return ", ".join(map(str, numbers[:_NAMED])) + more

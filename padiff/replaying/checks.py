@@ -17,6 +17,7 @@ from padiff.errors import RunFolderError, UsageError
 from padiff.model.live_model import LiveModel
 from padiff.records import Run, RunInfo, Step
 from padiff.records.pack import Pack, leaves
+from padiff.system.naming import first_few
 
 _NAMED = 6
 
@@ -165,19 +166,16 @@ def notes_of(reference: Reference, model: LiveModel, optimizers: Sequence[Any]) 
             if alike
             else "their values differ here, and what follows from them: switch them off on both sides to compare these"
         )
-        yield f"random numbers that the reference drew in {_some(list(unseen))} can't be fed: {instead}"
+        yield f"random numbers that the reference drew in {first_few(list(unseen), _NAMED)} can't be fed: {instead}"
     drawing = [node.path for node in model.nodes if node.layer.training and model.framework.masks.unfed(node.layer)]
     if drawing:
-        yield f"random numbers that this model draws in {_some(drawing)} can't be fed: its dropout is its own"
+        named = first_few(drawing, _NAMED)
+        yield f"random numbers that this model draws in {named} can't be fed: its dropout is its own"
     if any(model.framework.layers.compiled(node.layer) for node in model.nodes):
         yield "dropout in what is compiled can't be fed: the masks are this model's own"
     if not optimizers and reference.packs[reference.numbers[0]].optimizers:
         yield "no optimizer was given: forward and backward are done again, and no update"
     yield from (f"of the reference, {note}" for note in notes)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def check_free(folder: AnyPath) -> None:

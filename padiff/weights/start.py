@@ -15,6 +15,7 @@ from padiff.records import OptimizerState, ParameterState, Step
 from padiff.records.optimizer_state import MASTER_WEIGHT, STEPS
 from padiff.records.pack import Pack, unkept, with_leaves
 from padiff.records.recorded_batches import recorded_batches
+from padiff.system.naming import first_few
 from padiff.system.switches import say
 from padiff.weights.assign import Carried, Recorded, carry_over, weak_pairs
 from padiff.weights.carried_state import SHORT, StateCarrier
@@ -62,11 +63,11 @@ class Started:
         text = f"starts from {where} ({self.model}): {', '.join(counts)}"
         text += "".join(f"; {_state_text(state)}" for state in self.optimizers)
         if self.left_as_is:
-            text += f"; left as it is: {_some(self.left_as_is)}"
+            text += f"; left as it is: {first_few(self.left_as_is, _NAMED)}"
         if self.computed:
-            text += f"; the model computes otherwise, and keeps: {_some(self.computed)}"
+            text += f"; the model computes otherwise, and keeps: {first_few(self.computed, _NAMED)}"
         if self.assumed:
-            text += f"; assumed: {_some(self.assumed)}"
+            text += f"; assumed: {first_few(self.assumed, _NAMED)}"
         return text + (f"; {self.outputs}" if self.outputs else "")
 
 
@@ -304,7 +305,3 @@ def _state_text(state: OptimizerState) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

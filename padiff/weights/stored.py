@@ -17,6 +17,7 @@ from padiff.frameworks.known import FRAMEWORKS
 from padiff.pair.united import united
 from padiff.records import Layer, OptimizerState, ParameterState, Rate, Run, RunInfo, Step, TensorSource, settings_at
 from padiff.records.pack import Pack
+from padiff.system.naming import first_few
 from padiff.weights.stored_model import StoredModel
 from padiff.weights.stored_tree import tree_of
 
@@ -118,7 +119,7 @@ def stored_step(run: Any, step: int | None, label: str) -> Stored:
     number = numbers[0] if step is None else step
     if number not in numbers:
         raise UsageError(
-            f"{label} has no step {number}: recorded are {_some(map(str, numbers))}; the nearest is "
+            f"{label} has no step {number}: recorded are {first_few(numbers, _NAMED)}; the nearest is "
             f"{min(numbers, key=lambda other: abs(other - number))}"
         )
     pack = run.packs.get(number)
@@ -180,9 +181,11 @@ def _without(
     }
     if sketched.intersection(lacking):
         what = f"of step {number} {label} keeps sketches of the weights, not their values"
-        what += "" if not weights else f" (of {_some(name for name in lacking if name in sketched)})"
+        what += "" if not weights else f" (of {first_few([name for name in lacking if name in sketched], _NAMED)})"
     else:
-        what = f"step {number} of {label} has no weights of {_some(lacking)}: they were left out by the lists"
+        what = (
+            f"step {number} of {label} has no weights of {first_few(lacking, _NAMED)}: they were left out by the lists"
+        )
     near = sorted((n for n in numbers if n != number), key=lambda other: abs(other - number))[:_LOOKED_AT]
     for other in near:
         pack = run.packs.get(other)
@@ -232,9 +235,3 @@ def declared_optimizers(run: Run) -> tuple[OptimizerState, ...]:
         nothing: dict[str, ParameterState] = {}
         found.append(OptimizerState(str(settings[f"{prefix}.rule"]), nothing, tuple(rates)))
     return tuple(found)
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more

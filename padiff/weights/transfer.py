@@ -14,6 +14,7 @@ from padiff.model import equivalents
 from padiff.model.given_map import GivenMap
 from padiff.model.live_model import LiveModel
 from padiff.records import Both, Layer, Parameter
+from padiff.system.naming import first_few
 from padiff.weights.special_init import special_init
 from padiff.weights.stored_model import StoredModel
 
@@ -302,8 +303,7 @@ class _Planner:
 
 
 def _listed(left: _Left, where: bool) -> str:
-    texts = _names(left, where)
-    return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
+    return first_few(_names(left, where), 6)
 
 
 def _names(left: _Left, where: bool) -> list[str]:

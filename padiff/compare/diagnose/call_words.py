@@ -8,6 +8,7 @@ from typing import Any
 
 from padiff.frameworks.api_names import LOOKING
 from padiff.records import LOOP, Both, Trace, TracedCall
+from padiff.system.naming import first_few
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 # Arguments, and calls, that a sentence names.
@@ -60,8 +61,7 @@ def called(call: TracedCall) -> str:
 def calls_text(calls: Iterable[TracedCall]) -> str:
     """Several calls, in their order."""
     texts = [called(call) for call in calls]
-    more = f" and {len(texts) - _CALLS} more" if len(texts) > _CALLS else ""
-    return f"{', '.join(texts[:_CALLS])}{more}" or "nothing"
+    return first_few(texts, _CALLS) or "nothing"
 
 
 def place_of(call: TracedCall, trace: Trace) -> str:

@@ -13,6 +13,7 @@ from padiff.compare.diagnose.stages import cause_by_stage
 from padiff.compare.judge.absent import whole_stage_missing
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import SIDES, Cause, Diff, Difference, Kind, Pair
+from padiff.system.naming import first_few
 
 
 def recorded_cause(
@@ -66,8 +67,7 @@ def _surplus(step: Sequence[Diff], alignment: Alignment) -> str:
     for name, other, surplus in zip(SIDES, SIDES.swapped(), alignment.surplus):
         more = [p for p in surplus if any(r == p or r.startswith(f"{p}.") for r in ran)]
         if more:
-            rest = f" and {len(more) - 3} more" if len(more) > 3 else ""
-            described.append(f"the {name} has layers that the {other} has not: {', '.join(more[:3])}{rest}")
+            described.append(f"the {name} has layers that the {other} has not: {first_few(more, 3)}")
     return "; ".join(described)
 
 

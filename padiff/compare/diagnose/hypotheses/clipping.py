@@ -27,6 +27,7 @@ from padiff.compare.diagnose.hypotheses.scene import Scene
 from padiff.compare.diagnose.hypotheses.step_gradients import Gradients, gradients_of, made_of
 from padiff.errors import PadiffError
 from padiff.records import LOOP, SIDES, Both, Record
+from padiff.system.naming import first_few
 
 # Other steps whose norms are looked at, and bytes that are read for it.
 _STEPS, _BYTES = 3, 200_000_000
@@ -59,13 +60,12 @@ def _of_fewer(scene: Scene, gradients: Gradients) -> Iterator[Hypothesis]:
         # What is left is scaled up to the same norm.
         ratio = math.sqrt(whole / (whole - missing)) ** (1 if side == "candidate" else -1)
         names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in lone]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         frozen = all(is_frozen(scene, d.pair, side) for d in lone)
         why = "frozen there" if frozen else "detached, unused, or not in the optimizer"
         yield Hypothesis(
             "frozen" if frozen else "no_gradient",
             "gradients that are missing in the norm",
-            f"{', '.join(names[:3])}{more} ha{'ve' if len(names) > 1 else 's'} no gradient on the {side} ({why}), so "
+            f"{first_few(names, 3)} ha{'ve' if len(names) > 1 else 's'} no gradient on the {side} ({why}), so "
             f"that the others are clipped to {ratio:.5g} times the reference's",
             partial(scaled, gradients.tensors, ratio),
             "gradients",

@@ -12,6 +12,7 @@ from padiff.compare.diagnose.hypotheses.hypothesis import Hypothesis, Prediction
 from padiff.compare.diagnose.hypotheses.scene import Scene, rounding_of, whole_of
 from padiff.model import equivalents
 from padiff.records import Both, Cause, Diff
+from padiff.system.naming import first_few
 
 # Gates of recurrent cells whose rows lie one after the other: how many, by kind.
 _GATES = {"lstm": 4, "lstmcell": 4, "gru": 3, "grucell": 3}
@@ -118,9 +119,8 @@ def _others(scene: Scene) -> str:
     names = [f"{d.pair.anchor.layer}/{d.pair.anchor.slot}" for d in wrong]
     if len(wrong) == len(weights):
         return "the runs start from different weights: copy them over (or load one checkpoint) before training"
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
-        f"the runs start from different weights in {', '.join(names[:_NAMED])}{more}, and from equal ones in "
+        f"the runs start from different weights in {first_few(names, _NAMED)}, and from equal ones in "
         f"{len(weights) - len(wrong)} others: not all were carried over"
     )
 

@@ -20,6 +20,7 @@ from padiff.compare.diagnose.hypotheses.scene import (
 )
 from padiff.model import equivalents
 from padiff.records import SIDES, Both, Diff, Pair
+from padiff.system.naming import first_few
 
 #: Elements of a gradient that are looked at.
 LOOKED_AT = 2048
@@ -60,8 +61,7 @@ class Gradients:
     def named(self, tensors: Sequence[Prediction]) -> str:
         """Which gradients these are, in words."""
         names = list(dict.fromkeys(one.site.replace(f"/{self.stage}/", "/") for one in tensors))
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f" of {', '.join(names[:3])}{more}"
+        return f" of {first_few(names, 3)}"
 
     @property
     def all_norms(self) -> Both[float]:

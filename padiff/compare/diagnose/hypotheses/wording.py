@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.compare.diagnose.hypotheses.tracks import Track
+from padiff.system.naming import first_few
 
 #: Machine-readable names of causes, by setting.
 KINDS = {
@@ -92,5 +93,4 @@ def scope_text(wrong: Sequence[Track], rest: Sequence[Track] | None) -> str:
     if not any(track.is_norm for track in wrong) and all(track.is_norm for track in rest):
         return ", of all but norms and biases"
     names = [f"{layer}/{slot}" for layer, slot, _ in (track.place for track in wrong)]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f", of {', '.join(names[:3])}{more} only"
+    return f", of {first_few(names, 3)} only"
