@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def check_run(run: Run, path: AnyPath) -> Health:
     if not run.info.environment:
         remarks.append("nothing is known of the environment: an older padiff recorded this run")
     remarks += _lost(path)
-    size = size_of(path) if isinstance(path, RemotePath) else _bytes_below(path)
+    size = size_of(path)
     return Health(
         tuple(damaged),
         tuple(remarks),
@@ -170,10 +169,6 @@ def _lacking(lacking: Mapping[int, list[int]], world_size: int) -> list[str]:
         f"step {number} can't be read: of {world_size} ranks only {', '.join(map(str, there)) or 'none'} wrote it"
         for number, there in islice(lacking.items(), _NAMED)
     ] + ([f"and {len(lacking) - _NAMED} more such steps"] if len(lacking) > _NAMED else [])
-
-
-def _bytes_below(path: Path) -> int:
-    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
 def _lost(path: AnyPath) -> list[str]:
