@@ -211,6 +211,9 @@ def _random(count: int, seed: int) -> np.ndarray:
         return np.asarray(state ^ (state >> np.uint64(31)))
 
 
+# Words of 8 bytes that are added up at a time: fewer than 256, and a divisor of a sample of `ELEMENTS` bytes.
+_WORDS = 244
+
 # Below this, a sum of squares would lose digits that float32 has; above the other, it would overflow.
 _TINY, _HUGE = 2.0**-50, 2.0**50
 
@@ -260,26 +263,45 @@ def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:
             most_bits = 126 if dtype == np.float32 else 1000  # the scale is a normal number itself
             scale[odd, 0] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd])), -most_bits, most_bits)
             samples = samples * scale.astype(dtype)
-        # A product with ones adds up several times faster than a sum does: down the columns, then across in float64.
-        ones: np.ndarray = np.ones((1, width // BUCKETS), dtype)
-
-        def columns(terms: np.ndarray) -> np.ndarray:
-            return np.asarray(np.matmul(ones, terms.reshape(count, -1, BUCKETS))[:, 0].astype(np.float64))
-
-        out[:, 2] = columns(samples).sum(axis=1)
-        out[:, 3] = columns(np.abs(samples, out=work)).sum(axis=1)
-        out[:, 4] = columns(np.multiply(samples, samples, out=work)).sum(axis=1)
-        # Counts of this size are exact in float32.
-        out[:, 5] = length - columns(np.not_equal(samples, 0, out=work, casting="unsafe")).sum(axis=1)
+        out[:, 2] = _columns(samples).sum(axis=1)
+        out[:, 3] = _columns(np.abs(samples, out=work)).sum(axis=1)
+        out[:, 4] = np.matmul(samples[:, None, :], samples[:, :, None])[:, 0, 0]
+        out[:, 5] = length - _nonzero(samples, work)
         out[:, 2:6] /= length
         out[:, 5] -= out[:, 6]
         np.multiply(samples, _padded_signs(width), out=work)
-        out[:, len(FIGURES) :] = columns(work)
+        out[:, len(FIGURES) :] = _columns(work)
         if odd.any():
             out[:, 2:4] /= scale
             out[:, 4:5] /= scale**2
             out[:, len(FIGURES) :] /= scale
     return out
+
+
+def _nonzero(samples: np.ndarray, work: np.ndarray) -> np.ndarray:
+    """How many elements of each row are not zero; ``work`` as `rows_of` has it."""
+    count, width = samples.shape
+    if width % (8 * _WORDS):
+        # Counts of this size are exact in float32.
+        return np.asarray(_columns(np.not_equal(samples, 0, out=work, casting="unsafe")).sum(axis=1))
+    # In bytes, eight to a word: words add up much faster than bytes do, as long as no byte overflows.
+    flags = work.view(np.uint8).reshape(-1)[: samples.size].reshape(samples.shape)
+    np.not_equal(samples, 0, out=flags.view(np.bool_))
+    words = flags.view(np.uint64).reshape(count, -1, _WORDS).sum(axis=2)
+    return np.asarray(words.view(np.uint8).sum(axis=1, dtype=np.intp))
+
+
+def _columns(terms: np.ndarray) -> np.ndarray:
+    """The sum of every `BUCKETS`-th term of each row, in float64."""
+    count, width = terms.shape
+    # A product with ones adds up several times faster than a sum does.
+    sums = np.matmul(_ones(width // BUCKETS, terms.dtype), terms.reshape(count, -1, BUCKETS))
+    return np.asarray(sums[:, 0].astype(np.float64))
+
+
+@lru_cache(maxsize=64)
+def _ones(count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.ones((1, count), dtype)
 
 
 @lru_cache(maxsize=64)
