@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.sketches.samples import Empty
-from padiff.sketches.sketch import Cut
+from padiff.sketches.cuts import Cut, Form
+from padiff.sketches.rows import Empty
 
 
 class UncopiedError(Exception):
@@ -46,7 +46,7 @@ class Tensors(Protocol):
         """
 
     def sample(self, tensor: Any, transposed: bool = False) -> Any:
-        """A copy of the elements that a sketch looks at (`padiff.sketches.sketch.sample`), flat.
+        """A copy of the elements that a sketch looks at (`padiff.sketches.cuts.sample`), flat.
 
         On the CPU an array; on another device a tensor that is still there, and that `fetch` brings over.
         ``transposed`` looks at a matrix transposed.
@@ -65,6 +65,11 @@ class Tensors(Protocol):
         """Where the sample that is sketched lies in the tensor's memory, where that is plain memory of the CPU.
 
         Holds for as long as `live` does. ``transposed`` looks at a matrix transposed.
+        """
+
+    def addresses(self, tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
+        """Where the memory of tensors begins, if each is contiguous on the CPU and of its form (that of a `cut`); else
+        `None`.
         """
 
     def memory(self, tensor: Any) -> Any:

@@ -14,9 +14,11 @@ from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.left_out import Left
 from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
 from padiff.records.parts import PARTIAL, Part
+from padiff.sketches.cuts import Cut, cut_of
 from padiff.sketches.parts import own_of
+from padiff.sketches.rows import Layout
 from padiff.sketches.samples import Empty, Samples
-from padiff.sketches.sketch import ELEMENTS, Cut, cut_of
+from padiff.sketches.sketch import ELEMENTS
 
 #: Elements up to which a tensor is small: a sketch looks at each, so that to keep them copies no more. Measured, of 107
 #: faults in small nets: 97 are proven where the first step has such tensors whole, 45 where it has sketches.
@@ -142,7 +144,7 @@ class Copier:
         tensors, samples = self._tensors, self.samples
         cut = tensors.cut(tensor, transposed)
         if cut is not None:
-            return Sampled(cut.dtype, cut.shape, samples, samples.add_all((cut,)), transposed)
+            return Sampled(cut.dtype, cut.shape, samples, samples.add(cut), transposed)
         dtype, values = tensors.dtype(tensor), tensors.sample(tensor, transposed)
         number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
         return Sampled(dtype, tensors.shape(tensor), samples, number, transposed)
@@ -192,15 +194,13 @@ class Copier:
         finally:
             COPYING.now = False
 
-    def sample(self, cuts: Sequence[Cut | None]) -> int | None:
-        """Samples from where the memory of tensors is: the number of the first, which the others follow. `None` where
-        that can't be done: one of them is none.
+    def sample(self, layout: Layout, cuts: Sequence[Cut | None], addresses: Sequence[int]) -> list[int] | None:
+        """Samples that follow a layout (`padiff.sketches.rows.Rows.put_all`): their numbers. `None` where that can't be
+        done.
         """
-        if not cuts or None in cuts:
-            return None
         COPYING.now = True
         try:
-            return self.samples.add_all(cuts)  # type: ignore[arg-type]
+            return self.samples.add_all(layout, cuts, addresses)
         except MemoryError:
             raise
         except Exception:  # one by one it is said which

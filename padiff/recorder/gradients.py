@@ -14,10 +14,6 @@ from padiff.recorder.owned import Owned
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.taken import Sampled, Taken
 from padiff.records.parts import Part
-from padiff.sketches.sketch import Cut
-
-# Gradients that are looked at together: more objects at a time would have the garbage collector called for them.
-_AT_ONCE = 100
 
 
 @dataclass(slots=True)
@@ -53,11 +49,12 @@ class Copies:
             return records.copier.take(given, level)
         if tensor is not None:
             return records.copier.take(tensor, SKETCH, transposed)
-        cut = owned.cuts([place])
-        first = records.copier.sample(cut)
-        if first is None or cut[0] is None:
+        gathered = owned.gathered([place])
+        numbers = None if gathered is None else records.copier.sample(*gathered)
+        if gathered is None or numbers is None:
             return records.copier.take(parameter, SKETCH, transposed)
-        return Sampled(cut[0].dtype, cut[0].shape, records.copier.samples, first, transposed)
+        cut = gathered.cuts[0]
+        return Sampled(cut.dtype, cut.shape, records.copier.samples, numbers[0], transposed)
 
     def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken | Left:
         """Copy what this process holds of a parameter, or of a tensor like it."""
@@ -76,7 +73,7 @@ class Gradients:
     """
 
     def __init__(self, records: RecordBuffer, framework: Framework, copies: Copies, levels: LevelOf) -> None:
-        self._records, self._cut, self._copies, self._levels = records, framework.tensors.cut, copies, levels
+        self._records, self._tensors, self._copies, self._levels = records, framework.tensors, copies, levels
         #: A number is that of a sample of a gradient that has its parameter's dtype and shape, as the batch has them;
         #: `None`: nothing is kept of it.
         self._taken: dict[int, Taken | Left | int | None] = {}
@@ -129,46 +126,45 @@ class Gradients:
         if self._batch is not batch:
             self._taken = {key: self.pop(key, owned) for key in list(self._taken)}
             self._batch = batch
+        index = owned.index
         unknown: set[int] = set()
-        places: list[int] = []
         keys: list[int] = []
-        tensors: list[Any] = []
-        cuts: list[Cut] = []
-        taken, cut_of, levels = self._taken, self._cut, self._levels
-        index, transposed, parts, owners = owned.index, owned.transposed, owned.parts, owned.owners
+        gradients: list[Any] = []
         for parameter, gradient in owned.apart(pairs):
             if gradient is None:
                 continue
             key = parameter if isinstance(parameter, int) else id(parameter)
-            place = index.get(key)
-            if place is None:
+            if key in index:
+                keys.append(key)
+                gradients.append(gradient)
+            else:
                 unknown.add(key)
-                continue
-            level = SKETCH if batch is not None else levels[owners[key].node.path, "grad"]
-            cut = cut_of(gradient, transposed[place]) if level == SKETCH and parts[place] is None else None
-            if cut is None:
-                taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
-                continue
-            taken[key] = None  # for the order
-            places.append(place)
-            keys.append(key)
-            tensors.append(gradient)
-            cuts.append(cut)
-            if len(cuts) == _AT_ONCE:
-                self._sample(owned, keys, places, tensors, cuts)
-                places, keys, tensors, cuts = [], [], [], []
-        self._sample(owned, keys, places, tensors, cuts)
+        numbers = self._sample(owned, tuple([index[key] for key in keys]), gradients) if batch is not None else None
+        if numbers is not None:
+            self._taken.update(zip(keys, numbers))
+            return unknown
+        for key, gradient in zip(keys, gradients):
+            level = SKETCH if batch is not None else self._levels[owned.owners[key].node.path, "grad"]
+            self._taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
         return unknown
 
-    def _sample(
-        self, owned: Owned, keys: Sequence[int], places: Sequence[int], tensors: Sequence[Any], cuts: Sequence[Cut]
-    ) -> None:
-        first, taken, batch = self._records.copier.sample(cuts), self._taken, self._batch
-        for k, (key, place, cut) in enumerate(zip(keys, places, cuts)):
-            if first is None:  # one by one it is said which could not be copied
-                taken[key] = self._copies.take(owned, key, SKETCH, tensors[k])
-            elif batch is not None and cut.shape == batch.shapes[place] and cut.dtype == batch.dtypes[place]:
-                taken[key] = first + k
-            else:
-                transposed = owned.transposed[place]
-                taken[key] = Sampled(cut.dtype, cut.shape, self._records.copier.samples, first + k, transposed)
+    def _sample(self, owned: Owned, places: tuple[int, ...], gradients: Sequence[Any]) -> list[int] | None:
+        """Samples of gradients that lie as the parameters at these places do; `None` where one lies otherwise."""
+        batch, gathered = self._batch, owned.gathered_before(places)
+        if batch is None or gathered is None:
+            return None
+        layout, cuts, _ = gathered
+        if any(cut.shape != batch.shapes[k] or cut.dtype != batch.dtypes[k] for k, cut in zip(places, cuts)):
+            return None
+        found = self._tensors.addresses([gradients[k] for k in layout.plain], [cuts[k].form for k in layout.plain])
+        if found is None:
+            return None
+        addresses, cuts = [0] * len(places), list(cuts)
+        for k, address in zip(layout.plain, found):
+            addresses[k] = address
+        for k in layout.others:
+            cut = self._tensors.cut(gradients[k], owned.transposed[places[k]])
+            if cut is None or cut.shape != cuts[k].shape or cut.dtype != cuts[k].dtype:
+                return None
+            cuts[k] = cut
+        return self._records.copier.sample(layout, cuts, addresses)

@@ -28,8 +28,8 @@ from padiff.recorder.options import Target
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.records import RunInfo, Step, bytes_text
 from padiff.records.pack import Pack
+from padiff.sketches.cuts import Kind
 from padiff.sketches.samples import Samples
-from padiff.sketches.sketch import Kind
 from padiff.system.switches import say
 
 

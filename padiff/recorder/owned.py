@@ -16,7 +16,8 @@ from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left
 from padiff.records.alike import Site
 from padiff.records.parts import Part
-from padiff.sketches.sketch import Cut
+from padiff.sketches.cuts import Cut
+from padiff.sketches.rows import Layout
 
 #: What a record of something owned is: the stage, its place, the dtype, the shape and the number of the call.
 About = tuple[str, int, str, tuple[int, ...], int]
@@ -44,6 +45,26 @@ class Owner(NamedTuple):
     role: str
     part: Part | None = None
     held: Held | None = None
+
+
+class Gathered(NamedTuple):
+    """Where the samples of several tensors lie, to be copied together.
+
+    Attributes:
+        layout: how.
+        cuts: of each.
+        addresses: where its memory begins, as far as it is copied as it lies.
+    """
+
+    layout: Layout
+    cuts: list[Cut]
+    addresses: list[int]
+
+    @classmethod
+    def of(cls, cuts: Sequence[Cut | None]) -> Gathered | None:
+        """Given where each lies; `None` where that is not known of one."""
+        known = [cut for cut in cuts if cut is not None]
+        return cls(Layout(known), known, [cut.address for cut in known]) if len(known) == len(cuts) else None
 
 
 class Owned:
@@ -99,6 +120,8 @@ class Owned:
         #: As long as dtypes and shapes are what they were.
         self._of_weights: list[Site] | None = None
         self._of_steps: dict[Any, list[Site]] = {}
+        self._gathered: dict[tuple[int, ...], Gathered | None] = {}
+        self._all = tuple(range(len(self.tensors)))
         self._levels: tuple[Any, bool] | None = None
 
     def training(self) -> list[bool]:
@@ -165,13 +188,20 @@ class Owned:
             self._levels = levels, all(levels[path, stage] == SKETCH for path in paths for stage in stages)
         return self._levels[1]
 
-    def cuts(self, places: Sequence[int] | None = None) -> list[Cut | None]:
-        """Where the samples of these are now; of all by default. `None` where that is no plain memory of the CPU."""
-        if places is None:
-            places = range(len(self.tensors))
+    def gathered(self, places: Sequence[int] | None = None) -> Gathered | None:
+        """Where the samples of these are now; of all by default. `None` where one is no plain memory of the CPU."""
+        places = self._all if places is None else tuple(places)
         for start in range(0, len(places), _AT_ONCE):
             self._look(places[start : start + _AT_ONCE])
-        return [self._cuts[k] for k in places]
+        return self.gathered_before(places)
+
+    def gathered_before(self, places: tuple[int, ...]) -> Gathered | None:
+        """Where they were when they were last looked for."""
+        if places not in self._gathered:
+            if len(self._gathered) >= _MOST:  # ever other parameters take part
+                self._gathered.clear()
+            self._gathered[places] = Gathered.of([self._cuts[k] for k in places])
+        return self._gathered[places]
 
     def _look(self, places: Sequence[int]) -> None:
         """See where the memory of these is now."""
@@ -185,9 +215,10 @@ class Owned:
                 known[place], self._cuts[place] = memory, self._cut(place)
                 self._of_weights = None
                 self._of_steps.clear()
+                self._gathered.clear()
 
     def weight_sites(self, known: Known) -> list[Site]:
-        """The sites of the weights, all of them as they are where they were last looked for (`cuts`)."""
+        """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
         if self._of_weights is None:
             about = [("weight", k, cut.dtype, cut.shape, 0) for k, cut in enumerate(self._cuts) if cut is not None]
             self._of_weights = self._made(about, known)
@@ -208,7 +239,7 @@ class Owned:
                 assert cut is not None
                 about.append(("grad", place, cut.dtype, cut.shape, call))
                 # The difference of two neighbours in 16 bits is kept in more.
-                dtype = "float32" if cut.view.dtype.itemsize < WIDE else cut.dtype
+                dtype = "float32" if cut.itemsize < WIDE else cut.dtype
                 about.append(("update", place, dtype, cut.shape, call))
             kept = self._made(about, known)
             if len(self._of_steps) >= _MOST:  # ever other parameters take part

@@ -157,14 +157,13 @@ class Parameters:
     def _snapshot_together(self) -> bool:
         """Record a sample of each at once. Whether that could be done: all are plain memory of the CPU."""
         owned, records = self._owned, self._records
-        cuts = owned.cuts()
-        first = records.copier.sample(cuts)
-        if first is None:
+        gathered = owned.gathered()
+        numbers = None if gathered is None else records.copier.sample(*gathered)
+        if gathered is None or numbers is None:
             return False
-        numbers = list(range(first, first + len(cuts)))
         records.write_all(owned.weight_sites(records.known), numbers)
-        shapes = [cut.shape for cut in cuts if cut is not None]
-        dtypes = [cut.dtype for cut in cuts if cut is not None]
+        shapes = [cut.shape for cut in gathered.cuts]
+        dtypes = [cut.dtype for cut in gathered.cuts]
         self._batch = Batch(numbers, dtypes, shapes, owned.training())
         return True
 
@@ -298,17 +297,16 @@ class Parameters:
         if gradients is None:
             return False
         places = [owned.index[key] for key in keys]
-        cuts = owned.cuts(places)
-        for place, cut in zip(places, cuts):
-            if cut is None or not batch.trains[place]:
+        gathered = owned.gathered(places)
+        if gathered is None:
+            return False
+        for place, cut in zip(places, gathered.cuts):
+            if not batch.trains[place] or cut.shape != batch.shapes[place] or cut.dtype != batch.dtypes[place]:
                 return False
-            if cut.shape != batch.shapes[place] or cut.dtype != batch.dtypes[place]:
-                return False
-        first = records.copier.sample(cuts)
-        if first is None:
+        after = records.copier.sample(*gathered)
+        if after is None:
             return False
         before = [batch.numbers[place] for place in places]
-        after = range(first, first + len(places))
         difference = records.copier.samples.differences(after, before)
         calls = [self._steps.get(key, 0) for key in keys]
         sites = owned.stepped_sites(places, calls, records.known)

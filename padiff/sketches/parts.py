@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from padiff.sketches.sketch import ELEMENTS, Sketch, places
+from padiff.sketches.places import ELEMENTS, places
+from padiff.sketches.sketch import Sketch
 
 
 class Own(NamedTuple):

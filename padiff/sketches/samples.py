@@ -1,75 +1,16 @@
-"""Samples of a step's tensors: copied while the training runs, and made sketches of together when it has gone on.
-
-Those of one length lie side by side in memory, so that a few calls of numpy sketch all of them.
-"""
+"""Samples of a step's tensors: copied while the training runs, and made sketches of together when it has gone on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from padiff.sketches.cuts import Cut, Kind, arithmetic
 from padiff.sketches.parts import Own
-from padiff.sketches.sketch import BLOCK, BUCKETS, ELEMENTS, FIGURES, Cut, Kind, arithmetic, padded, rows_of
-
-#: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
-Empty = Callable[[tuple[int, ...], Any], np.ndarray]
-
-# Elements that are worked on at a time: what the processor's second cache holds.
-_AT_ONCE = 1 << 17
-# Rows that a group of unknown size begins with.
-_FEW = 4
-
-
-class _Group:
-    """Samples of one kind, one in each row of a few pieces of memory.
-
-    Args:
-        expected: how many there will be, as far as that is known.
-    """
-
-    __slots__ = ("_empty", "_expected", "kind", "numbers", "pieces", "waiting", "width")
-
-    def __init__(self, kind: Kind, empty: Empty, expected: int = 0) -> None:
-        self.kind, self.width = kind, padded(kind[0])
-        self._empty, self._expected = empty, expected
-        #: Rows for the samples to come, the next one last; of the longest ones as blocks.
-        self.waiting: list[np.ndarray] = []
-        self.pieces: list[np.ndarray] = []
-        #: Of the samples, in the order of the rows.
-        self.numbers: list[int] = []
-
-    def more(self) -> list[np.ndarray]:
-        """Have memory for at least one more sample."""
-        length, dtype = self.kind
-        wanted = max(self._expected - len(self.numbers), len(self.numbers), _FEW)
-        piece = self._empty((max(1, min(wanted, _AT_ONCE // max(self.width, 1))), self.width), dtype)
-        piece[:, length:] = 0
-        self.pieces.append(piece)
-        if length == ELEMENTS:
-            self.waiting = list(piece.reshape(len(piece), -1, BLOCK)[::-1])
-        else:
-            self.waiting = list(piece[::-1, :length])
-        return self.waiting
-
-    def row(self, number: int) -> np.ndarray:
-        """Memory for one more sample."""
-        waiting = self.waiting or self.more()
-        self.numbers.append(number)
-        return waiting.pop()
-
-    def sketch(self, out: np.ndarray, memory: np.ndarray) -> None:
-        """Write what is stored of each sample into its row of the table."""
-        if not self.width:
-            return  # of tensors without elements there is nothing to say: their rows stay zero
-        start = 0
-        for piece in self.pieces:
-            numbers = self.numbers[start : start + len(piece)]
-            work = memory[: len(numbers) * self.width * piece.itemsize].view(piece.dtype).reshape(-1, self.width)
-            out[numbers] = rows_of(piece[: len(numbers)], self.kind[0], work)
-            start += len(numbers)
+from padiff.sketches.rows import Empty as Empty
+from padiff.sketches.rows import Layout, Rows
 
 
 class Samples:
@@ -90,11 +31,9 @@ class Samples:
         bring: Callable[[Sequence[Any]], Callable[[], list[np.ndarray]]] | None = None,
         counts: dict[Kind, int] | None = None,
     ) -> None:
-        self._empty, self._done, self._bring = empty, done, bring
+        self._done, self._bring = done, bring
         self._counts = {} if counts is None else counts
-        self._groups: dict[Kind, _Group] = {}
-        #: By number: the sample; `None` where it is still on a device, or a difference that is still to be taken.
-        self._rows: list[np.ndarray | None] = []
+        self._rows = Rows(empty, self._counts)
         #: The number of the first, and whose they are, one after the other.
         self._differences: list[tuple[int, Sequence[int], Sequence[int]]] = []
         self._elsewhere: dict[int, Any] = {}
@@ -102,45 +41,22 @@ class Samples:
         self._table: np.ndarray | None = None
         #: By number: which elements of a sample are a part's own.
         self._own: dict[int, Own] = {}
+        self._closed = False
 
     # -- while the training runs ---------------------------------------------------------------------------
 
     def add(self, cut: Cut) -> int:
         """Copy a sample; returns its number."""
-        return self.add_all((cut,))
+        return self._rows.put(cut)
 
-    def add_all(self, cuts: Iterable[Cut]) -> int:
-        """Copy samples; returns the number of the first, which the others follow."""
-        rows, groups = self._rows, self._groups
-        first = number = len(rows)
-        # One after the other in one loop: between the kernels of a training, what costs is not the copying but to
-        # come to it, with nothing of it in the processor's cache.
-        for view, chosen, kind, _, _ in cuts:
-            group = groups.get(kind)
-            if group is None:
-                group = groups[kind] = _Group(kind, self._empty, self._counts.get(kind, 0))
-            row = (group.waiting or group.more()).pop()
-            group.numbers.append(number)
-            rows.append(row)
-            number += 1
-            if chosen is None:
-                if view.ndim == row.ndim:
-                    row[...] = view
-                else:
-                    row.reshape(view.shape)[...] = view
-            elif isinstance(chosen, tuple):
-                row.reshape(-1)[...] = view[chosen]
-            elif view.dtype == row.dtype:
-                view.take(chosen, 0, row, "clip")  # with "raise" numpy would copy twice
-            else:
-                row[...] = view.take(chosen, 0)
-        return first
+    def add_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: Sequence[int]) -> list[int]:
+        """Copy samples that follow a layout; returns their numbers (`padiff.sketches.rows.Rows.put_all`)."""
+        return self._rows.put_all(layout, cuts, addresses)
 
     def add_part(self, values: Any, own: Own) -> int:
         """Note the elements of a part of a tensor that the whole's sketch looks at; on whatever device."""
-        number = len(self._rows)
+        number = self._rows.reserve()
         self._own[number] = own
-        self._rows.append(None)
         if isinstance(values, np.ndarray):
             self._put_part(number, values)
         else:
@@ -149,16 +65,14 @@ class Samples:
 
     def _put_part(self, number: int, values: np.ndarray) -> None:
         own = self._own[number]
-        row = self._rows[number] = self._new((own.length, arithmetic(values.dtype)), number)
-        row = row.reshape(-1)
+        row = self._rows.place(number, (own.length, arithmetic(values.dtype))).reshape(-1)
         row[...] = 0
         row[own.places] = values
 
     def add_elsewhere(self, taken: Any) -> int:
         """Note a sample that is on another device, until `fetch`."""
-        number = len(self._rows)
+        number = self._rows.reserve()
         self._elsewhere[number] = taken
-        self._rows.append(None)
         return number
 
     def difference(self, after: int, before: int) -> int:
@@ -167,9 +81,8 @@ class Samples:
 
     def differences(self, after: Sequence[int], before: Sequence[int]) -> int:
         """Samples less others; returns the number of the first difference, which the others follow."""
-        first = len(self._rows)
+        first = self._rows.reserve(len(after))
         self._differences.append((first, after, before))
-        self._rows += [None] * len(after)
         return first
 
     def add_to(self, number: int, other: int) -> None:
@@ -177,18 +90,21 @@ class Samples:
         if number in self._elsewhere:
             self._elsewhere[number] = self._elsewhere[number] + self._elsewhere[other]
         else:
+            row = self._rows.row(number)
             with np.errstate(all="ignore"):
-                self._rows[number] += self._rows[other]  # type: ignore[operator]
+                row += self._rows.row(other)
+
+    def _sample(self, number: int) -> Any:
+        """A sample, wherever it is."""
+        return self._elsewhere[number] if number in self._elsewhere else self._rows.row(number)
 
     def zero(self, number: int) -> bool:
         """Whether all of a sample is zero."""
-        values: Any = self._elsewhere.get(number, self._rows[number])
-        return not bool((values != 0).any())
+        return not bool((self._sample(number) != 0).any())
 
     def equal(self, number: int, other: int) -> bool:
         """Whether two samples of the same length, both still on a device or neither, are the same."""
-        samples: list[Any] = [self._elsewhere.get(k, self._rows[k]) for k in (number, other)]
-        one, another = samples
+        one, another = self._sample(number), self._sample(other)
         return bool(((one == another) | ((one != one) & (another != another))).all())
 
     def fetch(self) -> None:
@@ -197,12 +113,6 @@ class Samples:
             assert self._bring is not None
             self._fetched = self._bring(list(self._elsewhere.values()))
 
-    def _new(self, kind: Kind, number: int) -> np.ndarray:
-        group = self._groups.get(kind)
-        if group is None:
-            group = self._groups[kind] = _Group(kind, self._empty, self._counts.get(kind, 0))
-        return group.row(number)
-
     # -- when it has gone on -------------------------------------------------------------------------------
 
     @property
@@ -210,33 +120,24 @@ class Samples:
         """The sketches as they are stored: a row for each number."""
         if self._table is None or len(self._table) < len(self._rows):
             self._settle()
-            self._table = np.zeros((len(self._rows), len(FIGURES) + BUCKETS))
-            # Taken from the system once, not for each group: that would cost more than the arithmetic.
-            groups = self._groups.values()
-            memory = np.empty(max((p.nbytes for group in groups for p in group.pieces), default=0), np.uint8)
-            for group in groups:
-                group.sketch(self._table, memory)
+            self._table = self._rows.table()
             for number, own in self._own.items():
                 # Zeros stand for what others hold: its own extremes are those of its own elements.
-                self._table[number, :2] = _extremes(self._rows[number], own)
+                self._table[number, :2] = _extremes(self._rows.row(number), own)
         return self._table
 
     def close(self) -> None:
         """Make the sketches, if they are not made, and let the samples go."""
-        if not self._groups and not self._elsewhere:
+        if self._closed:
             return
         self.table  # noqa: B018
-        groups, self._groups = self._groups, {}
-        self._rows = [None] * len(self._rows)
+        self._closed = True
         self._counts.clear()
-        self._counts.update({kind: len(group.numbers) for kind, group in groups.items()})
+        self._counts.update(self._rows.counts)
+        pieces = [piece.matrix for piece in self._rows.pieces]
+        self._rows.pieces.clear()
         if self._done is not None:
-            self._done([piece for group in groups.values() for piece in group.pieces])
-
-    def _taken_apart(self) -> Iterator[tuple[int, int, int]]:
-        """The number of each difference, and of what less what it is."""
-        for first, after, before in self._differences:
-            yield from zip(count(first), after, before)
+            self._done(pieces)
 
     def _settle(self) -> None:
         """Have every sample in its row."""
@@ -248,23 +149,21 @@ class Samples:
                 if number in self._own:
                     self._put_part(number, array)
                     continue
-                row = self._rows[number] = self._new((array.size, arithmetic(array.dtype)), number)
+                row = self._rows.place(number, (array.size, arithmetic(array.dtype)))
                 row.reshape(-1)[...] = array
             self._elsewhere.clear()
             self._fetched = None
         with np.errstate(all="ignore"):  # of infinities
-            for number, after, before in self._taken_apart():
-                one, other = self._rows[after], self._rows[before]
-                assert one is not None and other is not None
-                row = self._rows[number] = self._new((one.size, one.dtype.type), number)
-                np.subtract(one, other, out=row)
-                if after in self._own:
-                    self._own[number] = self._own[after]
+            for first, after, before in self._differences:
+                self._rows.subtract(first, after, before)
+                for k, number in enumerate(after) if self._own else ():
+                    if number in self._own:
+                        self._own[first + k] = self._own[number]
         self._differences.clear()
 
 
-def _extremes(row: np.ndarray | None, own: Own) -> tuple[float, float]:
+def _extremes(row: np.ndarray, own: Own) -> tuple[float, float]:
     """The least and the most of the finite values that are a part's own; zeros where there are none."""
-    values = np.zeros(0) if row is None else row.reshape(-1)[own.places]
+    values = row.reshape(-1)[own.places]
     values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

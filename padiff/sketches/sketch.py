@@ -11,7 +11,7 @@ large the tensor is, and both runs look at the same places. What is kept of the 
   L2 error and the cosine between two tensors, without the tensors, to a standard deviation of 9 %.
 
 61 is a prime: neighbouring channels, rows and pixels fall into other buckets, whatever power of two a shape has.
-Signs and places come from integer arithmetic of our own, so that no version of any library changes them.
+Which elements, and with which signs: `padiff.sketches.places`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-#: Numbers that the projection has.
-BUCKETS = 61
-#: Elements of a tensor that are looked at, at most: 64 for each bucket, in 32 blocks. Longer blocks would be fewer
-#: places, shorter ones cost more: memory is fetched in lines, and in order.
-ELEMENTS = 3904
-BLOCK = 122
+from padiff.sketches.cuts import arithmetic, sample
+from padiff.sketches.places import BUCKETS as BUCKETS
+from padiff.sketches.places import ELEMENTS as ELEMENTS
+from padiff.sketches.places import signs
+
 #: Relative standard deviation of an L2 norm that is estimated from the projection.
 SPREAD = 1 / math.sqrt(2 * BUCKETS)
 
@@ -106,111 +105,6 @@ def sketch_of_sample(taken: np.ndarray, size: int, transposed: bool = False) -> 
     return Sketch.of_row(rows_of(values, taken.size, np.empty_like(values))[0], size, transposed)
 
 
-def sample(array: np.ndarray, transposed: bool = False) -> np.ndarray:
-    """A copy of the elements that are looked at, one after the other; in the tensor's own dtype, but real."""
-    cut = cut_of(array, transposed)
-    taken: np.ndarray = np.empty(cut.kind[0], cut.view.dtype)
-    cut.copy_to(taken)
-    return taken
-
-
-#: Length of a sample, and what its sketch is calculated in.
-Kind = tuple[int, type]
-
-
-class Cut(NamedTuple):
-    """Where the elements that are looked at lie in a tensor's memory.
-
-    Attributes:
-        view: the memory.
-        chosen: rows of the view, or indices into it; `None`: all of it.
-        kind: of the sample.
-        dtype, shape: of the tensor.
-    """
-
-    view: np.ndarray
-    chosen: np.ndarray | tuple[np.ndarray, ...] | None
-    kind: Kind
-    dtype: str
-    shape: tuple[int, ...]
-
-    def copy_to(self, row: np.ndarray) -> None:
-        """Copy them, one after the other, into a row of numbers."""
-        view, chosen = self.view, self.chosen
-        if chosen is None:
-            row.reshape(view.shape)[...] = view
-        elif isinstance(chosen, tuple):
-            row[:] = view[chosen]
-        elif view.dtype == row.dtype:
-            # With "raise" numpy would copy twice.
-            view.take(chosen, 0, row.reshape(-1, BLOCK), "clip")
-        else:
-            row[:] = view.take(chosen, 0).reshape(-1)
-
-
-def cut_of(array: np.ndarray, transposed: bool = False) -> Cut:
-    """Which elements are looked at; ``transposed`` looks at a matrix transposed.
-
-    Good for as long as the array has its memory, whatever is written there; but for a complex one once only.
-    """
-    about = array.dtype.name, array.shape
-    if transposed:
-        array = array.T
-    if array.dtype.kind == "c":
-        # Real and imaginary parts are numbers of their own.
-        array = np.ascontiguousarray(array).view(array.real.dtype)
-    size = array.size
-    if size <= ELEMENTS:
-        return Cut(array, None, (size, arithmetic(array.dtype)), *about)
-    kind = ELEMENTS, arithmetic(array.dtype)
-    if not array.flags.c_contiguous:
-        return Cut(array, _unravelled(array.shape), kind, *about)
-    first, rows = block_rows(size)
-    flat = array.reshape(-1)
-    return Cut(flat[first : first + (size - first) // BLOCK * BLOCK].reshape(-1, BLOCK), rows, kind, *about)
-
-
-@lru_cache(maxsize=256)
-def _unravelled(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    return np.unravel_index(places(math.prod(shape)), shape)
-
-
-@lru_cache(maxsize=1024)
-def block_rows(size: int) -> tuple[int, np.ndarray]:
-    """Of a tensor of more than `ELEMENTS` elements: where blocks begin, and which of them are looked at; ascending."""
-    count = ELEMENTS // BLOCK
-    first = int(_random(1, size)[0] % np.uint64(size % BLOCK + 1))
-    # One block somewhere in each of equally long stretches.
-    edges = np.arange(count + 1, dtype=np.int64) * (size // BLOCK) // count
-    return first, edges[:-1] + (_random(count, size) % np.diff(edges).astype(np.uint64)).astype(np.int64)
-
-
-@lru_cache(maxsize=256)
-def places(size: int) -> np.ndarray:
-    """Positions, row by row, of the elements that are looked at."""
-    if size <= ELEMENTS:
-        return np.arange(size)
-    first, rows = block_rows(size)
-    return np.asarray(first + (rows[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1))
-
-
-@lru_cache(maxsize=1)
-def signs() -> np.ndarray:
-    """The random sign, 1 or -1, of each element of a sample, in float32."""
-    return np.where(_random(ELEMENTS, 0) & np.uint64(1 << 40), 1, -1).astype(np.float32)
-
-
-def _random(count: int, seed: int) -> np.ndarray:
-    """``count`` 64-bit numbers: SplitMix64 (Steele, Lea and Flood 2014, https://doi.org/10.1145/2660193.2660195)."""
-    with np.errstate(over="ignore"):
-        state = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed) * np.uint64(count)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(state ^ (state >> np.uint64(31)))
-
-
 # Words of 8 bytes that are added up at a time: fewer than 256, and a divisor of a sample of `ELEMENTS` bytes.
 _WORDS = 244
 
@@ -221,12 +115,6 @@ _TINY, _HUGE = 2.0**-50, 2.0**50
 def padded(length: int) -> int:
     """How long a sample of this length is with the zeros that make it a multiple of `BUCKETS`."""
     return -(-length // BUCKETS) * BUCKETS
-
-
-@lru_cache(maxsize=64)
-def arithmetic(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
-    """What sketches of a dtype are calculated in: float32 where that loses nothing, else float64."""
-    return np.float64 if dtype.itemsize > 4 or dtype.kind in "iu" else np.float32
 
 
 def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:

@@ -13,7 +13,8 @@ import padiff
 from padiff.dump.opening import open_run
 from padiff.frameworks import framework_of
 from padiff.records import Alike
-from padiff.sketches.sketch import sample, sketch_of
+from padiff.sketches.cuts import sample
+from padiff.sketches.sketch import sketch_of
 
 # Steps of two structures, and back again; then the rate is another, and a layer is trained no more.
 SIZES = (6, 6, 6, 4, 6, 6, 6, 6)

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from padiff.frameworks.forms import Form, form_of
 from padiff.frameworks.values import UncopiedError
-from padiff.sketches import sketch
+from padiff.sketches import cuts
+from padiff.sketches.cuts import Cut, Form, cut_of, form_of
+from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
 from padiff.sketches.samples import Empty
-from padiff.sketches.sketch import BLOCK, ELEMENTS, Cut, block_rows, cut_of
 
 # paddle's .numpy() hands these out as integers of the same width, without a word.
 _BITS = {
@@ -91,11 +91,11 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
 def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return sketch.sample(array, transposed)
+        return cuts.sample(array, transposed)
     tensor = _whole(tensor).detach()
     plain = not (tensor.is_selected_rows() or tensor.is_sparse())
     if tensor.place.is_cpu_place() or not plain:
-        return sketch.sample(copy(tensor), transposed)
+        return cuts.sample(copy(tensor), transposed)
     with paddle.no_grad():
         tensor = tensor.t() if transposed else tensor
         flat = (paddle.as_real(tensor) if tensor.is_complex() else tensor).reshape([-1])
@@ -123,14 +123,6 @@ def live(tensor: Any) -> np.ndarray | None:
     return np.from_dlpack(tensor.detach())
 
 
-class _Memory:
-    """A tensor's memory, as numpy asks for it, through a tensor that shares it and is of no graph."""
-
-    tensor: Any
-    __array_interface__: dict[str, Any]
-    __slots__ = ("__array_interface__", "tensor")
-
-
 @lru_cache(maxsize=4096)
 def _form(shape: tuple[int, ...], dtype: Any) -> Form | None:
     """`None` of dtypes that numpy does not take."""
@@ -150,11 +142,17 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
     if transposed or not start or not tensor.is_contiguous():
         array = live(tensor)
         return None if array is None else cut_of(array, transposed)
-    at = start + form.first
-    held = _Memory()
-    held.tensor = tensor.detach()
-    held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": (at, False), "shape": form.shape}
-    return form.cut_of(held)
+    return form.at(start)
+
+
+def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
+    found = []
+    for tensor, form in zip(tensors, forms):
+        cut_now = cut(tensor)
+        if cut_now is None or cut_now.form is not form:
+            return None
+        found.append(cut_now.address)
+    return found
 
 
 def memory(tensor: Any) -> Any:

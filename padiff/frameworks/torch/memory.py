@@ -11,10 +11,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from padiff.frameworks.forms import Form, form_of
 from padiff.frameworks.hooking import TRANSFORMED
 from padiff.frameworks.values import UncopiedError
-from padiff.sketches.sketch import Cut, cut_of
+from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
 _BITS = {
@@ -113,13 +112,27 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
         memory = storage.data_ptr()
         if (not memory or start + form.nbytes > memory + storage.nbytes()) and form.nbytes:
             return None  # as `memory_of` says
-        held = _Memory()
-        held.storage = storage
-        where = start + form.first, False
-        held.__array_interface__ = {"version": 3, "typestr": form.typestr, "data": where, "shape": form.shape}
-        return form.cut_of(held)
+        return form.at(start)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None
+
+
+def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
+    """Where the memory of tensors begins, if each is contiguous on the CPU and of its form; else `None`."""
+    found = []
+    try:
+        for tensor, form in zip(tensors, forms):
+            if form is None or _form(tensor.shape, tensor.dtype) is not form or not tensor.is_cpu:
+                return None
+            if not tensor.is_contiguous() or tensor.is_neg():
+                return None
+            start, storage = tensor.data_ptr(), tensor.untyped_storage()
+            if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
+                return None
+            found.append(start)
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, NotImplementedError):
+        return None
+    return found if all(found) else None
 
 
 def memory(tensor: Any) -> tuple[Any, ...]:

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
+from padiff.frameworks.torch.memory import addresses as addresses
 from padiff.frameworks.torch.memory import cut as cut
 from padiff.frameworks.torch.memory import memories as memories
 from padiff.frameworks.torch.memory import memory as memory
-from padiff.sketches import sketch
+from padiff.sketches import cuts
+from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
 from padiff.sketches.samples import Empty
-from padiff.sketches.sketch import BLOCK, ELEMENTS, block_rows
 
 _WIDENED = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
@@ -69,10 +70,10 @@ def copy(tensor: Any, empty: Empty = np.empty) -> np.ndarray:
 def sample(tensor: Any, transposed: bool = False) -> Any:
     array = live(tensor)
     if array is not None:
-        return sketch.sample(array, transposed)
+        return cuts.sample(array, transposed)
     tensor = readable(tensor)
     if tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
-        return sketch.sample(array_of(tensor), transposed)
+        return cuts.sample(array_of(tensor), transposed)
     tensor = tensor.detach().t() if transposed else tensor.detach()
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     if flat.numel() <= ELEMENTS:
