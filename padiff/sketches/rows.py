@@ -16,8 +16,8 @@ from padiff.sketches.sketch import FIGURES, padded, rows_of
 #: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 
-# Elements that are worked on at a time: what the processor's second cache holds.
-_AT_ONCE = 1 << 17
+# Elements and rows that are worked on at a time: what the processor's second cache holds of samples and of sketches.
+_AT_ONCE, _ROWS = 1 << 17, 512
 # Rows that a kind of unknown number begins with.
 _FEW = 4
 # Of a sample that has no row yet.
@@ -110,7 +110,7 @@ class Rows:
         length, dtype = kind
         width, taken = padded(length), self.counts.get(kind, 0)
         wanted = max(self._expected.get(kind, 0) - taken, taken, _FEW)
-        matrix = self._empty((max(1, min(wanted, _AT_ONCE // max(width, 1))), width), dtype)
+        matrix = self._empty((max(1, min(wanted, _AT_ONCE // max(width, 1), _ROWS)), width), dtype)
         piece = self._open[kind] = Piece(len(self.pieces), kind, matrix)
         self.pieces.append(piece)
         return piece

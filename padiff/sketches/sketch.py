@@ -182,6 +182,8 @@ def _nonzero(samples: np.ndarray, work: np.ndarray) -> np.ndarray:
 def _columns(terms: np.ndarray) -> np.ndarray:
     """The sum of every `BUCKETS`-th term of each row, in float64."""
     count, width = terms.shape
+    if width == BUCKETS:
+        return terms.astype(np.float64)
     # A product with ones adds up several times faster than a sum does.
     sums = np.matmul(_ones(width // BUCKETS, terms.dtype), terms.reshape(count, -1, BUCKETS))
     return np.asarray(sums[:, 0].astype(np.float64))
