@@ -31,9 +31,12 @@ def write_whole(
     partial = final.with_name(f".{final.name}.partial")
     aside = partial / f".rank_{rank}"
     try:
-        shutil.rmtree(aside, ignore_errors=True)
         partial.mkdir(exist_ok=True)  # not its parents: a folder that went away is not made anew
-        aside.mkdir()
+        try:
+            aside.mkdir()
+        except FileExistsError:  # of a process that was killed
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
         write(aside)
         os.rename(aside, partial / f"rank_{rank}")
     except BaseException:

@@ -49,6 +49,8 @@ class Layers:
         self.changes = ""
         self.stamp: Any = None
         self._fresh = self._outdated = True
+        #: As they were last described.
+        self._owned: list[tuple[int, str, object]] = []
         self.nodes: Sequence[Node] = walk(model, framework)
         white, black = (list(items) if isinstance(items, Iterator) else items for items in (white_list, black_list))
         mapped = list(layer_map)
@@ -109,7 +111,7 @@ class Layers:
     def _take(self, mapped: Sequence[Any]) -> None:
         self.owning = owning(self.nodes, self.framework, self.chosen, mapped)
         self.mapped = tuple(path for item in mapped for path in find_paths(self.nodes, item, "layer_map"))
-        self._held, self._owned = _held(self.nodes, self.framework), _owned(self.nodes, self.framework)
+        self._held = _held(self.nodes, self.framework)
         self.computing = _computing(self.nodes, self.framework)
         self._fresh = self._outdated = True
 

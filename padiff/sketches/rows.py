@@ -109,7 +109,8 @@ class Rows:
         """Have memory for at least one more sample."""
         length, dtype = kind
         width, taken = padded(length), self.counts.get(kind, 0)
-        wanted = max(self._expected.get(kind, 0) - taken, taken, _FEW)
+        wanted = self._expected.get(kind, 0) - taken
+        wanted = wanted if wanted > 0 else max(taken, _FEW)
         matrix = self._empty((max(1, min(wanted, _AT_ONCE // max(width, 1), _ROWS)), width), dtype)
         piece = self._open[kind] = Piece(len(self.pieces), kind, matrix)
         self.pieces.append(piece)

@@ -183,7 +183,8 @@ def _columns(terms: np.ndarray) -> np.ndarray:
     """The sum of every `BUCKETS`-th term of each row, in float64."""
     count, width = terms.shape
     if width == BUCKETS:
-        return terms.astype(np.float64)
+        # As a sum of one term: that of -0.0 is 0.0.
+        return np.asarray(np.add(terms, 0.0, dtype=np.float64))
     # A product with ones adds up several times faster than a sum does.
     sums = np.matmul(_ones(width // BUCKETS, terms.dtype), terms.reshape(count, -1, BUCKETS))
     return np.asarray(sums[:, 0].astype(np.float64))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,13 +39,20 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
         return handle
     # What `register_hook` does, in half its time: its handles are counted in an attribute of their class, and so all
     # that is known of the class has to be looked up anew for each of them.
-    tensor._backward_hooks = hooks = OrderedDict({_KEY: gradient})
+    tensor._backward_hooks = hooks = _Hooks()
+    hooks[_KEY] = gradient
     node._register_hook_dict(tensor)
     return _OfGraph(hooks)
 
 
 # torch counts its own from 0 on.
 _KEY = -1
+
+
+class _Hooks(dict[int, OnGradient]):
+    """As torch's own, which refers to it weakly; but for the order that torch keeps in a list beside it."""
+
+    __slots__ = ("__weakref__",)
 
 
 class _OfGraph:

@@ -15,6 +15,8 @@ from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch import spread
 from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
 
+_LAZY = torch.nn.parameter.UninitializedTensorMixin
+
 
 def is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
@@ -58,11 +60,10 @@ def children(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
-    lazy = torch.nn.parameter.UninitializedTensorMixin
     layer = original(layer)
     for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
         for slot, tensor in tensors.items():
-            if tensor is not None and not isinstance(tensor, lazy) and not spread.is_flat(layer, slot):
+            if tensor is not None and not isinstance(tensor, _LAZY) and not spread.is_flat(layer, slot):
                 yield slot, tensor, role
 
 

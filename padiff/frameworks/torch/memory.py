@@ -37,6 +37,9 @@ def _spelt(dtype: torch.dtype) -> tuple[str, int, bool]:
 #: By dtype: its name in numpy's array interface, bytes of an element, whether it is complex.
 _SPELT = {dtype: _spelt(dtype) for dtype in (*PLAIN, *_OTHERS, *_UNSIGNED, *_BITS)}
 
+# Kinds of tensors whose memory is their own.
+_OWN_KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
+
 
 class _Memory:
     """A tensor's memory, as numpy asks for it. It holds the storage, not the tensor: so it keeps no graph.
@@ -118,7 +121,12 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
 
 
 def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
-    """Where the memory of tensors begins, if each is contiguous on the CPU and of its form; else `None`."""
+    """Where the memory of tensors begins, if each is contiguous on the CPU and of its form; else `None`.
+
+    For tensors that the framework itself is about to read all of: a plain one is not asked how far its memory reaches.
+    torch would make an object of Python's for each storage, which the garbage collector goes through as long as the
+    tensor lives: in a step of many small layers that takes longer than all else that is done with their gradients.
+    """
     found = []
     try:
         for tensor, form in zip(tensors, forms):
@@ -126,9 +134,12 @@ def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int]
                 return None
             if not tensor.is_contiguous() or tensor.is_neg():
                 return None
-            start, storage = tensor.data_ptr(), tensor.untyped_storage()
-            if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
-                return None
+            start = tensor.data_ptr()
+            # A null pointer with an offset is no null pointer: only the storage says whether there is memory.
+            if type(tensor) not in _OWN_KINDS or tensor.storage_offset():
+                storage = tensor.untyped_storage()
+                if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
+                    return None
             found.append(start)
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, NotImplementedError):
         return None

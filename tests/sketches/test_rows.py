@@ -1,0 +1,124 @@
+"""Samples of many tensors that are copied together, each by the address of its memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import padiff
+from padiff.frameworks.torch import tensors
+from padiff.sketches.rows import Layout
+from padiff.sketches.samples import Samples
+from padiff.sketches.sketch import ELEMENTS, sketch_of
+
+# More of one length than lie in one piece of memory, in turn with others; two longer than a sample.
+LENGTHS = [4, 9, 4, 61, 4, 300] * 250 + [ELEMENTS, 5 * ELEMENTS + 7]
+
+
+def made(seed):
+    """Tensors in no order of their lengths; some lie otherwise than row by row, one is of 16 bits."""
+    rng = np.random.default_rng(seed)
+    found = [torch.from_numpy(rng.standard_normal(length, np.float32)) for length in LENGTHS]
+    found[7] = torch.from_numpy(rng.standard_normal((3, 2), np.float32)).t()
+    found[11] = torch.from_numpy(rng.standard_normal(20, np.float32))[::2]
+    found[12] = torch.from_numpy(rng.standard_normal(6).astype(np.float16))
+    return found
+
+
+def added(samples, some):
+    cuts = [tensors.cut(tensor) for tensor in some]
+    return samples.add_all(Layout(cuts), cuts, [cut.address for cut in cuts])
+
+
+def row_of(array):
+    return sketch_of(np.ascontiguousarray(array)).row()
+
+
+def test_each_number_is_that_of_its_tensor():
+    some, samples = made(0), Samples()
+    numbers = added(samples, some)
+    assert sorted(numbers) == list(range(len(some)))
+    for number, tensor in zip(numbers, some):
+        np.testing.assert_array_equal(samples.table[number], row_of(tensor.numpy()))
+
+
+def test_differences_lie_in_other_pieces_than_what_they_are_of():
+    before, after = made(0), made(1)
+    samples = Samples()
+    first, second = added(samples, before), added(samples, after)
+    # Not in the order in which they were copied: pieces are met in turn.
+    order = np.random.default_rng(2).permutation(len(before)).tolist()
+    number = samples.differences([second[k] for k in order], [first[k] for k in order])
+    for place, k in enumerate(order):
+        expected = after[k].float().numpy() - before[k].float().numpy()
+        np.testing.assert_array_equal(samples.table[number + place], row_of(expected))
+
+
+def test_the_next_step_has_memory_of_the_right_size():
+    counts = {}
+    for _ in range(2):
+        samples = Samples(counts=counts)
+        added(samples, made(0))
+        samples.close()
+    taken = []
+    samples = Samples(lambda shape, dtype: taken.append(shape[0]) or np.empty(shape, dtype), counts=counts)
+    added(samples, made(0))
+    assert sum(taken) == len(LENGTHS)
+
+
+FREED = torch.zeros(94)[3:].view(7, 13)
+FREED.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(13, 7).t(),
+        torch.zeros(7, 13, dtype=torch.float64),
+        torch.zeros(13, 7),
+        torch.zeros(7, 13, dtype=torch.complex64).imag,
+        torch.zeros(7, 13).to_sparse(),
+        torch.zeros(7, 13, device="meta"),
+        torch._neg_view(torch.zeros(7, 13)),
+        FREED,
+    ],
+    ids=["turned", "dtype", "shape", "strided", "sparse", "no values", "sign to be changed", "freed"],
+)
+def test_what_lies_otherwise_has_no_address(other):
+    parameter = torch.nn.Parameter(torch.zeros(7, 13))
+    form = tensors.cut(parameter).form
+    gradient = torch.ones(8, 13)[1:]
+    assert tensors.addresses([gradient, parameter], [form, form]) == [gradient.data_ptr(), parameter.data_ptr()]
+    assert tensors.addresses([gradient, other], [form, form]) is None
+
+
+@pytest.mark.parametrize("turned", ["weight", "bias"])
+def test_gradients_that_lie_otherwise_in_some_steps_are_recorded_as_they_are(turned):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    expected = []
+    with padiff.record(model, detail="sketch", optimizer=optimizer) as rec:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(5, 7)).square().sum().backward()
+            for layer in (model[0], model[2]) if step % 2 else ():
+                one = getattr(layer, turned)
+                wide = torch.zeros(*one.shape[:-1], 2 * one.shape[-1])
+                wide[..., ::2] = one.grad
+                one.grad = wide[..., ::2]
+            expected.append({name: p.grad.numpy().copy() for name, p in model.named_parameters()})
+            before = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+            optimizer.step()
+            expected[-1] |= {f"{n}!": p.detach().numpy() - before[n] for n, p in model.named_parameters()}
+            rec.try_dump()
+    for number, step in enumerate(expected[1:], 1):  # small tensors of the first one are kept in full
+        found = {
+            f"{r.layer}.{r.slot}" + "!" * (r.stage == "update"): r.source.row
+            for r in rec.run.steps(number)[0].records
+            if r.stage in ("grad", "update") and r.slot in ("weight", "bias")
+        }
+        assert found.keys() == step.keys()
+        for name, values in step.items():
+            np.testing.assert_array_equal(found[name], row_of(values), err_msg=f"{name}, step {number}")
