@@ -72,6 +72,19 @@ class Tensors(Protocol):
         `None`.
         """
 
+    #: Whether there are views of tensors on another device, to be copied together.
+    JOINS: bool
+
+    def pieces(self, tensor: Any, transposed: bool = False) -> Sequence[Any]:
+        """Views of a tensor on another device which one after the other are its `sample`; none where it is no such
+        views.
+
+        Good for as long as `memory` stays the same.
+        """
+
+    def join(self, pieces: Sequence[Sequence[Any]]) -> list[Any]:
+        """Copies of pieces, those of one tensor one after the other: as few copies are made as there are dtypes."""
+
     def memory(self, tensor: Any) -> Any:
         """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
 

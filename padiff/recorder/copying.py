@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -203,6 +203,19 @@ class Copier:
             return self.samples.add_all(layout, cuts, addresses)
         except MemoryError:
             raise
+        except Exception:  # one by one it is said which
+            return None
+        finally:
+            COPYING.now = False
+
+    def join(self, pieces: Callable[[], Sequence[Sequence[Any]]]) -> list[int] | None:
+        """Samples of tensors on another device, each given by its pieces: their numbers. `None` where that can't be
+        done.
+        """
+        COPYING.now = True
+        try:
+            with self._tensors.without_grad():
+                return [self.samples.add_elsewhere(sample) for sample in self._tensors.join(pieces())]
         except Exception:  # one by one it is said which
             return None
         finally:

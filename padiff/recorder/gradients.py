@@ -50,11 +50,11 @@ class Copies:
         if tensor is not None:
             return records.copier.take(tensor, SKETCH, transposed)
         gathered = owned.gathered([place])
-        numbers = None if gathered is None else records.copier.sample(*gathered)
+        numbers = None if gathered is None else gathered.take(records.copier)
         if gathered is None or numbers is None:
             return records.copier.take(parameter, SKETCH, transposed)
-        cut = gathered.cuts[0]
-        return Sampled(cut.dtype, cut.shape, records.copier.samples, numbers[0], transposed)
+        lies = gathered.lies[0]
+        return Sampled(lies.dtype, lies.shape, records.copier.samples, numbers[0], transposed)
 
     def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken | Left:
         """Copy what this process holds of a parameter, or of a tensor like it."""
@@ -153,18 +153,7 @@ class Gradients:
         batch, gathered = self._batch, owned.gathered_before(places)
         if batch is None or gathered is None:
             return None
-        layout, cuts, _ = gathered
-        if any(cut.shape != batch.shapes[k] or cut.dtype != batch.dtypes[k] for k, cut in zip(places, cuts)):
-            return None
-        found = self._tensors.addresses([gradients[k] for k in layout.plain], [cuts[k].form for k in layout.plain])
-        if found is None:
-            return None
-        addresses, cuts = [0] * len(places), list(cuts)
-        for k, address in zip(layout.plain, found):
-            addresses[k] = address
-        for k in layout.others:
-            cut = self._tensors.cut(gradients[k], owned.transposed[places[k]])
-            if cut is None or cut.shape != cuts[k].shape or cut.dtype != cuts[k].dtype:
+        for k, lies in zip(places, gathered.lies):
+            if lies.shape != batch.shapes[k] or lies.dtype != batch.dtypes[k]:
                 return None
-            cuts[k] = cut
-        return self._records.copier.sample(layout, cuts, addresses)
+        return gathered.take_like(self._records.copier, gradients)

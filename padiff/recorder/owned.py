@@ -12,12 +12,11 @@ from padiff.frameworks.spreading import Held
 from padiff.model.selection import Node
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import SKETCH
+from padiff.recorder.gathered import Gathered, Lies, Pieces, gathered_of
 from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left
 from padiff.records.alike import Site
 from padiff.records.parts import Part
-from padiff.sketches.cuts import Cut
-from padiff.sketches.rows import Layout
 
 #: What a record of something owned is: the stage, its place, the dtype, the shape and the number of the call.
 About = tuple[str, int, str, tuple[int, ...], int]
@@ -45,26 +44,6 @@ class Owner(NamedTuple):
     role: str
     part: Part | None = None
     held: Held | None = None
-
-
-class Gathered(NamedTuple):
-    """Where the samples of several tensors lie, to be copied together.
-
-    Attributes:
-        layout: how.
-        cuts: of each.
-        addresses: where its memory begins, as far as it is copied as it lies.
-    """
-
-    layout: Layout
-    cuts: list[Cut]
-    addresses: list[int]
-
-    @classmethod
-    def of(cls, cuts: Sequence[Cut | None]) -> Gathered | None:
-        """Given where each lies; `None` where that is not known of one."""
-        known = [cut for cut in cuts if cut is not None]
-        return cls(Layout(known), known, [cut.address for cut in known]) if len(known) == len(cuts) else None
 
 
 class Owned:
@@ -116,7 +95,7 @@ class Owned:
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
         self.parts = [owner.part for owner in self.owners.values()]
         self._memories: list[Any] = [None] * len(self.tensors)
-        self._cuts: list[Cut | None] = [None] * len(self.tensors)
+        self._lies: list[Lies | None] = [None] * len(self.tensors)
         #: As long as dtypes and shapes are what they were.
         self._of_weights: list[Site] | None = None
         self._of_steps: dict[Any, list[Site]] = {}
@@ -189,7 +168,7 @@ class Owned:
         return self._levels[1]
 
     def gathered(self, places: Sequence[int] | None = None) -> Gathered | None:
-        """Where the samples of these are now; of all by default. `None` where one is no plain memory of the CPU."""
+        """Where the samples of these are now; of all by default. `None` where that can't be said."""
         places = self._all if places is None else tuple(places)
         for start in range(0, len(places), _AT_ONCE):
             self._look(places[start : start + _AT_ONCE])
@@ -200,7 +179,9 @@ class Owned:
         if places not in self._gathered:
             if len(self._gathered) >= _MOST:  # ever other parameters take part
                 self._gathered.clear()
-            self._gathered[places] = Gathered.of([self._cuts[k] for k in places])
+            transposed, tensors = [self.transposed[k] for k in places], [self.tensors[k] for k in places]
+            lies = [self._lies[k] for k in places]
+            self._gathered[places] = gathered_of(lies, self._framework.tensors, transposed, tensors)
         return self._gathered[places]
 
     def _look(self, places: Sequence[int]) -> None:
@@ -212,7 +193,7 @@ class Owned:
             now = [self._memory(tensor) for tensor in tensors]
         for place, memory in zip(places, now):
             if known[place] != memory or memory is None:
-                known[place], self._cuts[place] = memory, self._cut(place)
+                known[place], self._lies[place] = memory, self._where(place)
                 self._of_weights = None
                 self._of_steps.clear()
                 self._gathered.clear()
@@ -220,7 +201,7 @@ class Owned:
     def weight_sites(self, known: Known) -> list[Site]:
         """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
         if self._of_weights is None:
-            about = [("weight", k, cut.dtype, cut.shape, 0) for k, cut in enumerate(self._cuts) if cut is not None]
+            about = [("weight", k, lies.dtype, lies.shape, 0) for k, lies in enumerate(self._lies) if lies is not None]
             self._of_weights = self._made(about, known)
         return self._of_weights
 
@@ -235,12 +216,12 @@ class Owned:
         if kept is None:
             about: list[About] = []
             for place, call in zip(places, calls):
-                cut = self._cuts[place]
-                assert cut is not None
-                about.append(("grad", place, cut.dtype, cut.shape, call))
+                lies = self._lies[place]
+                assert lies is not None
+                about.append(("grad", place, lies.dtype, lies.shape, call))
                 # The difference of two neighbours in 16 bits is kept in more.
-                dtype = "float32" if cut.itemsize < WIDE else cut.dtype
-                about.append(("update", place, dtype, cut.shape, call))
+                dtype = "float32" if lies.itemsize < WIDE else lies.dtype
+                about.append(("update", place, dtype, lies.shape, call))
             kept = self._made(about, known)
             if len(self._of_steps) >= _MOST:  # ever other parameters take part
                 self._of_steps.clear()
@@ -261,11 +242,16 @@ class Owned:
             return self._framework.tensors.memory(tensor)
         return None
 
-    def _cut(self, place: int) -> Cut | None:
+    def _where(self, place: int) -> Lies | None:
         if self.parts[place] is not None:
             return None  # where the whole's sample lies in a part, its shape does not tell
+        tensors, tensor, transposed = self._framework.tensors, self.tensors[place], self.transposed[place]
         with suppress(Exception):
-            return self._framework.tensors.cut(self.tensors[place], self.transposed[place])
+            cut = tensors.cut(tensor, transposed)
+            if cut is not None or not tensors.JOINS or tensors.device(tensor) == "cpu":
+                return cut
+            itemsize = int(tensor.element_size())
+            return Pieces(tensors.dtype(tensor), tensors.shape(tensor), itemsize, tensors.pieces(tensor, transposed))
         return None
 
 

@@ -155,15 +155,15 @@ class Parameters:
                 self._snapshot_of(key)
 
     def _snapshot_together(self) -> bool:
-        """Record a sample of each at once. Whether that could be done: all are plain memory of the CPU."""
+        """Record a sample of each at once. Whether that could be done."""
         owned, records = self._owned, self._records
         gathered = owned.gathered()
-        numbers = None if gathered is None else records.copier.sample(*gathered)
+        numbers = None if gathered is None else gathered.take(records.copier)
         if gathered is None or numbers is None:
             return False
         records.write_all(owned.weight_sites(records.known), numbers)
-        shapes = [cut.shape for cut in gathered.cuts]
-        dtypes = [cut.dtype for cut in gathered.cuts]
+        shapes = [lies.shape for lies in gathered.lies]
+        dtypes = [lies.dtype for lies in gathered.lies]
         self._batch = Batch(numbers, dtypes, shapes, owned.training())
         return True
 
@@ -300,10 +300,10 @@ class Parameters:
         gathered = owned.gathered(places)
         if gathered is None:
             return False
-        for place, cut in zip(places, gathered.cuts):
-            if not batch.trains[place] or cut.shape != batch.shapes[place] or cut.dtype != batch.dtypes[place]:
+        for place, lies in zip(places, gathered.lies):
+            if not batch.trains[place] or lies.shape != batch.shapes[place] or lies.dtype != batch.dtypes[place]:
                 return False
-        after = records.copier.sample(*gathered)
+        after = gathered.take(records.copier)
         if after is None:
             return False
         before = [batch.numbers[place] for place in places]

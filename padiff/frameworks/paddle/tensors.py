@@ -155,6 +155,19 @@ def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int]
     return found
 
 
+#: A slice of a tensor of paddle's may be a copy.
+JOINS = False
+
+
+def pieces(tensor: Any, transposed: bool = False) -> Sequence[Any]:
+    return ()
+
+
+def join(pieces: Sequence[Sequence[Any]]) -> list[Any]:
+    with paddle.no_grad():
+        return [paddle.concat(list(views)) for views in pieces]
+
+
 def memory(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.strides
 

@@ -94,6 +94,32 @@ def elements(tensor: Any, chosen: np.ndarray) -> Any:
     return tensor.reshape(-1).index_select(0, torch.from_numpy(chosen).to(tensor.device))
 
 
+JOINS = True
+
+
+def pieces(tensor: Any, transposed: bool = False) -> Sequence[Any]:
+    tensor = readable(tensor).detach()
+    plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_complex() or tensor.is_neg())
+    if transposed or not plain or not tensor.is_contiguous():
+        return ()
+    flat = tensor.view(-1)
+    if flat.numel() <= ELEMENTS:
+        return [flat]
+    first, rows = block_rows(flat.numel())
+    return [flat[start : start + BLOCK] for start in (first + rows * BLOCK).tolist()]
+
+
+def join(pieces: Sequence[Sequence[Any]]) -> list[Any]:
+    groups: dict[Any, list[int]] = {}
+    for index, views in enumerate(pieces):
+        groups.setdefault((views[0].dtype, views[0].device), []).append(index)
+    joined: dict[int, Any] = {}
+    for members in groups.values():
+        whole = torch.cat([view for k in members for view in pieces[k]])
+        joined.update(zip(members, whole.split([sum(map(len, pieces[k])) for k in members])))
+    return [joined[k] for k in range(len(pieces))]
+
+
 @lru_cache(maxsize=1024)
 def _on_device(size: int, device: torch.device) -> torch.Tensor:
     """Which blocks a sketch looks at, where the tensor is."""
