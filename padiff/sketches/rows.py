@@ -191,8 +191,8 @@ class Rows:
 
     def subtract(self, first: int, after: Sequence[int], before: Sequence[int]) -> None:
         """Give samples that have numbers, from the first on, the differences of others, which lie in rows."""
-        pieces, rows = np.array(self._piece_of, np.intp), np.array(self._row_of, np.intp)
-        one, other = np.array(after, np.intp), np.array(before, np.intp)
+        pieces, rows = _indices(self._piece_of), _indices(self._row_of)
+        one, other = _indices(after), _indices(before)
         many = len(self.pieces)
         pairs = pieces[one] * many + pieces[other]
         for pair in np.unique(pairs):
@@ -210,19 +210,26 @@ class Rows:
 
     def table(self) -> np.ndarray:
         """The sketches as they are stored: a row for each number."""
-        table = np.zeros((len(self), len(FIGURES) + BUCKETS))
-        of = np.array(self._piece_of, np.intp)
-        order = np.lexsort((np.array(self._row_of, np.intp), of))
+        table = np.empty((len(self), len(FIGURES) + BUCKETS))
+        of = _indices(self._piece_of)
+        order = np.lexsort((_indices(self._row_of), of))
+        table[of == _NOWHERE] = 0.0
         starts = np.searchsorted(of[order], np.arange(len(self.pieces) + 1))
         # Taken from the system once, not for each piece: that would cost more than the arithmetic.
         memory = np.empty(max((piece.matrix.nbytes for piece in self.pieces), default=0), np.uint8)
         for piece, start in zip(self.pieces, starts):
-            samples = piece.matrix[: piece.used]
-            # Of tensors without elements there is nothing to say: their rows stay zero.
+            samples, numbers = piece.matrix[: piece.used], order[start : start + piece.used]
             if samples.size:
                 work = memory[: samples.nbytes].view(samples.dtype).reshape(samples.shape)
-                table[order[start : start + piece.used]] = rows_of(samples, piece.kind[0], work)
+                table[numbers] = rows_of(samples, piece.kind[0], work)
+            else:  # of tensors without elements there is nothing to say
+                table[numbers] = 0.0
         return table
+
+
+def _indices(numbers: Sequence[int]) -> np.ndarray:
+    """As an array: not by `numpy.array`, which looks at each first to see what it is."""
+    return np.fromiter(numbers, np.intp, len(numbers))
 
 
 def _at(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
