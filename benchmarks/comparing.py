@@ -19,6 +19,7 @@ Files are warm: each call is made once before.
 
     python benchmarks/comparing.py [--rounds 5] [--workers N] [--dir FOLDER] [--equal] [--only large] [--sketched]
     python benchmarks/comparing.py --write        the first of these figures only, into docs/performance.md
+    python benchmarks/comparing.py --sketched --write
 """
 
 from __future__ import annotations
@@ -306,7 +307,8 @@ def growth(folder: Path, noise: float, rounds: int, workers: int | None) -> None
 SKETCHED = {"5,000 layers": (3, 5000), "10,000 steps": (10_000, 10), "500 steps of 85 layers": (500, 85)}
 
 
-def sketched(folder: Path, noise: float) -> None:
+def sketched(folder: Path, noise: float) -> dict[str, float]:
+    found = {}
     for name, (steps, layers) in SKETCHED.items():
         runs = [write_sketched(folder / side, steps, layers, n) for side, n in (("a", 0.0), ("b", noise))]
         wall, cpu = timed(lambda runs=runs: padiff.compare_runs(*runs, workers=1))
@@ -314,8 +316,48 @@ def sketched(folder: Path, noise: float) -> None:
         print(
             f"{name}: {pairs:,} pairs, {cpu:.1f} s of processor time ({wall:.1f} s), {cpu / pairs * 1e6:.0f} us a pair"
         )
+        found[f"{name}, seconds"], found[f"{name}, us a pair"] = cpu, cpu / pairs * 1e6
         for run in runs:
             shutil.rmtree(run)
+    return found
+
+
+_SKETCHED = {
+    ENGLISH: {
+        "5,000 layers": "3 steps of 5,000 layers",
+        "10,000 steps": "10,000 steps of 10 layers",
+        "500 steps of 85 layers": "500 steps of 85 layers, as many tensors as a ResNet-18 has",
+    },
+    CHINESE: {
+        "5,000 layers": "3 个 step，5,000 层",
+        "10,000 steps": "10,000 个 step，10 层",
+        "500 steps of 85 layers": "500 个 step，85 层，张量数与 ResNet-18 相同",
+    },
+}
+_SKETCHED_HEAD = {
+    ENGLISH: ["", "seconds of the processor", "us a pair"],
+    CHINESE: ["", "处理器时间，秒", "每一对 us"],
+}
+_SKETCHED_FOOT = {
+    ENGLISH: "One process, five sketches for each layer, noise of 1e-7 on each; up to {runs} runs; {machine}.",
+    CHINESE: "一个进程，每层五个摘要，各带 1e-7 的噪声；最多 {runs} 次运行；{machine}。",
+}
+
+
+def sketched_written(measured: Mapping[str, float]) -> None:
+    """Keep what was measured of sketches, and write the pages anew."""
+    figures = keep("sketched", measured)
+    runs = max(map(len, figures.values.values()))
+
+    def page(language: str) -> str:
+        rows = [
+            [title, figures.text(f"{name}, seconds", language, 1), figures.text(f"{name}, us a pair", language, 0)]
+            for name, title in _SKETCHED[language].items()
+        ]
+        foot = _SKETCHED_FOOT[language].format(runs=runs, machine=figures.measured_on(language))
+        return f"{table(_SKETCHED_HEAD[language], rows)}\n\n{foot}"
+
+    write_page("sketched", page)
 
 
 def write_sketched(folder: Path, steps: int, layers: int, noise: float, size: int = 4096) -> Path:
@@ -356,7 +398,9 @@ def main() -> None:
     measured: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         if args.sketched:
-            sketched(Path(name), noise)
+            found = sketched(Path(name), noise)
+            if args.write:
+                sketched_written(found)
             return
         for shape in SHAPES:
             if args.only and args.only not in shape:

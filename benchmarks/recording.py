@@ -160,7 +160,7 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
                 run = folder / f"{kind.replace(' ', '-')}-{turn}"
                 with Peak() as peak:
                     times[kind].append(_recorded(training, run, args.steps, KINDS[kind]))
-                about[kind] |= {"memory": peak.bytes, **_stored(run, args.steps)}
+                about[kind] |= {"memory": peak.bytes, **_stored(run)}
                 shutil.rmtree(run)
             if tensors:
                 times["floor"].append(
@@ -186,8 +186,13 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
 
 
 def _recorded(training, folder: Path, steps: int, options) -> np.ndarray:
-    """Seconds of a step, until the last one is on the disk; opening a run, which is done once, is not counted."""
+    """Seconds of a step, until the last one is on the disk. Opening a run, and its first step, of which more is kept,
+    are not counted.
+    """
     with padiff.record(training.model, folder, optimizer=training.optimizer, **options) as rec:
+        training.step()
+        rec.try_dump()
+        rec.flush()
 
         def loop() -> None:
             for _ in range(steps):
@@ -198,9 +203,11 @@ def _recorded(training, folder: Path, steps: int, options) -> np.ndarray:
         return seconds(loop) / steps
 
 
-def _stored(run: Path, steps: int) -> dict[str, float]:
-    files = [entry for entry in (run / "steps").rglob("*") if entry.is_file()]
-    return {"bytes": sum(f.stat().st_size for f in files) / steps, "files": len(files) / steps}
+def _stored(run: Path) -> dict[str, float]:
+    """Bytes and files of a step, as the middle one of them has."""
+    files = [[f for f in step.rglob("*") if f.is_file()] for step in (run / "steps").iterdir()]
+    sizes = [sum(f.stat().st_size for f in some) for some in files]
+    return {"bytes": float(np.median(sizes or 0)), "files": float(np.median([len(some) for some in files] or 0))}
 
 
 def _floor(training, tensors: list[np.ndarray], folder: Path) -> None:
@@ -261,9 +268,10 @@ _HEAD = {
 }
 _SAID = {
     pages.ENGLISH: "Measured on {where}, which others used at the same time; frameworks on one thread; processor time, "
-    "the writer's thread included, where nothing else is said. Each figure is the range over up to {most} runs, each "
-    "the median of its rounds.",
+    "the writer's thread included, where nothing else is said. The first step of each run, of which more is kept, is "
+    "not counted. Each figure is the range over up to {most} runs, each the median of its rounds.",
     pages.CHINESE: "测量环境：{where}，同时有其他人使用；框架使用一个线程；除注明外均为处理器时间，包括写入线程。"
+    "每次录制的第一个 step 保留的内容更多，不计在内。"
     "每个数字是最多 {most} 次运行的范围，每次取各轮的中位数。",
 }
 
