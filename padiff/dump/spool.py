@@ -74,8 +74,6 @@ class SpoolOfStep:
 
     def keep(self, array: np.ndarray) -> np.ndarray | None:
         """`Spool.keep`."""
-        if array.nbytes < LEAST:
-            return None
         with self._lock:
             if self._spool is None and self._run.useful:
                 self._spool = self._run.next()
@@ -162,8 +160,8 @@ class Spool:
             base = base.base
         if not isinstance(base, _Kept) or base.spool is not self or not isinstance(array, np.ndarray):
             return None
-        whole = array.flags.c_contiguous and array.nbytes == base.size and array.ctypes.data == base.address
-        return base.start if whole else None
+        begins = array.__array_interface__["data"][0] == base.address
+        return base.start if begins and array.nbytes == base.size and array.flags.c_contiguous else None
 
     def __del__(self) -> None:
         if self._descriptor >= 0:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.dump.spool import LEAST
 from padiff.frameworks.base import Framework
 from padiff.frameworks.values import UncopiedError
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
@@ -151,13 +152,14 @@ class Copier:
         Not what was copied in this step before: what an optimizer made of a parameter is looked at for what has
         changed, and is not stored itself.
         """
-        if self._keep is None:
-            return self._tensors.copy(tensor, self._empty)
+        tensors, keep = self._tensors, self._keep
+        if keep is None or math.prod(tensors.shape(tensor)) * int(tensor.element_size()) < LEAST:
+            return tensors.copy(tensor, self._empty)
         known = self._kept.get(id(tensor))
-        values = None if known is not None and known() is tensor else self._tensors.live(tensor)
-        kept = None if values is None else self._keep(values)
+        values = None if known is not None and known() is tensor else tensors.live(tensor)
+        kept = None if values is None else keep(values)
         if kept is None:
-            return self._tensors.copy(tensor, self._empty)
+            return tensors.copy(tensor, self._empty)
         self._kept[id(tensor)] = weakref.ref(tensor)
         return kept
 
