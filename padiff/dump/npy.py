@@ -75,7 +75,7 @@ def _folders(file: str) -> tuple[str, ...] | None:
     parts = file.split("/")
     if "\\" in file or not {"", ".", ".."}.isdisjoint(parts) or not hasattr(os, "O_NOFOLLOW"):
         return None
-    return tuple(accumulate((f"/{part}" for part in parts[:-1])))
+    return tuple(accumulate(f"/{part}" for part in parts[:-1]))
 
 
 @lru_cache(maxsize=1024)
