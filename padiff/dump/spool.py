@@ -47,7 +47,7 @@ class Spools:
         tensors = sum(_OF_LAYER + _OF_PARAMETER * len(layer.parameters) for layer in info.layers)
         self.begin = _PAGE
         self.leave(_PER_TENSOR * tensors)
-        self.useful = hasattr(os, "O_TMPFILE") and hasattr(os, "pwritev")
+        self.useful = hasattr(os, "O_TMPFILE")
         self._folder = folder
 
     def leave(self, header: int) -> None:
@@ -143,14 +143,15 @@ class Spool:
         os.ftruncate(self._descriptor, self.end)
         text = header.ljust(self.begin - 8)
         _write(self._descriptor, np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8), 0)
-        numbers = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.link(str(self._descriptor), path, src_dir_fd=numbers, follow_symlinks=True)
-        except OSError:
+            numbers = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.link(str(self._descriptor), path, src_dir_fd=numbers, follow_symlinks=True)
+            finally:
+                os.close(numbers)
+        except OSError:  # a container without that folder, say
             self._run.useful = False
             return False
-        finally:
-            os.close(numbers)
         return True
 
     def start_of(self, array: Storable) -> int | None:
