@@ -83,8 +83,8 @@ class SpoolOfStep:
 class Spool:
     """A file of one step, which has no name until it is whole: whatever becomes of the process, nothing of it stays.
 
-    What was written is seen as arrays, through a mapping. That is safe here, and not of files with a name: nobody else
-    can make this one shorter before it is whole.
+    What was written is seen as arrays, through a mapping: nobody else can make a file without a name shorter. Later,
+    when it has one, only those who still hold the step read from there.
 
     Attributes:
         begin, end: where tensors begin in the file, and where the next one is to begin.
