@@ -7,6 +7,7 @@ import math
 import os
 import stat
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from padiff.records import Room
 
 # Length of the header that numpy writes for all but arrays of many axes.
 _USUAL = 128
+
+# Bytes of values below which nobody asks how large a file is: reading tells.
+_LITTLE = 1 << 14
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -30,13 +34,15 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
     if descriptor is None:
         return None
     count = math.prod(shape)
+    size = count * dtype.itemsize
     head = np.empty(_USUAL, np.uint8)
     try:
-        status = os.fstat(descriptor)
-        # Memory is taken only for what the file may hold.
-        if not stat.S_ISREG(status.st_mode) or status.st_size < _USUAL + count * dtype.itemsize:
-            return None
-        memory = room(count * dtype.itemsize)
+        # Memory is taken only for what the file may hold; for a little it need not be asked.
+        if size > _LITTLE:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _USUAL + size:
+                return None
+        memory = room(size)
         if memory is None:
             return None
         fill(descriptor, 0, head, memory)
@@ -51,18 +57,25 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
 
 def _opened(folder: str, file: str) -> int | None:
     """A descriptor of ``folder/file``, which is below the folder and reached by no link; else `None`."""
+    folders = _folders(file)
+    if folders is None:
+        return None
+    try:
+        for inner in folders:
+            if not stat.S_ISDIR(os.lstat(folder + inner).st_mode):
+                return None
+        return os.open(f"{folder}/{file}", _FLAGS)
+    except (OSError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _folders(file: str) -> tuple[str, ...] | None:
+    """The folders on the way to a file, each from the beginning; `None` of one that need not be below that."""
     parts = file.split("/")
     if "\\" in file or not {"", ".", ".."}.isdisjoint(parts) or not hasattr(os, "O_NOFOLLOW"):
         return None
-    path = folder
-    try:
-        for part in parts[:-1]:
-            path = f"{path}/{part}"
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                return None
-        return os.open(f"{path}/{parts[-1]}", _FLAGS)
-    except (OSError, ValueError):
-        return None
+    return tuple(accumulate(f"/{part}" for part in parts[:-1]))
 
 
 @lru_cache(maxsize=1024)

@@ -27,7 +27,7 @@ from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
-from padiff.records import Alike, Record, Room, Sketched, Step, TensorSource, settings_from_json
+from padiff.records import Alike, Record, Room, Sketched, Step, Storable, TensorSource, Unread, settings_from_json
 from padiff.records.alike import Pattern
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
@@ -69,11 +69,12 @@ class PackWriter:
             structure, own = self._structures.of(step, places, traced)
             self._last = _Last.of(step, structure, places, traced) if own is None else None
         if once is not None:
-            tensors = {n: array for n, array in tensors.items() if n == _SKETCHES or not once.elsewhere(n, array)}
+            arrays = {name: all_of(array) for name, array in tensors.items()}
+            tensors = {n: array for n, array in arrays.items() if n == _SKETCHES or not once.elsewhere(n, array)}
             once.write(folder)
         if self._compression:
             tensors = {
-                name: codecs.compressed(array, self._compression) if name != _SKETCHES else array
+                name: codecs.compressed(all_of(array), self._compression) if name != _SKETCHES else array
                 for name, array in tensors.items()
             }
         if own is not None:
@@ -91,9 +92,9 @@ class PackWriter:
             about["settings"] = json.dumps(dict(step.settings))
         write_safetensors(folder / PACK_FILE, tensors, about)
 
-    def _placed(self, step: Step) -> tuple[dict[str, np.ndarray], list[tuple[str, Any]], list[tuple[str, Any]]]:
+    def _placed(self, step: Step) -> tuple[dict[str, Storable], list[tuple[str, Any]], list[tuple[str, Any]]]:
         """The tensors of a step's file, and the place there of each record and of each tensor of the trace."""
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, Storable] = {}
         known: dict[Hashable, tuple[str, str]] = {}
         rows: list[np.ndarray] = []
         kept: dict[Hashable, int] = {}
@@ -108,11 +109,12 @@ class PackWriter:
             # Records that share an array (a layer's output that is its parent's too) share a tensor.
             place = known.get(source.identity)
             if place is None:
-                array = source.read()
-                shared = self._deduplication.share(record, array, self._run) if record is not None else ""
-                if shared:
-                    return "shared", shared
-                array = plain_array(array)
+                array = source.to_store()
+                if isinstance(array, np.ndarray):
+                    shared = self._deduplication.share(record, array, self._run) if record is not None else ""
+                    if shared:
+                        return "shared", shared
+                    array = plain_array(array)
                 place = (str(len(tensors)), NAMES[array.dtype.name])
                 tensors[place[0]] = array
                 known[source.identity] = place
@@ -124,14 +126,14 @@ class PackWriter:
             tensors[_SKETCHES] = np.concatenate(rows).reshape(len(rows), -1)
         return tensors, places, traced
 
-    def _as_before(self, step: Step) -> dict[str, np.ndarray] | None:
+    def _as_before(self, step: Step) -> dict[str, Storable] | None:
         """The tensors of the file of a step that is like the one before; `None` where it is not."""
         last, records, traced = self._last, step.records, step.trace.tensors
         if last is None or not isinstance(records, Alike) or not isinstance(traced, Alike):
             return None
         if not records.pattern is traced.pattern is last.pattern:
             return None
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, Storable] = {}
         sources = [*records.others.values(), *traced.others.values()]
         names = {source.identity: name for source, (name, _) in zip(sources, last.others)}
         if len(sources) != len(last.others) or len(names) != last.distinct:
@@ -139,7 +141,9 @@ class PackWriter:
         for source, (name, stored) in zip(sources, last.others):
             if names[source.identity] != name:
                 return None
-            array = plain_array(source.read())
+            array = source.to_store()
+            if isinstance(array, np.ndarray):
+                array = plain_array(array)
             if NAMES.get(array.dtype.name) != stored:
                 return None
             tensors[name] = array
@@ -187,6 +191,13 @@ class _Last:
         others = [*(places[k][1] for k in records.others), *(traced[k][1] for k in tensors.others)]
         order = np.array([rows[row] for row in range(len(rows))], np.intp)
         return cls(pattern, structure, order, others, len({name for name, _ in others}))
+
+
+def all_of(array: Storable) -> np.ndarray:
+    """All elements of a tensor in memory."""
+    if isinstance(array, Unread):
+        return np.concatenate([piece.copy() for piece in array.pieces()]).reshape(array.shape)
+    return array
 
 
 def plain_array(array: np.ndarray) -> np.ndarray:

@@ -11,8 +11,9 @@ import math
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import numpy as np
 from padiff.dump.files import bytes_of, write_all
 from padiff.dump.reading import fill
 from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.spool import Spool, spool_of
 from padiff.dump.untrusted import parse_json, shape_of
 from padiff.errors import RunFolderError
-from padiff.records import Room
+from padiff.records import Room, Storable, Unread
 from padiff.system.memory import new_memory
 
 #: The format's names of dtypes, and those of numpy's.
@@ -51,28 +53,69 @@ _LARGEST_HEADER = 100_000_000
 _MOST_OPEN = 4
 
 
-def write_safetensors(path: AnyPath, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width."""
-    header: dict[str, Any] = {"__metadata__": dict(about)}
+def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> None:
+    """Write arrays into one file, wide dtypes first so that each begins at a multiple of its width.
+
+    Where some of them were written already, while they were recorded, these come first, and the file is that one.
+    """
+    spool = None if isinstance(path, RemotePath) else spool_of(tensors.values())
+    if spool is not None and isinstance(path, Path) and _finished(spool, path, tensors, about):
+        return
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-    end = 0
-    for name, array in ordered:
+    text = _header(about, ordered, _starts(ordered, 0))
+    text += b" " * (-len(text) % 8)
+    text = len(text).to_bytes(8, "little") + text
+    if isinstance(path, RemotePath):
+        # Each piece as bytes of its own: it does not last.
+        path.write_bytes(b"".join((text, *(bytes(bytes_of(piece)) for piece in _pieces(ordered)))))
+        return
+    with open(path, "wb", buffering=0) as file:
+        write_all(file, text)
+        for piece in _pieces(ordered):
+            write_all(file, bytes_of(piece))
+
+
+def _finished(spool: Spool, path: Path, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> bool:
+    """Give the file a name that tensors were written into while they were recorded; false where it can't be used."""
+    there: list[tuple[str, Storable]] = []
+    starts: list[int] = []
+    more: list[tuple[str, Storable]] = []
+    for name, array in tensors.items():
+        start = spool.start_of(array)
+        if start is None:
+            more.append((name, array))
+        else:
+            there.append((name, array))
+            starts.append(start)
+    more.sort(key=lambda item: -item[1].dtype.itemsize)
+    places = [start - spool.begin for start in starts] + _starts(more, spool.end - spool.begin)
+    return spool.finish(path, _header(about, [*there, *more], places), starts, _pieces(more))
+
+
+def _starts(ordered: Sequence[tuple[str, Storable]], first: int) -> list[int]:
+    """Where arrays begin that lie one after the other."""
+    return list(accumulate((array.nbytes for _, array in ordered), initial=first))[:-1]
+
+
+def _header(about: Mapping[str, str], ordered: Sequence[tuple[str, Storable]], starts: Sequence[int]) -> bytes:
+    """What a file says of its arrays, as JSON."""
+    header: dict[str, Any] = {"__metadata__": dict(about)}
+    for (name, array), start in zip(ordered, starts):
         header[name] = {
             "dtype": NAMES[array.dtype.name],
             "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
+            "data_offsets": [start, start + array.nbytes],
         }
-        end += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    if isinstance(path, RemotePath):
-        begin = len(text).to_bytes(8, "little") + text
-        path.write_bytes(b"".join((begin, *(bytes_of(array) for _, array in ordered))))
-        return
-    with open(path, "wb", buffering=0) as file:
-        write_all(file, len(text).to_bytes(8, "little") + text)
-        for _, array in ordered:
-            write_all(file, bytes_of(array))
+    return json.dumps(header).encode()
+
+
+def _pieces(ordered: Iterable[tuple[str, Storable]]) -> Iterator[np.ndarray]:
+    """The elements of arrays; each piece lasts until the next one is asked for."""
+    for _, array in ordered:
+        if isinstance(array, Unread):
+            yield from array.pieces()
+        else:
+            yield array
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,11 @@ class TensorFile(TensorSource):
             TensorFileError: as there.
         """
         stored = stored_dtype(self.dtype)
-        array = None
         if stored is not None and not isinstance(self.folder, RemotePath):
             array = read_plain(str(self.folder), self.file, stored, self.shape, room)
-        if array is None:
-            array = self._read_thoroughly()
+            if array is not None:  # of that dtype and shape
+                return from_stored(array, self.dtype)
+        array = self._read_thoroughly()
         if array.shape != self.shape:
             raise self._other(array.shape)
         if array.dtype.kind not in "biufc" or not fits_stored(array, self.dtype):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.dump.spool import LEAST
 from padiff.frameworks.base import Framework
 from padiff.frameworks.values import UncopiedError
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
@@ -66,6 +68,7 @@ class Copier:
         empty: where memory for copies comes from.
         samples: what keeps the samples that sketches are made of.
         room: bytes of small tensors that are kept where sketches are kept of others.
+        keep: writes values into the step's file at once, and gives what was written; `None`: these not.
 
     Attributes:
         within: bytes that are still kept in full of tensors of the level `WITHIN`.
@@ -77,10 +80,14 @@ class Copier:
         empty: Empty = np.empty,
         samples: Samples | None = None,
         room: float = SMALL_BYTES,
+        keep: Callable[[np.ndarray], np.ndarray | None] | None = None,
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
         self._empty, self._room, self.within = empty, room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
+        self._keep = keep
+        #: What was written into the step's file, as long as it lives.
+        self._kept: dict[int, weakref.ref[Any]] = {}
         self._later: list[Awaited] = []
 
     def copy(self, tensor: Any) -> np.ndarray:
@@ -120,17 +127,17 @@ class Copier:
             if level == SKETCH:
                 return self._sampled(tensor, transposed)
             if level == SMALL and self.resolved(tensor, level) == FULL:
-                array = tensors.copy(tensor, self._empty)
+                array = self._whole(tensor)
                 self._room -= array.nbytes
                 return Whole(tensors.dtype(tensor), array.shape, array)
             if level == WITHIN:
                 if self._fits(tensor):
-                    array = tensors.copy(tensor, self._empty)
+                    array = self._whole(tensor)
                     self.within -= array.nbytes
                     return Whole(tensors.dtype(tensor), array.shape, array)
                 self.within = 0.0  # what comes later does not get what this one has not
             if level == FULL:
-                array = tensors.copy(tensor, self._empty)
+                array = self._whole(tensor)
                 return Whole(tensors.dtype(tensor), array.shape, array)
             return self._sampled(tensor, transposed)
         except Exception as error:
@@ -138,6 +145,23 @@ class Copier:
             return Left.because(error)
         finally:
             COPYING.now = False
+
+    def _whole(self, tensor: Any) -> np.ndarray:
+        """A copy of all of a tensor, where `keep` has it if that takes it.
+
+        Not what was copied in this step before: what an optimizer made of a parameter is looked at for what has
+        changed, and is not stored itself.
+        """
+        tensors, keep = self._tensors, self._keep
+        if keep is None or math.prod(tensors.shape(tensor)) * int(tensor.element_size()) < LEAST:
+            return tensors.copy(tensor, self._empty)
+        known = self._kept.get(id(tensor))
+        values = None if known is not None and known() is tensor else tensors.live(tensor)
+        kept = None if values is None else keep(values)
+        if kept is None:
+            return tensors.copy(tensor, self._empty)
+        self._kept[id(tensor)] = weakref.ref(tensor)
+        return kept
 
     def _sampled(self, tensor: Any, transposed: bool) -> Sampled:
         """A sample of a tensor that is here as a whole."""

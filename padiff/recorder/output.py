@@ -14,6 +14,7 @@ from padiff.dump.format import STEPS
 from padiff.dump.local import run_folder
 from padiff.dump.remote_path import RemotePath
 from padiff.dump.remote_write import StoreWriter
+from padiff.dump.spool import SpoolOfStep, Spools
 from padiff.dump.storage import Storage
 from padiff.dump.store import StoreError
 from padiff.dump.write import RunWriter
@@ -76,6 +77,7 @@ class Output:
         self._sizes: Mapping[int, int] = {}
         self._counts: dict[Kind, int] = {}
         self._known = Known()
+        self._spools: Spools | None = None
 
     def size_before(self) -> int:
         """Bytes of steps that a run has which is gone on with."""
@@ -114,6 +116,10 @@ class Output:
             warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=4)
             return
         self.sink, self._sizes = writer, writer.written
+        # Elsewhere it is decided later what of a step is stored, and whether there is room for it.
+        storage = self._storage
+        if storage.pack and not (storage.compression or storage.mixed or storage.max_bytes) and info.world_size == 1:
+            self._spools = None if isinstance(self.folder, RemotePath) else Spools(self.folder / STEPS, info)
 
     def records(self, framework: Framework) -> RecordBuffer:
         """For a step's records. In memory its arrays stay with the run, on their way to a folder they come back."""
@@ -121,7 +127,13 @@ class Output:
         limit = self._storage.max_bytes
         room = SMALL_BYTES if limit is None else min(SMALL_BYTES, limit * SMALL_SHARE)
         samples = Samples(empty, take_back, framework.tensors.fetch, self._counts)
-        return RecordBuffer(Copier(framework, empty, samples, room), self._known)
+        return RecordBuffer(Copier(framework, empty, samples, room, self._keep()), self._known)
+
+    def _keep(self) -> Callable[[np.ndarray], np.ndarray | None] | None:
+        """What writes a step's tensors into its file as they are copied, where that can be done."""
+        if self._spools is None or not self._spools.useful:
+            return None
+        return SpoolOfStep(self._spools).keep
 
     def do(self, call: Callable[[Sink], None]) -> bool:
         """Hand something on to the sink. Returns whether that went well.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,13 @@ import numpy as np
 
 from padiff.frameworks.values import Tensors
 from padiff.recorder.detail import FULL, SKETCH
-from padiff.records import InMemory, Sketched, TensorSource
+from padiff.records import InMemory, Sketched, Storable, TensorSource, Unread
 from padiff.records.alike import sketched
 from padiff.records.parts import Part
 from padiff.sketches.samples import Samples
+
+# Bytes of a difference that are worked out at a time: they are still in the cache when they are written.
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,20 @@ class Difference(TensorSource):
 
     def read(self) -> np.ndarray:
         return difference(self.after, self.before)
+
+    def to_store(self) -> Storable:
+        after, before = self.after, self.before
+        if after.nbytes <= _PIECE or after.dtype != before.dtype or after.dtype not in (np.float32, np.float64):
+            return self.read()
+        return Unread(after.dtype, after.shape, self._pieces)
+
+    def _pieces(self) -> Iterator[np.ndarray]:
+        after, before = self.after.reshape(-1), self.before.reshape(-1)
+        length = _PIECE // after.itemsize
+        room = np.empty(length, after.dtype)
+        for start in range(0, after.size, length):
+            some = after[start : start + length]
+            yield np.subtract(some, before[start : start + length], out=room[: some.size])
 
 
 def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -66,7 +66,7 @@ from padiff.records.run_text import (
     steps_text,
 )
 from padiff.records.settings import setting_text, settings_at, settings_delta, settings_from_json
-from padiff.records.sources import InMemory, Room, Sketched, TensorSource
+from padiff.records.sources import InMemory, Room, Sketched, Storable, TensorSource, Unread
 from padiff.records.traces import NO_TRACE, Operand, Trace, TracedCall, TracedTensor
 from padiff.system.printable import printable
 
@@ -84,6 +84,8 @@ __all__ = [
     "RESHAPED",
     "BROADCAST",
     "Room",
+    "Storable",
+    "Unread",
     "Rule",
     "Problem",
     "Kind",

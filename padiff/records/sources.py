@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,29 @@ from padiff.sketches.sketch import Sketch
 #: Gives so many bytes of memory that is there already, which may be used until it is asked again; `None`: it has not so
 #: many.
 Room: TypeAlias = Callable[[int], np.ndarray | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A tensor that is worked out piece by piece while it is stored: never all of it is in memory.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        pieces: gives its elements in their order, in flat arrays that last until the next one is asked for.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterator[np.ndarray]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+#: What can be written into a file.
+Storable: TypeAlias = np.ndarray | Unread
 
 
 class TensorSource(ABC):
@@ -33,6 +57,14 @@ class TensorSource(ABC):
 
     def read_into(self, room: Room) -> np.ndarray:
         """The values, in memory of the room where they would have to be fetched: they last until it is asked again.
+
+        Raises:
+            SketchOnlyError: a sketch is all that was kept.
+        """
+        return self.read()
+
+    def to_store(self) -> Storable:
+        """The values, or what works them out while they are stored.
 
         Raises:
             SketchOnlyError: a sketch is all that was kept.

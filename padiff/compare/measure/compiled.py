@@ -57,13 +57,10 @@ def kernel_for(reference: np.ndarray, candidate: np.ndarray) -> Kernel | None:
         return None
     if not (reference.flags.aligned and candidate.flags.aligned):
         return None
-    if _compiled.kernel is None:
-        if _compiled.tried:
-            return None
+    if _compiled.kernel is None and not _compiled.tried:
         _compiled.seen += reference.size
-        if _compiled.seen < _PAYS:
-            return None
-    return _compiled.load()
+        return None if _compiled.seen < _PAYS else _compiled.load()
+    return _compiled.kernel
 
 
 def _loaded() -> Kernel | None:
