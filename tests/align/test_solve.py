@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from padiff.align.matching import assignment
 from padiff.align.matching.assignment import CLOSE, Choice, assign
-from padiff.align.matching.evidence import Item, Scores
+from padiff.align.matching.evidence import Item, Scores, scores
 from padiff.records import Both
 
 
@@ -141,3 +141,17 @@ def test_of_equally_good_partners_the_solver_chooses(matrix):
     matrix = np.asarray(matrix, float)
     expected = [part.tolist() for part in linear_sum_assignment(matrix, maximize=True)]
     assert [part.tolist() for part in assignment._best(matrix)] == expected
+
+
+@pytest.mark.parametrize("moved", [0, 1], ids=["the same names", "names that differ"])
+def test_layers_of_equal_values_stay_at_their_places_among_very_many(moved, monkeypatch):
+    """Cut into pieces, one of two that share their values would fall into the other's piece, and shift the rest."""
+    values = list(range(40))
+    values[33] = values[5]
+    sides = Both(
+        [Item(path=f"l{k}", defined=k, ran=k, values=frozenset({values[k]})) for k in range(40)],
+        [Item(path=f"l{k + moved}", defined=k, ran=k, values=frozenset({values[k]})) for k in range(40)],
+    )
+    monkeypatch.setattr(assignment, "_PIECE", 7)
+    found = [(c.reference, c.candidate) for c in assign(sides, lambda some: scores(some, (), frozenset()))]
+    assert found == [(k, k) for k in range(40)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -219,24 +219,40 @@ def _by_values(values: Both[list[frozenset[int]]]) -> np.ndarray:
 
 
 def line_up(items: Both[list[Item]]) -> Both[list[int]]:
-    """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition."""
-    sizes = items.map(len)
+    """Two large groups, each in the order that the strongest evidence gives: values, names, execution, definition.
+
+    Where both sides have the same names in the same order, and run in the same order, nothing else is asked: values
+    that several layers share would put one of them elsewhere, and shift all that lies between.
+    """
+    sizes, tails = items.map(len), _each(items, lambda x: x.tail)
+    ran = _ran(items)
+    if tails.reference == tails.candidate and (ran is None or ran.reference == ran.candidate):
+        return sizes.map(lambda size: list(range(size)))
     keys: list[Both[list[Any]]] = [
         _each(items, lambda x: next(iter(x.values)) if len(x.values) == 1 else None),
-        _each(items, lambda x: x.tail),
+        tails,
     ]
     for key in keys:
-        place = {value: k for k, value in enumerate(key.reference) if value is not None}
-        found = [place.get(value) for value in key.candidate]
+        found = _found_places(key)
         if sum(where is not None for where in found) >= _MOST * max(sizes):
             last = float(sizes.reference)
             order = sorted(range(sizes.candidate), key=lambda k: _or(found[k], last))
             return Both(list(range(sizes.reference)), order)
     in_names = items.map(_order_in_names)
-    places = _ran(items)
+    places = ran
     if places is None and in_names.reference is not None and in_names.candidate is not None:
         places = Both(in_names.reference, in_names.candidate)
     return (places or _each(items, lambda x: x.defined)).map(_sorted)
+
+
+def _found_places(keys: Both[list[Any]]) -> list[int | None]:
+    """Where each of the candidate's keys stands in the reference: of equal ones the first at the first, and so on."""
+    places: dict[Any, deque[int]] = {}
+    for place, key in enumerate(keys.reference):
+        if key is not None:
+            places.setdefault(key, deque()).append(place)
+    waiting = (places.get(key) for key in keys.candidate)
+    return [left.popleft() if left else None for left in waiting]
 
 
 def _or(place: int | None, last: float) -> float:
