@@ -5,7 +5,8 @@ clock:
 
 * plain: no recording;
 * hooks: with hooks that do nothing, before and after each layer and on each output's gradient: no recorder can do less;
-* sketch: ``detail="sketch"``, every step; the first step of a run, of which more is kept, is not counted.
+* sketch: ``detail="sketch"``, every step; the first two steps of a run, of which more is kept, are not
+  counted.
 
 And what opening a recorder takes, of this model and of a ResNet-18, beside walking and describing its layers, which
 `run.json` needs.
@@ -85,8 +86,9 @@ def steps_of(training: Training, steps: int, end: Callable[[], object] = lambda:
 
 def recorded(training: Training, folder: Path, steps: int) -> np.ndarray:
     with padiff.record(training.model, folder, optimizer=training.optimizer, detail="sketch") as rec:
-        training.step()
-        rec.try_dump()
+        for _ in range(2):
+            training.step()
+            rec.try_dump()
         rec.flush()
         before = now()
         for _ in range(steps):

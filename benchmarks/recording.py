@@ -186,12 +186,13 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
 
 
 def _recorded(training, folder: Path, steps: int, options) -> np.ndarray:
-    """Seconds of a step, until the last one is on the disk. Opening a run, and its first step, of which more is kept,
-    are not counted.
+    """Seconds of a step, until the last one is on the disk. Opening a run is not counted, nor are its first two steps:
+    of the first more is kept, and the second is the first that those after it are like.
     """
     with padiff.record(training.model, folder, optimizer=training.optimizer, **options) as rec:
-        training.step()
-        rec.try_dump()
+        for _ in range(2):
+            training.step()
+            rec.try_dump()
         rec.flush()
 
         def loop() -> None:
@@ -268,10 +269,10 @@ _HEAD = {
 }
 _SAID = {
     pages.ENGLISH: "Measured on {where}, which others used at the same time; frameworks on one thread; processor time, "
-    "the writer's thread included, where nothing else is said. The first step of each run, of which more is kept, is "
-    "not counted. Each figure is the range over up to {most} runs, each the median of its rounds.",
+    "the writer's thread included, where nothing else is said. The first two steps of each run, of which more is kept, "
+    "are not counted. Each figure is the range over up to {most} runs, each the median of its rounds.",
     pages.CHINESE: "测量环境：{where}，同时有其他人使用；框架使用一个线程；除注明外均为处理器时间，包括写入线程。"
-    "每次录制的第一个 step 保留的内容更多，不计在内。"
+    "每次录制的前两个 step 保留的内容更多，不计在内。"
     "每个数字是最多 {most} 次运行的范围，每次取各轮的中位数。",
 }
 
