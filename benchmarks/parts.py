@@ -2,7 +2,7 @@
 
 Each part is measured alone, with the others as they are: what it calls is wrapped, and a step's calls are added up, by
 the clock of the thread that they run on, which has to look at its clock twice for each call. Medians of several steps,
-the first one, of which more is kept, not among them.
+the first two, of which more is kept, not among them.
 
     python benchmarks/parts.py [--steps 12] [--write]
 """
@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,16 +36,16 @@ from padiff.recorder.step_observer import StepObserver
 from padiff.recorder.tracer import Tracer
 
 #: By part, what it is done in. The loop's thread goes through all but the last.
-PARTS: dict[str, Sequence[tuple[type, str]]] = {
-    "before": ((StepObserver, "before_call"),),
-    "weights": ((Parameters, "snapshot"),),
-    "outputs": ((Activations, "see"),),
-    "trace": ((Tracer, "layer_ended"),),
-    "gradients": ((Activations, "_gradient"),),
-    "consumed": ((Parameters, "consume"),),
-    "updates": ((Parameters, "stepped"),),
-    "end": ((Recorder, "try_dump"),),
-    "writer": ((RunWriter, "_handle"),),
+PARTS: dict[str, tuple[type, str]] = {
+    "before": (StepObserver, "before_call"),
+    "weights": (Parameters, "snapshot"),
+    "outputs": (Activations, "see"),
+    "trace": (Tracer, "layer_ended"),
+    "gradients": (Activations, "_gradient"),
+    "consumed": (Parameters, "consume"),
+    "updates": (Parameters, "stepped"),
+    "end": (Recorder, "try_dump"),
+    "writer": (RunWriter, "_handle"),
 }
 _ROWS = {
     pages.ENGLISH: {
@@ -92,23 +91,17 @@ def timed(wrapped: Any, spent: list[float]) -> Any:
     return call
 
 
-def measure(training: TorchTraining, functions: Sequence[tuple[type, str]], folder: Path, steps: int) -> float:
-    """Milliseconds of a step that are spent in some functions."""
+def measure(training: TorchTraining, owner: type, name: str, folder: Path, steps: int) -> float:
+    """Milliseconds of a step that are spent in a method."""
     spent, found = [0.0], []
-    patches = [patch.object(owner, name, timed(getattr(owner, name), spent)) for owner, name in functions]
-    for each in patches:
-        each.start()
-    try:
-        with padiff.record(training.model, folder, optimizer=training.optimizer, detail="sketch") as rec:
-            for _ in range(steps + 2):
-                spent[0] = 0.0
-                training.step()
-                rec.try_dump()
-                rec.flush()
-                found.append(spent[0] * 1e3)
-    finally:
-        for each in patches:
-            each.stop()
+    recording = padiff.record(training.model, folder, optimizer=training.optimizer, detail="sketch")
+    with patch.object(owner, name, timed(getattr(owner, name), spent)), recording as rec:
+        for _ in range(steps + 2):
+            spent[0] = 0.0
+            training.step()
+            rec.try_dump()
+            rec.flush()
+            found.append(spent[0] * 1e3)
     return float(np.median(found[2:]))
 
 
@@ -136,8 +129,8 @@ def main() -> None:
             training.step()
             plain.append((time.thread_time() - before) * 1e3)
         found = {"plain": float(np.median(plain))}
-        for part, functions in PARTS.items():
-            found[part] = measure(training, functions, folder / part, args.steps)
+        for part, (owner, name) in PARTS.items():
+            found[part] = measure(training, owner, name, folder / part, args.steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for part, value in found.items():

@@ -156,13 +156,11 @@ class Spool:
 
     def start_of(self, array: Storable) -> int | None:
         """Where an array begins that was written before; `None` of others."""
-        base: Any = array
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if not isinstance(base, _Kept) or base.spool is not self or not isinstance(array, np.ndarray):
+        kept = _kept(array)
+        if kept is None or kept.spool is not self or not isinstance(array, np.ndarray):
             return None
-        begins = array.__array_interface__["data"][0] == base.address
-        return base.start if begins and array.nbytes == base.size and array.flags.c_contiguous else None
+        begins = array.__array_interface__["data"][0] == kept.address
+        return kept.start if begins and array.nbytes == kept.size and array.flags.c_contiguous else None
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -181,13 +179,15 @@ class _Kept:
 
 def spool_of(arrays: Iterable[Storable]) -> Spool | None:
     """The file that some of these were written into before."""
-    for array in arrays:
-        base: Any = array
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if isinstance(base, _Kept):
-            return base.spool
-    return None
+    return next((kept.spool for kept in map(_kept, arrays) if kept is not None), None)
+
+
+def _kept(array: Storable) -> _Kept | None:
+    """What was written of the tensor that an array is a view of, if anything was."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, _Kept) else None
 
 
 def _write(descriptor: int, array: np.ndarray, start: int) -> None:

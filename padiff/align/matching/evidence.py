@@ -225,8 +225,8 @@ def line_up(items: Both[list[Item]]) -> Both[list[int]]:
     that several layers share would put one of them elsewhere, and shift all that lies between.
     """
     sizes, tails = items.map(len), _each(items, lambda x: x.tail)
-    ran = _ran(items)
-    if tails.reference == tails.candidate and (ran is None or ran.reference == ran.candidate):
+    places = _ran(items)
+    if tails.reference == tails.candidate and (places is None or places.reference == places.candidate):
         return sizes.map(lambda size: list(range(size)))
     keys: list[Both[list[Any]]] = [
         _each(items, lambda x: next(iter(x.values)) if len(x.values) == 1 else None),
@@ -239,7 +239,6 @@ def line_up(items: Both[list[Item]]) -> Both[list[int]]:
             order = sorted(range(sizes.candidate), key=lambda k: _or(found[k], last))
             return Both(list(range(sizes.reference)), order)
     in_names = items.map(_order_in_names)
-    places = ran
     if places is None and in_names.reference is not None and in_names.candidate is not None:
         places = Both(in_names.reference, in_names.candidate)
     return (places or _each(items, lambda x: x.defined)).map(_sorted)

@@ -110,14 +110,19 @@ def pieces(tensor: Any, transposed: bool = False) -> Sequence[Any]:
 
 
 def join(pieces: Sequence[Sequence[Any]]) -> list[Any]:
-    groups: dict[Any, list[int]] = {}
-    for index, views in enumerate(pieces):
-        groups.setdefault((views[0].dtype, views[0].device), []).append(index)
     joined: dict[int, Any] = {}
-    for members in groups.values():
+    for members in _by_kind([views[0] for views in pieces]).values():
         whole = torch.cat([view for k in members for view in pieces[k]])
         joined.update(zip(members, whole.split([sum(map(len, pieces[k])) for k in members])))
     return [joined[k] for k in range(len(pieces))]
+
+
+def _by_kind(tensors: Sequence[Any]) -> dict[tuple[torch.dtype, torch.device], list[int]]:
+    """The places of tensors that can be put together into one, by dtype and device."""
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(place)
+    return groups
 
 
 @lru_cache(maxsize=1024)
@@ -147,11 +152,8 @@ def version_of(tensor: Any) -> int:
 
 
 def fetch(tensors: Sequence[Any]) -> Callable[[], list[np.ndarray]]:
-    groups: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        groups.setdefault((tensor.dtype, tensor.device), []).append(index)
     moved = []
-    for (_, device), members in groups.items():
+    for (_, device), members in _by_kind(tensors).items():
         whole = torch.cat([tensors[k] for k in members]).resolve_conj()
         if device.type == "cuda":
             # Into pinned memory, so that the copy runs while the training goes on.
