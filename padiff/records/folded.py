@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from padiff.records.both import Both
 from padiff.records.compared import Diff, Pair
 from padiff.records.judgement import Problem
+from padiff.records.on_demand import OnDemand
 from padiff.records.planned import PlannedPairs
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.rows import measured_and_judged
@@ -108,25 +108,7 @@ class _Block:
     whole: Mapping[int, Diff]
 
 
-class _MadeAnew(Sequence[Diff], ABC):
-    """Diffs that are made when they are asked for."""
-
-    @abstractmethod
-    def _at(self, place: int) -> Diff:
-        """The diff at a place, counted from the first one."""
-
-    @overload
-    def __getitem__(self, key: int) -> Diff: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
-
-    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
-        places = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
-        return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
-
-
-class FoldedDiffs(_MadeAnew):
+class FoldedDiffs(OnDemand[Diff]):
     """The diffs of many steps: what is the same in every step is kept once, figures as numbers.
 
     A diff is made anew whenever it is asked for; if its tensors are looked at, its step is read again.
@@ -206,7 +188,7 @@ class FoldedDiffs(_MadeAnew):
         return Diff(pair, figures, passed, judged, block.problems.get(k))
 
 
-class _Chosen(_MadeAnew):
+class _Chosen(OnDemand[Diff]):
     """Some of the diffs, in their order."""
 
     def __init__(self, diffs: FoldedDiffs, places: array[int]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from padiff.records.both import Both
 from padiff.records.compared import UNSCALED, Pair
 from padiff.records.layout import Layout
+from padiff.records.on_demand import OnDemand
 from padiff.records.step_diffs import Sites
 from padiff.records.structured import Structured
 
@@ -35,7 +35,7 @@ class PairColumns:
     sites: Sites
 
 
-class PlannedPairs(Sequence[Pair]):
+class PlannedPairs(OnDemand[Pair]):
     """The pairs of a step. A pair is made when it is looked at.
 
     Args:
@@ -49,8 +49,6 @@ class PlannedPairs(Sequence[Pair]):
         records, columns: likewise.
         unscaled: whether no pair is divided by a scale.
     """
-
-    __slots__ = ("_made", "_scales", "_step", "columns", "records", "unscaled")
 
     def __init__(
         self,
@@ -87,13 +85,6 @@ class PlannedPairs(Sequence[Pair]):
 
     def __len__(self) -> int:
         return len(self._made)
-
-    def __getitem__(self, key: Any) -> Any:
-        places = range(len(self._made))[key]  # raises IndexError as sequences do, and counts from the end
-        return self._at(places) if isinstance(places, int) else list(map(self._at, places))
-
-    def __iter__(self) -> Iterator[Pair]:
-        return map(self._at, range(len(self._made)))
 
 
 def sites_of(pairs: Sequence[Pair]) -> Sites:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
 from padiff.records.both import Both
 from padiff.records.compared import Diff, Pair
 from padiff.records.judgement import Figure, Problem, Rule
+from padiff.records.on_demand import OnDemand
 from padiff.records.recorded import STAGES
 from padiff.records.rows import FIGURE_NUMBERS, ROW, RULE_NUMBERS, measured_and_judged, odd_indexes, row_of
 
@@ -95,7 +96,7 @@ def _numbers(things: Sequence[Any]) -> np.ndarray:
     return np.array([known.setdefault(thing, len(known)) for thing in things], np.intp)
 
 
-class StepDiffs(Sequence[Diff]):
+class StepDiffs(OnDemand[Diff]):
     """The diffs of one process in a step, in causal order. A diff is made when it is looked at; numbers are columns.
 
     Args:
@@ -244,29 +245,12 @@ class StepDiffs(Sequence[Diff]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, key: int) -> Diff: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> Sequence[Diff]: ...
-
-    def __getitem__(self, key: int | slice) -> Diff | Sequence[Diff]:
-        places = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
-        if isinstance(places, range):
-            return [self._at(place) for place in places]
-        return self._at(places)
-
     def __iter__(self) -> Iterator[Diff]:
         if len(self._made) < len(self):
             for place, row in enumerate(self.rows.tolist()):
                 if place not in self._made:
                     self._made[place] = self._of_row(place, row)
         return iter([self._made[place] for place in range(len(self))])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __add__(self, other: Sequence[Diff]) -> list[Diff]:
         return [*self, *other]

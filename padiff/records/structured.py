@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from padiff.records.on_demand import OnDemand
 from padiff.records.recorded import Record
 
 _Fact = TypeVar("_Fact")
 
 
-class Structured(Sequence[Record]):
+class Structured(OnDemand[Record]):
     """Records of a step, in their order.
 
     Args:
@@ -27,8 +28,6 @@ class Structured(Sequence[Record]):
     Attributes:
         structure, sketches, table: likewise.
     """
-
-    __slots__ = ("_made", "_make", "sketches", "structure", "table")
 
     def __init__(
         self,
@@ -64,18 +63,6 @@ class Structured(Sequence[Record]):
 
     def __len__(self) -> int:
         return len(self._made)
-
-    def __getitem__(self, key: Any) -> Any:
-        places = range(len(self._made))[key]  # raises IndexError as sequences do, and counts from the end
-        return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
-
-    def __iter__(self) -> Iterator[Record]:
-        return map(self._at, range(len(self._made)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (tuple(self),)  # in another process nothing else is of this structure

@@ -41,7 +41,7 @@ def test_rows_give_the_same_diffs_to_the_bit():
     diffs = some_diffs()
     step = StepDiffs.of(diffs)
     again = StepDiffs(step.pairs, step.sites, step.rows.copy(), step.problems, step.odd)
-    assert again == diffs and list(again) == diffs and again[1:3] == diffs[1:3] and again[-1] == diffs[-1]
+    assert again == diffs and list(again) == diffs and list(again[1:3]) == diffs[1:3] and again[-1] == diffs[-1]
     assert repr([astuple(d.figures) for d in again if d.figures]) == repr(
         [astuple(d.figures) for d in diffs if d.figures]
     )
