@@ -28,13 +28,14 @@ from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import in_one, rank_steps, step_pairs
 from padiff.pair.united import united
 from padiff.records import Both, Pair, Problem, Record, Run, Step
-from padiff.records.planned import sites_of
+from padiff.records.planned import PlannedPairs, sites_of
 from padiff.records.rows import empty_rows
 from padiff.records.step_diffs import StepDiffs
 from padiff.system.follow import follow
 
-# Seconds that a pair takes to measure, and each of its elements: as measured on one core, to know what is worth it.
-_PAIR, _ELEMENT = 5e-5, 2e-9
+# Seconds that a pair of tensors takes to measure, each of its elements, and a pair of sketches among many; and that it
+# takes to have a step measured by another process. As measured on one core, to know what is worth it.
+_PAIR, _ELEMENT, _SKETCH, _SENT = 5e-5, 2e-9, 3e-6, 1e-3
 # Each process is started for so many seconds of measuring; it needs some 0.3 s to start.
 _EACH = 0.75
 # A step is shared out by processes only if each of them has so many seconds to do.
@@ -122,7 +123,7 @@ class Workers:
         if self._given is not None:
             self._pool, self._count = self._given, self._count or width_of(self._given)
             return
-        seconds = _seconds([_elements(record) for record in step.records]) * len(self._left)
+        seconds = (_seconds(step.records) - _SENT) * len(self._left)
         if self._count is None and seconds < 2 * _EACH:
             return
         try:
@@ -157,7 +158,8 @@ class Workers:
             plain = replace(alignment, storage=None)  # there are no answers to be given any more
             self._job = alignment, pickle.dumps((self._paths, self._identities, plain, frozenset(stages), elementwise))
         try:
-            self._submit(numbers, _seconds([_elements(pair.anchor) for pair in pairs]))
+            planned = pairs.sites.fact(_seconds_of, pairs) if isinstance(pairs, PlannedPairs) else None
+            self._submit(numbers, _seconds_of(None, pairs) if planned is None else planned)
             if not self._ahead or self._ahead[0][0] != numbers:
                 return None
             parts = [future.result() for future in self._ahead.popleft()[1]]
@@ -238,7 +240,7 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
     pairs = in_one(step_pairs(ranks, alignment, stages, plans))
     chosen: Sequence[int] = range(len(pairs))
     if parts > 1:
-        chosen = sorted(chosen, key=lambda k: -_elements(pairs[k].anchor))[part::parts]
+        chosen = sorted(chosen, key=lambda k: -_seconds([pairs[k].anchor]))[part::parts]
     diffs = measured([pairs[k] for k in chosen] if parts > 1 else pairs, elementwise)
     return len(pairs), _Part(np.array(chosen, np.intp), diffs.rows, dict(diffs.problems), dict(diffs.odd))
 
@@ -268,14 +270,14 @@ def _ready() -> None:
 
 def _parts(step: Step) -> int:
     """Into how many parts a step like this one may be shared out."""
-    return max(1, int(_seconds([_elements(record) for record in step.records]) / _PART))
+    return max(1, int(_seconds(step.records) / _PART))
 
 
-def _seconds(elements: Sequence[int]) -> float:
-    """About how long it takes to measure pairs of so many elements, on one core."""
-    return _PAIR * len(elements) + _ELEMENT * sum(elements)
+def _seconds_of(_: object, pairs: Sequence[Pair]) -> float:
+    """About how long it takes to measure pairs."""
+    return _seconds([pair.anchor for pair in pairs])
 
 
-def _elements(record: Record) -> int:
-    """How many elements are read to measure a record."""
-    return 0 if record.source.sketched else math.prod(record.shape)
+def _seconds(records: Iterable[Record]) -> float:
+    """About how long it takes to measure pairs of which these are one side, on one core."""
+    return sum(_SKETCH if r.source.sketched else _PAIR + _ELEMENT * math.prod(r.shape) for r in records)

@@ -33,6 +33,7 @@ class Sites:
         anchor_dtypes: of each anchor.
         candidates: layer, slot and layer type of each candidate's record; empty where it is missing.
         complete: where both sides are there.
+        stage_numbers: the number of each pair's stage among all.
         places: the places of a stage's pairs; of every stage.
     """
 
@@ -54,8 +55,8 @@ class Sites:
             (record.layer, record.slot, record.layer_type) if record is not None else _NOTHING for record in candidates
         ]
         self.complete = np.array([pair.complete for pair in pairs], np.bool_)
-        stages = np.array([_STAGE[stage] for stage in self.stages], np.int8)
-        self.places = {stage: np.flatnonzero(stages == number) for number, stage in enumerate(STAGES)}
+        self.stage_numbers = np.array([_STAGE[stage] for stage in self.stages], np.intp)
+        self.places = {stage: np.flatnonzero(self.stage_numbers == number) for number, stage in enumerate(STAGES)}
         self._facts: dict[Any, Any] = {}
 
     def __len__(self) -> int:
@@ -80,6 +81,16 @@ class Sites:
     def layer_numbers(self) -> np.ndarray:
         """A number for each pair's layer."""
         return _numbers(self.layers)
+
+    @cached_property
+    def layer_count(self) -> int:
+        """How many layers there are."""
+        return int(self.layer_numbers.max(initial=-1)) + 1
+
+    @cached_property
+    def key_count(self) -> int:
+        """How many layers and slots there are."""
+        return int(self.key_numbers.max(initial=-1)) + 1
 
     @cached_property
     def key_numbers(self) -> np.ndarray:
@@ -121,6 +132,7 @@ class StepDiffs(OnDemand[Diff]):
         self.pairs, self.sites, self.rows, self.problems, self.odd = pairs, sites, rows, problems, odd
         self._made: dict[int, Diff] = {}
         self._facts: dict[Any, Any] = {}
+        self._known_places: dict[str, np.ndarray] = {}
 
     def fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
         """What a function finds out from the diffs; it is called once."""
@@ -179,6 +191,14 @@ class StepDiffs(OnDemand[Diff]):
     def known(self) -> np.ndarray:
         """Which are compared, and have figures."""
         return np.asarray(self.sites.complete & self.measured)
+
+    def known_places(self, stage: str) -> np.ndarray:
+        """The places of a stage's diffs that are compared, and have figures."""
+        if stage not in self._known_places:
+            places = self.sites.places[stage]
+            known = self.known[places]
+            self._known_places[stage] = places if known.all() else places[known]
+        return self._known_places[stage]
 
     @cached_property
     def troubled(self) -> np.ndarray:

@@ -22,7 +22,7 @@ from padiff.compare.judge.limits import (
 from padiff.compare.judge.siblings import offs
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.arrays import few
-from padiff.records import Coverage, Diff, Figure, FirstDiff
+from padiff.records import STAGES, Coverage, Diff, Figure, FirstDiff
 from padiff.records.rows import FIGURE_NUMBERS, FIGURES, TENSORS
 from padiff.records.step_diffs import Key, Sites, StepDiffs
 from padiff.sketches.sketch import ELEMENTS
@@ -169,11 +169,9 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
     # Without what an estimate was allowed beyond its limit.
     ordinary = passed & followed & (rows["limit"] <= GROWN_AT_MOST * (1 + SURE * rows["spread"]))
-    stages = {}
-    for stage, places in sites.places.items():
-        values = rows["value"][places[ordinary[places]]]
-        if len(values) and stage != "input":
-            stages[stage] = max(float(values.max()), 0.0)
+    largest = np.full(len(STAGES), -1.0)
+    np.fmax.at(largest, sites.stage_numbers[ordinary], np.fmax(rows["value"][ordinary], 0.0))
+    stages = {stage: error for stage, error in zip(STAGES, largest.tolist()) if error >= 0 and stage != "input"}
     places = sites.places["forward"]
     places = places[(passed & (rows["figure"] == _REL_L2))[places]]
     outputs = float(rows["value"][places].max(initial=0.0))
@@ -241,18 +239,16 @@ def inherited(diffs: Sequence[Diff], unseen: float = 0.0, besides: np.ndarray | 
         besides: which diffs are left out.
     """
     diffs = StepDiffs.of(diffs)
-    sites, rows, facts = diffs.sites, diffs.rows, diffs.sites.fact(SiteFacts)
-    # Running statistics may be n / (n - 1) apart.
-    used = diffs.known & (facts.rounding > 0) & ~facts.running
-    if besides is not None:
-        used &= ~besides
-    places = sites.places["weight"]
+    rows, facts = diffs.rows, diffs.sites.fact(SiteFacts)
+    used = facts.starting if besides is None else facts.starting & ~besides
+    places = diffs.known_places("weight")
     places = places[used[places]]
     scale = float(np.square(rows["reference_l2"][places]).sum())
     weights = math.sqrt(np.square(rows["l2"][places]).sum() / scale) if scale > 0 else 0.0
     sampled = bool(is_sampled(diffs)[places].any())
-    inputs = diffs.relative[sites.places["input"]][used[sites.places["input"]]]
-    largest = float(inputs[np.isfinite(inputs)].max(initial=0.0))
+    inputs = diffs.known_places("input")
+    errors = diffs.relative[inputs[used[inputs]]]
+    largest = float(errors[np.isfinite(errors)].max(initial=0.0))
     return min(weights + (unseen if sampled else 0.0) + largest, MOST)
 
 

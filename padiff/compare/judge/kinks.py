@@ -17,9 +17,7 @@ def may_have_kinks(diffs: StepDiffs) -> bool:
     """
     if diffs.sites.fact(SiteFacts).kinked:
         return True
-    places = diffs.sites.places["backward"]
-    places = places[diffs.known[places]]
-    return bool(look_like_few(diffs.rows[places]).any())
+    return bool(look_like_few(diffs.rows[diffs.known_places("backward")]).any())
 
 
 def look_like_few(rows: np.ndarray) -> np.ndarray:
@@ -27,10 +25,12 @@ def look_like_few(rows: np.ndarray) -> np.ndarray:
     l2, size = rows["l2"], rows["size"]
     known = (l2 != 0) & (size > 0) & np.isfinite(l2)
     few = rows["bulk_l2"] <= FEW_LOOK * l2  # false for NaN
+    whole = rows["basis"] == TENSORS
+    if not whole.any():
+        return np.asarray(known & few)
     # Of values of one size the mean is nearly the root of the mean square; of few among zeros it is far less.
     root, reference = np.sqrt(size), rows["reference_l2"]
     with np.errstate(all="ignore"):
         spread = rows["mean_abs"] * root / l2
         own = rows["mean_reference"] * root / np.where(reference != 0, reference, 1.0)
-    sparse = (rows["basis"] == TENSORS) & (spread <= SPARSE * own)
-    return np.asarray(known & (few | sparse))
+    return np.asarray(known & (few | (whole & (spread <= SPARSE * own))))

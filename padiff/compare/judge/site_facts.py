@@ -53,6 +53,8 @@ class SiteFacts:
         self.update_noise = np.array(
             [limits.allowed(dtype, "update") if dtype in limits.ROUNDING else 0.0 for dtype in map(limits.coarse, own)]
         )
+        #: Which say how far apart a step starts. Running statistics may be n / (n - 1) apart.
+        self.starting = (self.rounding > 0) & ~self.running
         self.exact = _array(
             one is not None and other is not None and not one.startswith(_FLOATING) and not other.startswith(_FLOATING)
             for one, other in zip(*sites.dtypes)

@@ -46,8 +46,8 @@ class StepContext:
         self._dtypes, self._places = self.facts.coarsest, sites.places
         self._errors = diffs.relative
         self.bulk = bulk_of(diffs)
-        grads = self._places["grad"]
-        grads = grads[(diffs.known & ~diffs.troubled)[grads]]
+        grads = diffs.known_places("grad")
+        grads = grads[~diffs.troubled[grads]] if diffs.problems else grads
         self.updates = self._by_key(self._places["update"][diffs.measured[self._places["update"]]])
         self.grads = self._by_key(grads)
         scales = Scales(diffs)
@@ -55,16 +55,14 @@ class StepContext:
         self.update_scale = float(largest_rms(diffs, "update").max(initial=0.0))
         self.noise = self._of_parameters(grads, rounding_gradients(diffs, scales) | hiding_noise(diffs))
         self.deviations = deviations_of(diffs)
-        weights = self._places["weight"]
-        self._weights = float(np.square(rows["reference_l2"][weights[self.diffs.known[weights]]]).sum())
+        self._weights = float(np.square(rows["reference_l2"][diffs.known_places("weight")]).sum())
         self.gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs.number) if diffs.number is not None else 0.0
         unseen *= min(1.0, self.gain / limits.GAIN["forward"])
         # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
-        self.inherited = {
-            "forward": inherited(diffs, unseen),
-            "later": inherited(diffs, unseen, self.noise),
-        }
+        start = inherited(diffs, unseen)
+        later = inherited(diffs, unseen, self.noise) if self.noise.any() else start
+        self.inherited = {"forward": start, "later": later}
         if before.step >= 0 and not before.known:
             self.inherited = dict.fromkeys(self.inherited, limits.MOST)
         self.apart = self._units_apart()
@@ -87,8 +85,11 @@ class StepContext:
     def _of_parameters(self, places: np.ndarray, which: np.ndarray) -> np.ndarray:
         """Which diffs are of the parameters of some of the places."""
         numbers = self.diffs.sites.key_numbers
-        found = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
-        found[numbers[places[which[places]]]] = True
+        which = which[places]
+        if not which.any():
+            return np.zeros(len(numbers), np.bool_)
+        found = np.zeros(self.diffs.sites.key_count, np.bool_)
+        found[numbers[places[which]]] = True
         return np.asarray(found[numbers])
 
     def _units_apart(self) -> float | None:
@@ -98,8 +99,7 @@ class StepContext:
 
     def _largest_forward(self) -> float:
         """Largest relative L2 error of an output, as far as it is allowed."""
-        places = self._places["forward"]
-        errors = self._errors[places[self.diffs.known[places]]]
+        errors = self._errors[self.diffs.known_places("forward")]
         limit = limits.DEEP * (
             self.allowed("forward") + max(limits.GAIN["forward"], self.gain) * self.inherited["later"]
         )
@@ -107,8 +107,7 @@ class StepContext:
 
     def _largest_kink(self) -> float:
         """Largest relative L2 error of an activation gradient that is off in a few elements only."""
-        places = self._places["backward"]
-        places = places[self.diffs.known[places]]
+        places = self.diffs.known_places("backward")
         bulk, l2, own = self.bulk[places], self.diffs.rows["l2"][places], self.diffs.rows["reference_l2"][places]
         most = self.relative("backward").value * own
         few = (bulk <= most) & (most < l2) & (l2 <= limits.FEW_AT_MOST * own)

@@ -21,11 +21,10 @@ def bulk_of(diffs: StepDiffs) -> np.ndarray:
     """
     rows, places = diffs.rows, diffs.sites.places
     bulk = rows["bulk_l2"].copy()
-    some = np.concatenate([places["backward"], places["update"]])
-    some = some[np.isnan(bulk[some])]
-    if len(some):
-        known = (rows["basis"][some] == TENSORS) & (rows["size"][some] >= limits.WITNESS)
-        some = some[known]
+    whole = (rows["basis"] == TENSORS) & np.isnan(bulk) & (rows["size"] >= limits.WITNESS)
+    if whole.any():
+        some = np.concatenate([places["backward"], places["update"]])
+        some = some[whole[some]]
         bulk[some] = np.sqrt(np.fmax(rows["l2"][some] ** 2 - rows["max_abs"][some] ** 2, 0.0))
     return bulk
 
@@ -36,11 +35,10 @@ def largest_errors(diffs: StepDiffs, stage: str) -> np.ndarray:
     Args:
         stage: forward or backward.
     """
-    sites, errors = diffs.sites, diffs.relative
-    places = sites.places[stage]
-    places = places[(diffs.known & np.isfinite(errors))[places]]
-    largest = np.full(int(sites.layer_numbers.max(initial=-1)) + 1, math.nan)
-    np.fmax.at(largest, sites.layer_numbers[places], errors[places])
+    sites, places = diffs.sites, diffs.known_places(stage)
+    errors = diffs.relative[places]
+    largest = np.full(sites.layer_count, math.nan)
+    np.fmax.at(largest, sites.layer_numbers[places], np.where(errors < math.inf, errors, math.nan))
     return np.asarray(largest[sites.layer_numbers])
 
 

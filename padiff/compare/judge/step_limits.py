@@ -13,9 +13,11 @@ from padiff.compare.judge.limit import Limit, value_of
 from padiff.compare.judge.step_context import StepContext
 from padiff.compare.measure.arrays import few
 from padiff.model import equivalents
-from padiff.records import LOOP, ROOT, Diff, Figure, Rule, is_below
+from padiff.records import LOOP, ROOT, STAGES, Diff, Figure, Rule, is_below
 from padiff.records.rows import FIGURE_NUMBERS, FIGURES, RULE_NUMBERS, RULES, without_floor, without_third
 from padiff.records.step_diffs import Key, StepDiffs
+
+_JUDGED = ("passed", "figure", "value", "limit", "rule")
 
 
 class StepLimits:
@@ -41,17 +43,20 @@ class StepLimits:
         which: list[list[bool]] = [each.tolist() for each in (diffs.known, context.noise, context.made_of, has_floor)]
         self._known, self._noise, self._made_of, self._has_floor = which
         self._rows = rows.copy()
-        #: What was judged: passed, the figure's number, its value, the limit, the rule's number.
-        self._judged: list[tuple[bool, int, float, float, int]] = list(
-            zip(*(rows[name].tolist() for name in ("passed", "figure", "value", "limit", "rule")))
-        )
+        #: What was judged: which passed, the numbers of figures and rules, values and limits.
+        self._passed, self._figures, self._values, self._limits, self._rules = (rows[name].tolist() for name in _JUDGED)
+        #: The share that the same stage was off by in the step before, as far as that explains more.
+        self._grown = {
+            stage: min(limits.GROWTH * before.stages.get(stage, 0.0), limits.GROWN_AT_MOST) for stage in STAGES
+        }
         #: The places of the weights that passed.
         self._explained: dict[Key, int] = {}
         #: Layers that own a parameter which is nothing but rounding any more.
         self._gone: set[str] = set()
         #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
         self._stepped = 0.0
-        self._relatives: dict[tuple[str, float], Limit] = {}
+        #: Of each stage, and of the squared errors that it was worked out for.
+        self._relatives: dict[str, tuple[float, Limit]] = {}
         self._grad_limits: dict[float, dict[int, Limit]] = {}
         #: Whether a value was seen to have gone over a kink.
         self._crossed = False
@@ -74,58 +79,67 @@ class StepLimits:
                 self._set(place, error == 0, Figure.MAX_ABS, error, 0.0, Rule.EQUAL)
             else:
                 self._judge(place)
-        passed, figure, value, limit, rule = zip(*self._judged) if self._judged else ((),) * 5
-        rows["passed"], rows["figure"], rows["value"], rows["limit"], rows["rule"] = passed, figure, value, limit, rule
+        judged = self._passed, self._figures, self._values, self._limits, self._rules
+        for name, column in zip(_JUDGED, judged):
+            rows[name] = column
         return self._diffs.judged(rows)
 
     def _set(self, place: int, passed: bool, figure: Figure, value: float, limit: float, rule: Rule) -> None:
-        self._judged[place] = passed, FIGURE_NUMBERS[figure], value, limit, RULE_NUMBERS[rule]
+        self._passed[place], self._figures[place], self._rules[place] = (
+            passed,
+            FIGURE_NUMBERS[figure],
+            RULE_NUMBERS[rule],
+        )
+        self._values[place], self._limits[place] = value, limit
 
     def _judge(self, place: int) -> None:
-        stage, l2, key = self._stages[place], self._l2[place], self._keys[place]
-        of_loop = self._layers[place] == LOOP
+        stage, of_loop = self._stages[place], self._layers[place] == LOOP
         limit, explained = self._limit(place, stage, of_loop)
         if not explained and (not of_loop or stage == "loss"):
-            before = self._before.stages.get("forward" if self._facts.into_loss[place] else stage, 0.0)
-            grown = min(limits.GROWTH * before, limits.GROWN_AT_MOST) * self._reference[place]
-            limit = Limit(grown, Rule.GROWN) if grown > limit.value else limit
+            grown = self._grown["forward" if self._facts.into_loss[place] else stage] * self._reference[place]
+            if grown > limit[0]:
+                limit = Limit(grown, Rule.GROWN)
         if self._has_floor[place]:
             limit = self._by_floor(place, stage, limit)
-        passed, figure = self._hold(place, stage, limit)
-        if passed:
-            if stage == "weight":
-                self._explained[key] = place
-            if self._known[place]:
-                self._hand_on(place, stage, figure)
-        if stage == "update" and not of_loop and self._known[place] and math.isfinite(l2):
-            self._stepped += l2**2
-        if not passed and stage in ("update", "weight"):
-            passed = self._in_few(place, stage, limit.value)
-        if stage == "weight":
-            if passed and self._relative_l2[place] > limits.MOST and self._is_gone(place):
-                self._gone.add(self._layers[place])
-            if not passed and explained and self._step - self._before.step == 1:
-                self._judged[place] = *self._judged[place][:-1], RULE_NUMBERS[Rule.WRITTEN]
+        figure = self._hold(place, stage, limit)
+        passed = self._passed[place]
+        if passed and self._known[place] and stage in ("forward", "backward"):
+            self._hand_on(place, stage, figure)
+        elif stage == "weight":
+            self._after_weight(place, passed, limit, explained)
+        elif stage == "update":
+            if not of_loop and self._known[place] and math.isfinite(self._l2[place]):
+                self._stepped += self._l2[place] ** 2
+            if not passed:
+                self._in_few(place, stage, limit.value)
 
-    def _hold(self, place: int, stage: str, limit: Limit) -> tuple[bool, Figure]:
-        """Hold a diff against its limit; of a gradient or an update, a few elements may be left out."""
-        l2, scale, bulk = self._l2[place], self._reference[place], self._bulk[place]
-        # An estimate is reported only where chance does not explain it.
-        most, figure = limit.value * (1 + limits.SURE * self._spread[place]), Figure.REL_L2
-        if l2 <= most:
-            passed, value = True, l2
+    def _after_weight(self, place: int, passed: bool, limit: Limit, explained: bool) -> None:
+        if passed:
+            self._explained[self._keys[place]] = place
         else:
+            passed = self._in_few(place, "weight", limit.value)
+        if not passed and explained and self._step - self._before.step == 1:
+            self._rules[place] = RULE_NUMBERS[Rule.WRITTEN]
+        elif passed and self._relative_l2[place] > limits.MOST and self._is_gone(place):
+            self._gone.add(self._layers[place])
+
+    def _hold(self, place: int, stage: str, limit: Limit) -> Figure:
+        """Hold a diff against its limit; of a gradient or an update, a few elements may be left out."""
+        value, scale = self._l2[place], self._reference[place]
+        # An estimate is reported only where chance does not explain it.
+        most, figure = limit[0] * (1 + limits.SURE * self._spread[place]), Figure.REL_L2
+        passed = value <= most
+        if not passed:
             few = limits.FEW_OF_UPDATES if stage == "update" else limits.FEW_AT_MOST
-            passed, value = bulk <= most < l2 <= few * scale, l2
-            if passed:
-                figure, value = Figure.BULK, bulk
+            if self._bulk[place] <= most < value <= few * scale:
+                passed, figure, value = True, Figure.BULK, self._bulk[place]
                 self._crossed = self._crossed or stage == "backward"
         if scale > 0:
-            self._set(place, passed, figure, value / scale, most / scale, limit.rule)
+            value, most = value / scale, most / scale
         else:
-            figure = figure if figure is Figure.BULK else Figure.L2
-            self._set(place, passed, figure, value, most, limit.rule)
-        return passed, figure
+            figure = Figure.L2
+        self._set(place, passed, figure, value, most, limit[1])
+        return figure
 
     def _by_floor(self, place: int, stage: str, modelled: Limit) -> Limit:
         """The limit by the measured floor, as far as that says how far off a diff may be.
@@ -154,11 +168,11 @@ class StepLimits:
 
     def _relative(self, stage: str) -> Limit:
         """What a stage may be off by, relative to its size; it goes with the updates that were judged so far alone."""
-        key = stage, self._stepped if stage != "update" else 0.0
-        found = self._relatives.get(key)
-        if found is None:
-            found = self._relatives[key] = self.context.relative(*key)
-        return found
+        stepped = self._stepped if stage != "update" else 0.0
+        known = self._relatives.get(stage)
+        if known is None or known[0] != stepped:
+            known = self._relatives[stage] = stepped, self.context.relative(stage, stepped)
+        return known[1]
 
     def _limit(self, place: int, stage: str, of_loop: bool) -> tuple[Limit, bool]:
         """What the error's L2 norm may be, and whether all that can explain it is known: then growth is no excuse."""
@@ -280,8 +294,9 @@ class StepLimits:
 
     def _in_few(self, place: int, stage: str, limit: float) -> bool:
         """Whether a diff that failed passes all the same: all that is wrong is in elements that rounding moves."""
-        _, figure, value, most, rule = self._judged[place]
-        diff = self._diffs[place].judged(False, FIGURES[figure], value, most, RULES[rule])
+        figure, rule = FIGURES[self._figures[place]], RULES[self._rules[place]]
+        assert figure is not None and rule is not None
+        diff = self._diffs[place].judged(False, figure, self._values[place], self._limits[place], rule)
         found = self._without_noise(diff, place, stage, limit)
         if not found.passed and stage == "update":
             weight = self._explained.get(self._keys[place])

@@ -54,6 +54,9 @@ def common_growth(found: Offs, floor: float) -> Decay | None:
     Each weight's share is known to its error over the root of its number of elements; the best common one is their
     mean, weighted by that. Weight decay, or its lack, is such a share; rounding, and other gradients, are not.
     """
+    # A mean is no larger than the largest.
+    if not len(found.places) or np.abs(found.ratio).max() <= floor:
+        return None
     found = found.where(found.error > 0)
     if len(found.places) < limits.FEWEST:
         return None

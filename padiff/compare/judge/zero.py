@@ -26,12 +26,8 @@ class Scales:
     def __init__(self, diffs: StepDiffs) -> None:
         sites = diffs.sites
         self.layers = largest_rms(diffs, "grad")
-        places = sites.places["backward"]
-        places = places[diffs.known[places]]
-        numbers = sites.layer_numbers
-        squares = np.bincount(
-            numbers[places], diffs.rows["reference_l2"][places] ** 2, minlength=int(numbers.max(initial=-1)) + 1
-        )
+        places, numbers = diffs.known_places("backward"), sites.layer_numbers
+        squares = np.bincount(numbers[places], diffs.rows["reference_l2"][places] ** 2, minlength=sites.layer_count)
         self.outputs = np.sqrt(squares)[numbers]
 
 
@@ -45,18 +41,18 @@ def rounding_gradients(diffs: StepDiffs, scales: Scales | None = None) -> np.nda
     Args:
         scales: of the step. Default: worked out.
     """
-    rows, sites = diffs.rows, diffs.sites
-    facts, scales = sites.fact(SiteFacts), Scales(diffs) if scales is None else scales
-    found = np.zeros(len(rows), np.bool_)
-    places = sites.places["grad"]
-    known = sites.complete & diffs.measured & (rows["size"] > 0) & (rows["nonfinite"] == 0)
-    places = places[known[places]]
-    l2, size = rows["l2"][places], rows["size"][places]
-    own = np.maximum(rows["reference_l2"][places], rows["candidate_l2"][places])
+    facts, scales = diffs.sites.fact(SiteFacts), Scales(diffs) if scales is None else scales
+    found = np.zeros(len(diffs), np.bool_)
+    places = diffs.known_places("grad")
+    rows = diffs.rows[places]
+    size = rows["size"]
+    own = np.maximum(rows["reference_l2"], rows["candidate_l2"])
     outputs = scales.outputs[places]
     sums = (outputs != 0) & facts.biases[places]
     most = facts.level * np.where(sums, outputs, scales.layers[places] * np.sqrt(size))
-    found[places] = (own <= most) & (l2 > np.where(sums, DIFFERENT, CLEARLY) * own)
+    small = (own <= most) & (size > 0) & (rows["nonfinite"] == 0)
+    if small.any():
+        found[places] = small & (rows["l2"] > np.where(sums, DIFFERENT, CLEARLY) * own)
     return found
 
 
@@ -79,11 +75,11 @@ def noted(diff: Diff) -> Diff:
 
 def largest_rms(diffs: StepDiffs, stage: str) -> np.ndarray:
     """Largest root mean square of the reference's gradients or updates, of each diff's layer."""
-    sites, rows = diffs.sites, diffs.rows
-    places = sites.places[stage]
-    known = diffs.known & (rows["size"] > 0) & ~sites.fact(SiteFacts).of_loop
-    places, numbers = places[known[places]], sites.layer_numbers
-    largest = np.zeros(int(numbers.max(initial=-1)) + 1)
-    rms = rows["reference_l2"][places] / np.sqrt(rows["size"][places])
+    sites, places, numbers = diffs.sites, diffs.known_places(stage), diffs.sites.layer_numbers
+    rows = diffs.rows[places]
+    largest = np.zeros(sites.layer_count)
+    # Of nothing there is no such root; the loop's own numbers are no gradients.
+    known = (rows["size"] > 0) & ~sites.fact(SiteFacts).of_loop[places]
+    rms = np.where(known, rows["reference_l2"] / np.sqrt(np.maximum(rows["size"], 1)), 0.0)
     np.fmax.at(largest, numbers[places], rms)
     return np.asarray(largest[numbers])
