@@ -132,7 +132,6 @@ class StepDiffs(OnDemand[Diff]):
         self.pairs, self.sites, self.rows, self.problems, self.odd = pairs, sites, rows, problems, odd
         self._made: dict[int, Diff] = {}
         self._facts: dict[Any, Any] = {}
-        self._known_places: dict[str, np.ndarray] = {}
 
     def fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
         """What a function finds out from the diffs; it is called once."""
@@ -194,11 +193,12 @@ class StepDiffs(OnDemand[Diff]):
 
     def known_places(self, stage: str) -> np.ndarray:
         """The places of a stage's diffs that are compared, and have figures."""
-        if stage not in self._known_places:
-            places = self.sites.places[stage]
-            known = self.known[places]
-            self._known_places[stage] = places if known.all() else places[known]
-        return self._known_places[stage]
+        places = self.sites.places[stage]
+        return places if self._all_known else places[self.known[places]]
+
+    @cached_property
+    def _all_known(self) -> bool:
+        return bool(self.known.all())
 
     @cached_property
     def troubled(self) -> np.ndarray:
@@ -222,7 +222,7 @@ class StepDiffs(OnDemand[Diff]):
         """Whether all passed."""
         return bool(self.rows["passed"].all())
 
-    @property
+    @cached_property
     def number(self) -> int | None:
         """Of the step; `None` where there are no diffs."""
         return self.pairs[0].step if len(self.rows) else None

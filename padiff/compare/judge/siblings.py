@@ -75,8 +75,9 @@ class AllOffs:
     """
 
     def __init__(self, diffs: StepDiffs) -> None:
-        rows, facts = diffs.rows, diffs.sites.fact(SiteFacts)
-        self._diffs, reference = diffs, rows["reference_l2"]
+        # Not the diffs: they keep this.
+        self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
+        rows, facts, reference = diffs.rows, diffs.sites.fact(SiteFacts), diffs.rows["reference_l2"]
         # An error that is finite, of a reference that is neither zero nor infinite.
         known = diffs.known & _IS_WITNESS[rows["rule"]] & (rows["basis"] != _MOMENTS) & facts.own
         known &= (rows["size"] >= limits.WITNESS) & np.isfinite(diffs.relative) & (reference > 0) & (reference < np.inf)
@@ -89,15 +90,13 @@ class AllOffs:
         Args:
             noise: which are of parameters whose gradients are rounding.
         """
-        places = self._diffs.sites.places[stage]
+        places = self._places[stage]
         known = self._known[places]
         if noise is not None:
             known &= ~noise[places]
         places = places[known]
-        rows = self._diffs.rows
-        return Offs(
-            places, self._ratios[places], self._diffs.relative[places], rows["size"][places], rows["spread"][places]
-        )
+        sizes, spreads = self._rows["size"][places], self._rows["spread"][places]
+        return Offs(places, self._ratios[places], self._errors[places], sizes, spreads)
 
 
 def offs(diffs: StepDiffs, stage: str, noise: np.ndarray | None = None) -> Offs:
