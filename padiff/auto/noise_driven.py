@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from padiff.compare.judge.limits import UNRELATED
-from padiff.compare.judge.siblings import Key, key_of
-from padiff.compare.judge.step_figures import dtypes_of
-from padiff.compare.judge.zero import Scales, is_rounding, level_of, noted
+from padiff.compare.judge.siblings import key_of
+from padiff.compare.judge.zero import noted, rounding_gradients
 from padiff.records import Diff, Step
+from padiff.records.step_diffs import Key, StepDiffs
 
 
 @dataclass
@@ -26,8 +26,8 @@ class NoiseDriven:
 
     def see(self, diffs: Sequence[Diff]) -> None:
         """Look at a step's gradients."""
-        scales, level = Scales.of(diffs), level_of(dtypes_of(diffs))
-        self._keys |= {key_of(diff) for diff in diffs if is_rounding(diff, scales, level)}
+        step = StepDiffs.of(diffs)
+        self._keys |= step.keys_of(rounding_gradients(step))
 
     def stepped(self, before: Step, after: Step) -> None:
         """The reference's optimizer has stepped: its largest updates are how far noise may have moved a parameter."""

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from padiff.align import Alignment, Seen, align, resolved
 from padiff.compare.judge.siblings import key_of
-from padiff.compare.judge.step_figures import dtypes_of
-from padiff.compare.judge.zero import Scales, is_rounding, level_of
+from padiff.compare.judge.zero import rounding_gradients
 from padiff.compare.measure.pairs import measure_pair
 from padiff.model.given_map import GivenMap
 from padiff.pair.steps import pair_steps
 from padiff.records import LOOP, Both, RunInfo, Step, is_loss, is_of_loss, loss_role
+from padiff.records.step_diffs import StepDiffs
 
 _STAGES = frozenset({"backward", "grad", "update", "loss"})
 
@@ -47,9 +47,8 @@ class Distance:
             seen = steps.map(Seen.of)
             self._alignment = resolved(align(self._infos.reference, self._infos.candidate, self._map, seen), seen)
         pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
-        diffs = [measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES]
-        scales, level = Scales.of(diffs), level_of(dtypes_of(diffs))
-        noise = {key_of(diff) for diff in diffs if is_rounding(diff, scales, level)}
+        diffs = StepDiffs.of([measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES])
+        noise = diffs.keys_of(rounding_gradients(diffs))
         updates, losses = [0.0, 0.0], [0.0, 0.0]
         for diff in diffs:
             figures, anchor = diff.figures, diff.pair.anchor

@@ -15,13 +15,14 @@ from padiff.align.matching.parameter_units import containers_of
 from padiff.compare.judge.limits import COARSENESS, allowed, coarse
 from padiff.model import equivalents
 from padiff.records import ROOT, Both, Diff, Kind, Layer
+from padiff.records.step_diffs import StepDiffs
 
 # An activation more or less changes a tensor by far more than this share of its norm; few negative values after a
 # normalisation, by less.
 _GROSS, _VISIBLE = 0.05, 1e-3
 
 
-def other_boundaries(diffs: Sequence[Diff], alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
+def other_boundaries(diffs: StepDiffs, alignment: Alignment, values: bool = True) -> frozenset[tuple[str, str]]:
     """Pairs of layers, by path, whose outputs differ before others that follow agree.
 
     Only layers that are built differently are looked at: what they hold, or how many of their kind the models have, is
@@ -31,8 +32,11 @@ def other_boundaries(diffs: Sequence[Diff], alignment: Alignment, values: bool =
     Args:
         values: whether outputs of one shape may be such a case, too.
     """
+    places = diffs.sites.places["forward"]
+    if diffs.rows["passed"][places].all():
+        return frozenset()
     built = _Built(alignment)
-    forward = [d for d in diffs if d.pair.stage == "forward" and d.compared]
+    forward = [d for d in (diffs[place] for place in places.tolist()) if d.compared]
     doubtful = {_paths(d) for d in forward if not d.passed and d.problem is not None and d.problem.kind is Kind.SHAPES}
     if values:
         doubtful |= {_pair_paths(p) for p in alignment.pairs if built.differently(p)}

@@ -16,7 +16,7 @@ from padiff.compare.declared import Declared, at_the_start
 from padiff.compare.diagnose.aftermath.around import Around
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.explained_later import explained_later
-from padiff.compare.diagnose.extent import Agreed, Site, agreed_after
+from padiff.compare.diagnose.extent import Agreement
 from padiff.compare.diagnose.first import described, with_proof
 from padiff.compare.diagnose.place import Place
 from padiff.compare.diagnose.ranks import first_failed
@@ -27,7 +27,7 @@ from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.rates import with_rates
 from padiff.compare.judge.unrecorded import with_unrecorded
-from padiff.compare.measure.many import measured_at_once
+from padiff.compare.measure.many import measured
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.picture import picture_of
 from padiff.compare.models import Stacks, models_of, stacks_of
@@ -53,6 +53,7 @@ from padiff.records import (
     settings_at,
 )
 from padiff.records.environment import differences
+from padiff.records.step_diffs import StepDiffs
 
 # Seconds between two looks at how much of a step is measured.
 _TICK = 0.2
@@ -112,8 +113,7 @@ class RunComparison:
         self._around = Around(self.runs)
         self._before = Before()
         #: How far off each tensor was in the steps before the latest one, and up to it.
-        self._agreed: dict[Site, Agreed] = {}
-        self._agreed_now: dict[Site, Agreed] = {}
+        self._agreed = self._agreed_now = Agreement()
         self._declared = Declared()
         #: The step that was compared last, if it has diffs.
         self._parted: tuple[int, Both[list[Step]]] | None = None
@@ -145,25 +145,25 @@ class RunComparison:
         report = self.report(diffs, [number])
         return replace(report, explained=self.explain_later(diffs))
 
-    def diffs(self, number: int) -> list[Diff]:
+    def diffs(self, number: int) -> Sequence[Diff]:
         """The judged diffs of one step, in causal order."""
-        return [diff for diffs in self.rank_diffs(Both(number, number)) for diff in diffs]
+        return StepDiffs.joined(self.rank_diffs(Both(number, number)))
 
-    def rank_diffs(self, numbers: Both[int]) -> list[list[Diff]]:
+    def rank_diffs(self, numbers: Both[int]) -> list[StepDiffs]:
         """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any."""
         # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
         self._compared, self._latest = [], ()
         return self._diffs(self.runs.zip(numbers).map(lambda side: side[0].steps(side[1])), numbers)
 
-    def step_diffs(self, steps: Both[Step]) -> list[Diff]:
+    def step_diffs(self, steps: Both[Step]) -> Sequence[Diff]:
         """The judged diffs of two given steps."""
-        return [diff for diffs in self._diffs(steps.map(lambda step: [step])) for diff in diffs]
+        return StepDiffs.joined(self._diffs(steps.map(lambda step: [step])))
 
-    def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[list[Diff]]:
+    def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[StepDiffs]:
         steps = steps.map(united)
         self.spread = self.spread or any(side and side[0].spread for side in steps)
         if self._alone:
-            self._before, self._agreed_now = replace(self._before, drift=EQUAL), {}
+            self._before, self._agreed_now = replace(self._before, drift=EQUAL), Agreement()
         if self._plan is None:
             self._plan, diffs, before = self._first(steps, numbers)
         else:
@@ -172,44 +172,46 @@ class RunComparison:
         self._before, self._latest = before, diffs[0] if diffs else []
         self._compared = [Both(*sides) for sides in zip(*steps)]
         self._agreed = self._agreed_now
-        self._agreed_now = agreed_after(self._agreed, [diff for rank in diffs for diff in rank])
+        self._agreed_now = self._agreed.after(diffs)
         if all(steps):
             called = before.history.map(lambda side: side.called)
             first = steps.map(lambda ranks: ranks[0])
             self._stacks = self._stacks.zip(first).map(lambda side: side[0] or stacks_of(side[1]))
             self._declared.look(self.runs.map(lambda run: run.info), first, self._plan.alignment, called)
-            self._declared.hold_against([diff for rank in diffs for diff in rank])
+            self._declared.hold_against(diffs)
             if self._policy.settings_count:
                 diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
         self._around.look(diffs, self._plan.alignment)
-        if any(not diff.passed for rank in diffs for diff in rank):
+        if not all(rank.passed for rank in diffs):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         if self._asked.everything:
             return diffs
-        return [[diff for diff in rank if self._asked.has(diff.pair)] for rank in diffs]
+        return [StepDiffs.of([diff for diff in rank if self._asked.has(diff.pair)]) for rank in diffs]
 
     def _first(
         self, steps: Both[list[Step]], numbers: Both[int] | None
-    ) -> tuple[ComparisonPlan, list[list[Diff]], Before]:
+    ) -> tuple[ComparisonPlan, list[StepDiffs], Before]:
         """The first step shows what is called, whether both start equal, and which layers end elsewhere."""
         if self._workers is not None:
             self._workers.start(steps.reference[0])  # they import while this process aligns
         seen = steps.map(lambda ranks: Seen.of(ranks[0]))
         alignment = resolved(self._aligned(*self._infos, self._map, seen), seen)
-        measured: dict[Hashable, Diff] = {}
+        before_now: list[StepDiffs] = []
 
-        def measure(pairs: Sequence[Pair]) -> Sequence[Diff]:
+        def measure(pairs: Sequence[Pair]) -> StepDiffs:
+            if not before_now:
+                before_now.append(self._measured(numbers, alignment, pairs))
+                return before_now[0]
             # Of a step that was measured by another alignment most pairs are the same.
-            if measured:
-                known = [measured.get(_key(pair)) for pair in pairs]
-                elementwise = self._policy.elementwise
-                return [
+            known = {_key(diff.pair): diff for diff in before_now[0]}
+            again = [(pair, known.get(_key(pair))) for pair in pairs]
+            elementwise = self._policy.elementwise
+            return StepDiffs.of(
+                [
                     replace(diff, pair=pair) if diff is not None else measure_pair(pair, elementwise)
-                    for diff, pair in zip(known, pairs)
+                    for pair, diff in again
                 ]
-            found = self._measured(numbers, alignment, pairs)
-            measured.update((_key(diff.pair), diff) for diff in found)
-            return found
+            )
 
         plan = ComparisonPlan(self.runs, alignment, self._policy, self._measured_stages, measure)
         diffs, before = compare_step(steps, plan, self._before)
@@ -218,26 +220,23 @@ class RunComparison:
         if others:
             plan = replace(plan, alignment=replace(alignment, cut_elsewhere=others))
             diffs, before = compare_step(steps, plan, self._before)
-        # Later steps are measured anew: what was measured of this one, and its tensors, are let go.
         return replace(plan, measure=None), diffs, before
 
-    def _measured(self, numbers: Both[int] | None, alignment: Alignment, pairs: Sequence[Pair]) -> Sequence[Diff]:
+    def _measured(self, numbers: Both[int] | None, alignment: Alignment, pairs: Sequence[Pair]) -> StepDiffs:
         elementwise = self._policy.elementwise
         if self._workers is not None and numbers is not None:
             diffs = self._workers.diffs(numbers, pairs, alignment, self._measured_stages, elementwise)
             if diffs is not None:
                 return diffs
-        diffs, looked = [], time.monotonic()
-        sketched = measured_at_once(pairs) if elementwise is None else {}
-        for place, pair in enumerate(pairs):
-            if place in sketched:
-                diffs.append(sketched[place])
-                continue
-            diffs.append(measure_pair(pair, elementwise))
-            if self._measuring is not None and time.monotonic() - looked > _TICK and len(diffs) < len(pairs):
-                self._measuring(len(diffs) / len(pairs))
+        looked = time.monotonic()
+
+        def done(count: int) -> None:
+            nonlocal looked
+            if self._measuring is not None and time.monotonic() - looked > _TICK and count < len(pairs):
+                self._measuring(count / len(pairs))
                 looked = time.monotonic()
-        return diffs
+
+        return measured(pairs, elementwise, done)
 
     def before(self, step: int, candidate: RunInfo) -> Report | None:
         """A report of what the runs declare differently before a step is there to compare; `None` if there is nothing

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
+import numpy as np
+
 from padiff.align import Alignment, LayerPair, Slice
 from padiff.align.matching.parameter_units import tie_targets
 from padiff.compare.declared.layers import layer_notes
@@ -15,7 +17,6 @@ from padiff.records import (
     AMPLIFIED,
     LOOP,
     PARAMETER_STAGES,
-    SAME,
     SIDES,
     Both,
     Coverage,
@@ -28,6 +29,11 @@ from padiff.records import (
     is_functional,
     unzipped,
 )
+from padiff.records.rows import BASES, FIGURE_NUMBERS, TENSORS
+from padiff.records.step_diffs import Sites, StepDiffs
+
+_REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.AROUND_ZERO]
+_MOMENTS = BASES.index("moments")
 
 
 class Tally:
@@ -47,52 +53,61 @@ class Tally:
         self._views: dict[str, str] = {}
         self._amplified: int | None = None
         self._own_samples = False
+        self._seen: tuple[Sites | None, bytes] = (None, b"")
 
-    def add(self, diffs: Iterable[Diff]) -> None:
+    def add(self, diffs: Sequence[Diff]) -> None:
         """Count the diffs of a step."""
-        compared = sketched = bounded = 0
-        layers = self._compared.reference, self._compared.candidate
-        for diff in diffs:
-            if not diff.compared:
-                self._add_uncompared(diff)
-                continue
-            pair, judged, figures = diff.pair, diff.judgement, diff.figures
-            anchor, other = pair.anchor, pair.candidate
-            assert other is not None
-            compared += 1
-            layers[0].add(anchor.layer)
-            layers[1].add(other.layer)
-            if pair.layout is not SAME:
-                self._add_view(pair)
-            if not diff.passed:
-                self._differ = True
-            if judged is not None and judged.figure is Figure.AROUND_ZERO:
-                self._zeros.setdefault(anchor.site)
-            # Whatever comes after a diff may follow from it.
-            if pair.stage == "forward" and self._amplified is None and not self._differ:
-                far = judged is not None and judged.figure is Figure.REL_L2 and judged.value > AMPLIFIED
-                self._amplified = pair.step if far else None
-            if figures is not None and figures.basis != "tensors":
-                sketched += 1
-                bounded += figures.basis == "moments"
-            if diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES:
-                self._own_samples = True
-        sums = {"reference": compared, "candidate": compared, "compared": compared}
-        self._counts.update(sums, sketched=sketched, bounded=bounded)
+        diffs = StepDiffs.of(diffs)
+        sites, rows, compared = diffs.sites, diffs.rows, diffs.compared
+        self._see(diffs, compared)
+        for place in np.flatnonzero(~compared).tolist():
+            self._add_uncompared(diffs[place])
+        failed = [
+            place
+            for place in np.flatnonzero(~rows["passed"]).tolist()
+            if compared[place] or not _optional(sites.slots[place])
+        ]
+        # Whatever comes after a diff may follow from it.
+        if self._amplified is None and not self._differ:
+            places = sites.places["forward"]
+            some = rows[places]
+            far = compared[places] & (some["figure"] == _REL_L2) & (some["value"] > AMPLIFIED)
+            if failed:
+                far &= places < failed[0]
+            self._amplified = diffs.number if far.any() else None
+        self._differ = self._differ or bool(failed)
+        for place in np.flatnonzero(compared & (rows["figure"] == _AROUND_ZERO)).tolist():
+            self._zeros.setdefault(diffs.pairs[place].anchor.site)
+        sketched = compared & diffs.measured & (rows["basis"] != TENSORS)
+        if any(problem.kind is Kind.OWN_SAMPLES for problem in diffs.problems.values()):
+            self._own_samples = True
+        count = int(compared.sum())
+        sums = {"reference": count, "candidate": count, "compared": count}
+        bounded = int((sketched & (rows["basis"] == _MOMENTS)).sum())
+        self._counts.update(sums, sketched=int(sketched.sum()), bounded=bounded)
+
+    def _see(self, diffs: StepDiffs, compared: np.ndarray) -> None:
+        """Remember which layers something was compared of; most steps have the same."""
+        sites, seen = self._seen
+        if sites is diffs.sites and seen == compared.tobytes():
+            return
+        self._seen = diffs.sites, compared.tobytes()
+        for place in np.flatnonzero(compared).tolist():
+            self._compared.reference.add(diffs.sites.layers[place])
+            self._compared.candidate.add(diffs.sites.candidates[place][0])
+            self._add_view(diffs.pairs[place])
 
     def _add_uncompared(self, diff: Diff) -> None:
         """Count a diff of what one side lacks, or of what could not be measured."""
         pair, anchor, counts = diff.pair, diff.pair.anchor, self._counts
         self._add_view(pair)
         own_samples = diff.problem is not None and diff.problem.kind is Kind.OWN_SAMPLES
-        self._own_samples = self._own_samples or own_samples
         # Functional calls that only one side makes are ways of writing, not gaps.
         if _optional(anchor.slot):
             return
         counts["reference"] += pair.reference is not None
         counts["candidate"] += pair.candidate is not None
         counts["compared"] += diff.counts
-        self._differ = self._differ or not diff.passed
         if pair.complete:
             self._unmeasured.add(anchor.site)
         elif diff.counts:

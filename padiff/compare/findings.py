@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from padiff.align import Alignment
 from padiff.compare.coverage import Tally
 from padiff.records import Both, Diff, FoldedDiffs, Run
+from padiff.records.step_diffs import StepDiffs
 
 # Diffs that are kept as they are: some 2 kB each, with what a sketch of them holds.
 _UNFOLDED = 20_000
@@ -26,11 +27,11 @@ class Findings:
     def __init__(self, alignment: Alignment, runs: Both[Run] | None = None) -> None:
         self.tally = Tally(alignment)
         self._runs = runs
-        self._kept: list[tuple[Both[int], Sequence[Sequence[Diff]]]] = []
+        self._kept: list[tuple[Both[int], Sequence[StepDiffs]]] = []
         self._count = 0
         self._folded: FoldedDiffs | None = None
 
-    def add(self, ranks: Sequence[Sequence[Diff]], numbers: Both[int]) -> None:
+    def add(self, ranks: Sequence[StepDiffs], numbers: Both[int]) -> None:
         """Add the judged diffs of each rank of a step."""
         for diffs in ranks:
             self.tally.add(diffs)

@@ -20,6 +20,7 @@ from padiff.errors import NothingToCompareError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.pair.processes import processes_differ
 from padiff.records import SIDES, STAGES, Both, Report, Run
+from padiff.records.step_diffs import StepDiffs
 
 
 def compare_runs(
@@ -113,7 +114,7 @@ def compare_runs(
         for number in common:
             report_progress()
             ranks = comparison.rank_diffs(number)
-            found = [diff for diffs in ranks for diff in diffs]
+            found = StepDiffs.joined(ranks)
             if findings is None:
                 again = in_folders and not (comparison.spread or processes_differ(runs.map(lambda run: run.info)))
                 findings = Findings(comparison.alignment, runs if again else None)

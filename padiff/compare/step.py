@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from padiff.align import Alignment
 from padiff.compare.judge.absent import absent_stages
@@ -13,10 +12,11 @@ from padiff.compare.judge.history import NOTHING_YET, History
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.unrecorded import excused
 from padiff.compare.measure.floors import with_floors
-from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.many import measured
 from padiff.pair.plans import PairPlans
-from padiff.pair.ranks import left_out, rank_steps, step_pairs, weights_known
-from padiff.records import Both, Diff, Pair, Run, Step
+from padiff.pair.ranks import in_one, left_out, rank_steps, step_pairs, weights_known
+from padiff.records import Both, Pair, Run, Step
+from padiff.records.step_diffs import StepDiffs
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ComparisonPlan:
     alignment: Alignment
     policy: Policy
     stages: Collection[str]
-    measure: Callable[[Sequence[Pair]], Sequence[Diff]] | None = None
+    measure: Callable[[Sequence[Pair]], StepDiffs] | None = None
     plans: PairPlans = field(default_factory=PairPlans, compare=False)
 
 
@@ -55,7 +55,7 @@ class Before:
     known: bool = True
 
 
-def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[list[Diff]], Before]:
+def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Before) -> tuple[list[StepDiffs], Before]:
     """The judged diffs of one step, and what it leaves to the next one.
 
     Args:
@@ -72,20 +72,17 @@ def compare_step(steps: Both[Sequence[Step]], plan: ComparisonPlan, before: Befo
     as_before = all(now is then for now, then in zip(history, before.history))
     ranks = rank_steps(steps, infos)
     pairs = step_pairs(ranks, plan.alignment, plan.stages, plan.plans)
-    together = [pair for rank in pairs for pair in rank]
-    if plan.measure is None:
-        measured = iter([measure_pair(pair, plan.policy.elementwise) for pair in together])
-    else:
-        measured = iter(plan.measure(together))
+    together = in_one(pairs)
+    diffs = plan.measure(together) if plan.measure is not None else measured(together, plan.policy.elementwise)
     found = []
-    for rank, own in zip(ranks, pairs):
+    for rank, own in zip(ranks, diffs.split(pairs)):
         # Every rank of a step is judged by the step before it, none by another rank.
-        diffs = plan.policy.judge(with_floors(list(islice(measured, len(own))), steps), before.drift)
-        diffs = excused(diffs, infos.zip(history), rank, plan.alignment)
-        diffs, history = absent_stages(diffs, rank, history, plan.runs)
-        found.append(diffs)
+        judged = plan.policy.judge(with_floors(own, steps), before.drift)
+        judged = excused(judged, infos.zip(history), rank, plan.alignment)
+        judged, history = absent_stages(judged, rank, history, plan.runs)
+        found.append(judged)
     alone = left_out(steps, infos, ranks, plan.stages)
-    found = [alone, *found] if alone else found
+    found = [StepDiffs.of(alone), *found] if alone else found
     known = before.known if as_before else all(weights_known(*side) for side in infos.zip(steps))
-    apart = drift([diff for diffs in found for diff in diffs], before.drift, known)
+    apart = drift(StepDiffs.joined(found), before.drift, known)
     return found, replace(before, drift=apart, history=history, known=known)

@@ -16,22 +16,26 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from padiff.align import Alignment
 from padiff.compare.executors import NotVisibleError, opened, width_of
-from padiff.compare.measure.columns import Columns
-from padiff.compare.measure.many import measured_at_once
-from padiff.compare.measure.pairs import measure_pair
+from padiff.compare.measure.many import measured
 from padiff.errors import UsageError
 from padiff.pair.plans import PairPlans
-from padiff.pair.ranks import rank_steps, step_pairs
+from padiff.pair.ranks import in_one, rank_steps, step_pairs
 from padiff.pair.united import united
-from padiff.records import Both, Diff, Pair, Record, Run, Step
+from padiff.records import Both, Pair, Problem, Record, Run, Step
+from padiff.records.planned import PlannedPairs, sites_of
+from padiff.records.rows import empty_rows
+from padiff.records.step_diffs import StepDiffs
 from padiff.system.follow import follow
 
-# Seconds that a pair takes to measure, and each of its elements: as measured on one core, to know what is worth it.
-_PAIR, _ELEMENT = 5e-5, 2e-9
+# Seconds that a pair of tensors takes to measure, each of its elements, and a pair of sketches among many; and that it
+# takes to have a step measured by another process. As measured on one core, to know what is worth it.
+_PAIR, _ELEMENT, _SKETCH, _SENT = 5e-5, 2e-9, 3e-6, 1e-3
 # Each process is started for so many seconds of measuring; it needs some 0.3 s to start.
 _EACH = 0.75
 # A step is shared out by processes only if each of them has so many seconds to do.
@@ -41,8 +45,23 @@ _PER_CORE = 4
 # Numpy in a process that is one of several is not to start threads of its own.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
+
+class _Part(NamedTuple):
+    """What was measured of some pairs of a step; arrays go from one process to another faster than objects.
+
+    Attributes:
+        places: of the pairs, among those of the step.
+        rows, problems, odd: as `StepDiffs` has them, of these pairs.
+    """
+
+    places: np.ndarray
+    rows: np.ndarray
+    problems: dict[int, Problem]
+    odd: dict[int, tuple[int, ...]]
+
+
 # How many pairs the step has, and what was measured of some.
-_Measured = tuple[int, Columns]
+_Measured = tuple[int, _Part]
 _Job = tuple[Both[Run], Alignment, frozenset[str], tuple[float, float] | None, PairPlans]
 
 
@@ -104,7 +123,7 @@ class Workers:
         if self._given is not None:
             self._pool, self._count = self._given, self._count or width_of(self._given)
             return
-        seconds = _seconds([_elements(record) for record in step.records]) * len(self._left)
+        seconds = (_seconds(step.records) - _SENT) * len(self._left)
         if self._count is None and seconds < 2 * _EACH:
             return
         try:
@@ -127,7 +146,7 @@ class Workers:
         alignment: Alignment,
         stages: Collection[str],
         elementwise: tuple[float, float] | None,
-    ) -> list[Diff] | None:
+    ) -> StepDiffs | None:
         """The diffs of one step's pairs, not judged yet; `None` if the processes have not measured it.
 
         The steps after it are measured from now on, by the same alignment, stages and elementwise tolerance.
@@ -139,10 +158,11 @@ class Workers:
             plain = replace(alignment, storage=None)  # there are no answers to be given any more
             self._job = alignment, pickle.dumps((self._paths, self._identities, plain, frozenset(stages), elementwise))
         try:
-            self._submit(numbers, _seconds([_elements(pair.anchor) for pair in pairs]))
+            planned = pairs.sites.fact(_seconds_of, pairs) if isinstance(pairs, PlannedPairs) else None
+            self._submit(numbers, _seconds_of(None, pairs) if planned is None else planned)
             if not self._ahead or self._ahead[0][0] != numbers:
                 return None
-            measured = [future.result() for future in self._ahead.popleft()[1]]
+            parts = [future.result() for future in self._ahead.popleft()[1]]
         except NotVisibleError:
             raise  # no worker will do better
         except BrokenExecutor as error:  # a process was killed: memory ran out, say
@@ -152,12 +172,17 @@ class Workers:
         except _failures() as error:  # what is wrong with the step is reported when it is measured here
             self._say(numbers, error, "such steps are measured in this process")
             return None
-        if sum(len(part) for _, part in measured) != len(pairs) or any(total != len(pairs) for total, _ in measured):
+        if sum(len(part.places) for _, part in parts) != len(pairs) or any(total != len(pairs) for total, _ in parts):
             return None  # the step was recorded again between their reading and ours
-        found: list[Diff | None] = [None] * len(pairs)
-        for _, part in measured:
-            part.put(found, pairs)
-        return [diff for diff in found if diff is not None]
+        rows = empty_rows(len(pairs))
+        problems: dict[int, Problem] = {}
+        odd: dict[int, tuple[int, ...]] = {}
+        for _, part in parts:
+            rows[part.places] = part.rows
+            places = part.places.tolist()
+            problems.update((places[k], problem) for k, problem in part.problems.items())
+            odd.update((places[k], index) for k, index in part.odd.items())
+        return StepDiffs(pairs, sites_of(pairs), rows, problems, odd)
 
     def _say(self, numbers: Both[int], error: BaseException, so: str) -> None:
         """Warn, once, that an executor does not do what it was given for. (Our own processes need no word.)"""
@@ -212,14 +237,12 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
     runs, alignment, stages, elementwise, plans = _opened(job)
     steps = runs.zip(numbers).map(lambda side: united(side[0].steps(side[1])))
     ranks = rank_steps(steps, runs.map(lambda run: run.info))
-    pairs = [pair for rank in step_pairs(ranks, alignment, stages, plans) for pair in rank]
+    pairs = in_one(step_pairs(ranks, alignment, stages, plans))
+    chosen: Sequence[int] = range(len(pairs))
     if parts > 1:
-        chosen = sorted(range(len(pairs)), key=lambda k: -_elements(pairs[k].anchor))[part::parts]
-    else:
-        chosen = list(range(len(pairs)))
-    sketched = measured_at_once([pairs[k] for k in chosen]) if elementwise is None else {}
-    diffs = (sketched.get(n) or measure_pair(pairs[k], elementwise) for n, k in enumerate(chosen))
-    return len(pairs), Columns.of(chosen, list(diffs))
+        chosen = sorted(chosen, key=lambda k: -_seconds([pairs[k].anchor]))[part::parts]
+    diffs = measured([pairs[k] for k in chosen] if parts > 1 else pairs, elementwise)
+    return len(pairs), _Part(np.array(chosen, np.intp), diffs.rows, dict(diffs.problems), dict(diffs.odd))
 
 
 # What the latest job of a thread is: an executor's workers may be threads of one process.
@@ -247,14 +270,14 @@ def _ready() -> None:
 
 def _parts(step: Step) -> int:
     """Into how many parts a step like this one may be shared out."""
-    return max(1, int(_seconds([_elements(record) for record in step.records]) / _PART))
+    return max(1, int(_seconds(step.records) / _PART))
 
 
-def _seconds(elements: Sequence[int]) -> float:
-    """About how long it takes to measure pairs of so many elements, on one core."""
-    return _PAIR * len(elements) + _ELEMENT * sum(elements)
+def _seconds_of(_: object, pairs: Sequence[Pair]) -> float:
+    """About how long it takes to measure pairs."""
+    return _seconds([pair.anchor for pair in pairs])
 
 
-def _elements(record: Record) -> int:
-    """How many elements are read to measure a record."""
-    return 0 if record.source.sketched else math.prod(record.shape)
+def _seconds(records: Iterable[Record]) -> float:
+    """About how long it takes to measure pairs of which these are one side, on one core."""
+    return sum(_SKETCH if r.source.sketched else _PAIR + _ELEMENT * math.prod(r.shape) for r in records)

@@ -123,9 +123,10 @@ def elsewhere(folder: AnyPath) -> Mapping[str, tuple[AnyPath, str]]:
     Raises:
         RunFolderError: the file is damaged, or names a place outside of the step.
     """
+    if folder.name == "rank_0":
+        return {}  # the lowest rank has all of its tensors
     if isinstance(folder, RemotePath):
-        # Of a run that was recorded into a folder and copied. The lowest rank has all of its tensors.
-        if folder.name == "rank_0" or not (folder / SAME_FILE).exists():
+        if not (folder / SAME_FILE).exists():  # of a run that was recorded into a folder and copied
             return {}
     elif not os.path.lexists(os.path.join(folder, SAME_FILE)):
         return {}

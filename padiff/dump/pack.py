@@ -22,7 +22,7 @@ from padiff.dump.held_once import HeldOnce, elsewhere
 from padiff.dump.json_files import Explained
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Place, write_safetensors
-from padiff.dump.structures import OWN, Entry, StructureReader, StructureWriter
+from padiff.dump.structures import OWN, SKETCHES, Entry, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.traces import NOWHERE, trace_from_json
 from padiff.dump.untrusted import check_inside, plain
@@ -304,9 +304,20 @@ class PackReader:
                 headers[where] = beside, beside.header()[1]
             outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
-            made = [_record(stored, order, entry) for order, entry in enumerate(structure.entries)]
-            # A step that says itself what its records are called is like no other one.
-            records = Structured(made, structure) if about["structure"] else tuple(made)
+            entries, sketches = structure.entries, structure.sketches
+            if sketches.max(initial=-1) >= len(stored.rows):
+                raise ValueError(f"{len(stored.rows)} sketches, but a record of the {sketches.max() + 1}th")
+            # Sketches are there: a record of one is made when it is looked at.
+            made = [
+                None if row >= 0 else _record(stored, order, entry)
+                for order, (row, entry) in enumerate(zip(sketches.tolist(), entries))
+            ]
+            records: Sequence[Record] = Structured(
+                made, structure, lambda order: _record(stored, order, entries[order]), sketches, stored.rows
+            )
+            file.forget()
+            if not about["structure"]:
+                records = tuple(records)  # a step that says itself what its records are called is like no other one
             return Step(
                 number=int(about["step"]),
                 records=records,
@@ -374,7 +385,7 @@ class _Stored:
 def _record(stored: _Stored, order: int, entry: Entry) -> Record:
     layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where, part = entry
     source: TensorSource
-    if kept_as in ("sketch", "turned") and where >= 0:
+    if kept_as in SKETCHES:
         source = Sketched(stored.rows[where], numbers, kept_as == "turned")
     else:
         source = stored.source(kept_as, where, dtype, shape, site)

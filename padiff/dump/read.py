@@ -59,6 +59,8 @@ from padiff.records.pack import Pack
 from padiff.records.parts import Part
 from padiff.sketches.sketch import BUCKETS, FIGURES
 
+# The folder of a run's only process.
+_ALONE = "rank_0"
 _STEP_NAME = re.compile(r"\d{8,}")
 _Others = Mapping[str, tuple[AnyPath, str]]
 
@@ -133,6 +135,9 @@ class FolderRun(_OnDisk):
     def _folders(self, number: int) -> Sequence[AnyPath]:
         folder = self._steps / step_folder(number)
         assert isinstance(folder, Path)
+        # To look for one name takes a fraction of what listing the folder does.
+        if self._info.world_size == 1 and os.path.lexists(os.path.join(folder, _ALONE, PACK_FILE)):
+            return [folder / _ALONE]  # who reads it makes sure that it lies in the run
         ranks = ranks_of(folder)
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
@@ -205,7 +210,6 @@ class DumpSeries(_OnDisk):
 
 
 def _is_packed(rank: Path) -> bool:
-    # To look for one name takes a fraction of what listing the folder does.
     return os.path.lexists(os.path.join(rank, PACK_FILE)) or PACK_FILE in names_of(rank)
 
 

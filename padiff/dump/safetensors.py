@@ -51,6 +51,8 @@ NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 # As the format's own library has it.
 _LARGEST_HEADER = 100_000_000
 _MOST_OPEN = 4
+# Bytes of the largest file that is read at once, as it is opened: each further read costs as much as copying these.
+_AT_ONCE = 1 << 18
 
 
 def write_safetensors(path: AnyPath, tensors: Mapping[str, Storable], about: Mapping[str, str]) -> None:
@@ -181,8 +183,13 @@ class ArrayFile:
         memory = room(place.size)
         if memory is None:
             memory = new_memory(place.size)
-        fill(file.number, place.start, memory)
+        file.fill(place.start, memory)
         return memory.view(place.dtype).reshape(place.shape)
+
+    def forget(self) -> None:
+        """Read again what is asked for from now on: a small file is read at once, with its header."""
+        if self._descriptor is not None:
+            self._descriptor.forget()
 
     def let_go(self) -> None:
         """Close the file; it is opened again if need be."""
@@ -190,7 +197,7 @@ class ArrayFile:
 
     def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
         file = self._open()
-        return parse_header(file.size, lambda start, size: _bytes_at(file.number, start, size))
+        return parse_header(file.size, file.bytes_at)
 
     def _open(self) -> _Descriptor:
         found = self._descriptor
@@ -215,21 +222,48 @@ class ArrayFile:
 
 
 class _Descriptor:
-    """A file that is open for as long as this is used, and how many bytes it had."""
+    """A file that is open for as long as this is used, and how many bytes it had; a small one is read at once, until
+    that is to be forgotten.
+    """
 
-    __slots__ = ("number", "size")
+    __slots__ = ("_at_once", "_content", "number", "size")
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
+        self._at_once = size <= _AT_ONCE
+        self._content: np.ndarray | None = None
 
     def __del__(self) -> None:
         os.close(self.number)
 
+    def fill(self, start: int, memory: np.ndarray) -> None:
+        """Fill memory with what stands from a byte on.
 
-def _bytes_at(descriptor: int, start: int, size: int) -> bytes:
-    memory = np.empty(size, np.uint8)
-    fill(descriptor, start, memory)
-    return memory.tobytes()
+        Raises:
+            ValueError: the file ends before.
+            OSError: it cannot be read.
+        """
+        if not self._at_once:
+            fill(self.number, start, memory)
+            return
+        if self._content is None:
+            content = np.empty(self.size, np.uint8)
+            fill(self.number, 0, content)
+            self._content = content
+        found = self._content[start : start + memory.size]
+        if found.size != memory.size:
+            raise ValueError("the file was cut off")
+        memory[:] = found
+
+    def forget(self) -> None:
+        """Forget what was read."""
+        self._content, self._at_once = None, False
+
+    def bytes_at(self, start: int, size: int) -> bytes:
+        """So many bytes from one on."""
+        memory = np.empty(size, np.uint8)
+        self.fill(start, memory)
+        return memory.tobytes()
 
 
 def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], dict[str, Place]]:

@@ -111,6 +111,9 @@ class StructureWriter:
 #: collector need not look at again and again: they are kept, and of many layers they are many.
 Entry: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, str, str, Any, Part | None]
 
+#: How a sketch is kept: of a tensor, or of the transposed matrix.
+SKETCHES = ("sketch", "turned")
+
 
 @dataclass(eq=False, slots=True)
 class Structure:
@@ -126,6 +129,24 @@ class Structure:
     records: list[Any]
     trace: Any
     _entries: list[Entry] | None = field(default=None, init=False)
+    #: What was found out from the records (`padiff.records.structured.Structured.fact`).
+    facts: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    @property
+    def sketches(self) -> np.ndarray:
+        """Where each record's sketch is in the step's table; -1 where it is kept otherwise.
+
+        Raises:
+            ValueError: one of them is nowhere.
+        """
+        found: np.ndarray | None = self.facts.get("sketches")
+        if found is None:
+            kept = [(kept_as in SKETCHES, where) for *_, kept_as, where, _ in self.entries]
+            if any(sketched and where < 0 for sketched, where in kept):
+                raise ValueError("a sketch before the first")
+            found = np.array([where if sketched else -1 for sketched, where in kept], np.intp)
+            self.facts["sketches"] = found
+        return found
 
     @property
     def entries(self) -> list[Entry]:

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from padiff.align import Alignment
 from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
-from padiff.records import UNSCALED, Both, Layout, Pair, Step
+from padiff.records import UNSCALED, Both, Pair, Step
+from padiff.records.planned import PairColumns, PlannedPairs
+from padiff.records.step_diffs import Sites
 from padiff.records.structured import Structured
 
 # Structures of a run that are remembered: most steps of a run have one, or take turns at a few; where parameters are
 # spread, each process has one.
 _MOST = 256
-
-
-class _Columns(NamedTuple):
-    """Pairs of two structures, but for the step that they are of. (Not a value for each: of many layers they are many,
-    and are kept.)
-
-    Attributes:
-        references, candidates: places of the two records in their steps; `None` where that side has none.
-        layouts, optional: as `Pair` has them.
-        scaled: whether both sides are divided by their steps' loss scales.
-        numbers: what stands for each pair in all steps.
-    """
-
-    references: list[int | None]
-    candidates: list[int | None]
-    layouts: list[Layout]
-    scaled: list[bool]
-    optional: list[bool]
-    numbers: range
 
 
 class _Plan(NamedTuple):
@@ -45,7 +29,7 @@ class _Plan(NamedTuple):
 
     structures: Both[object]
     alignment: Alignment
-    pairs: _Columns | None
+    pairs: PairColumns | None
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
         own = self.structures
@@ -58,38 +42,27 @@ class PairPlans:
 
     def __init__(self) -> None:
         self._known: list[_Plan] = []
-        self._count = 0
 
-    def pairs(self, reference: Step, candidate: Step, alignment: Alignment) -> list[Pair]:
+    def pairs(self, reference: Step, candidate: Step, alignment: Alignment) -> Sequence[Pair]:
         """The pairs of two steps, in causal order."""
         a, b = reference.records, candidate.records
         if not isinstance(a, Structured) or not isinstance(b, Structured):
             return pair_steps(reference, candidate, alignment)
         structures = Both(a.structure, b.structure)
         plan = next((plan for plan in self._known if plan.is_of(structures, alignment)), None)
+        number, scales = reference.number, Both(reference.loss_scale, candidate.loss_scale)
         if plan is not None and plan.pairs is not None:
-            number, scales = reference.number, Both(reference.loss_scale, candidate.loss_scale)
-            return [
-                Pair(
-                    number,
-                    a[one] if one is not None else None,
-                    b[other] if other is not None else None,
-                    layout,
-                    scales if scaled else UNSCALED,
-                    optional,
-                    planned,
-                )
-                for one, other, layout, scaled, optional, planned in zip(*plan.pairs)
-            ]
+            return PlannedPairs(number, Both(a, b), scales, plan.pairs)
         pairs = pair_steps(reference, candidate, alignment)
         if plan is None:
-            columns = _planned(pairs, Both(a, b), self._count)
-            self._count += len(pairs)
+            columns = _planned(pairs, Both(a, b))
             self._known = [*self._known[1 - _MOST :], _Plan(structures, alignment, columns)]
+            if columns is not None:
+                return PlannedPairs(number, Both(a, b), scales, columns, pairs)
         return pairs
 
 
-def _planned(pairs: list[Pair], records: Both[Structured], first: int) -> _Columns | None:
+def _planned(pairs: list[Pair], records: Both[Structured]) -> PairColumns | None:
     if any(identified_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})
@@ -100,11 +73,11 @@ def _planned(pairs: list[Pair], records: Both[Structured], first: int) -> _Colum
             return None  # a part of a parameter, say
         found.reference.append(one)
         found.candidate.append(other)
-    return _Columns(
+    return PairColumns(
         found.reference,
         found.candidate,
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],
-        range(first, first + len(pairs)),
+        Sites(pairs),
     )

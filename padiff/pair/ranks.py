@@ -29,17 +29,22 @@ def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[S
 
 def step_pairs(
     ranks: Iterable[Both[Step]], alignment: Alignment, stages: Collection[str], plans: PairPlans | None = None
-) -> list[list[Pair]]:
+) -> list[Sequence[Pair]]:
     """Pairs of one step, by rank.
 
     Args:
         plans: what steps of these runs were seen to be paired like.
     """
     pairs_of = plans.pairs if plans is not None else pair_steps
-    pairs = [pairs_of(sides.reference, sides.candidate, alignment) for sides in ranks]
+    pairs: list[Sequence[Pair]] = [pairs_of(sides.reference, sides.candidate, alignment) for sides in ranks]
     if frozenset(STAGES).issubset(stages):
         return pairs
     return [[pair for pair in rank if pair.stage in stages] for rank in pairs]
+
+
+def in_one(ranks: Sequence[Sequence[Pair]]) -> Sequence[Pair]:
+    """The pairs of all ranks, one rank after the other."""
+    return ranks[0] if len(ranks) == 1 else [pair for rank in ranks for pair in rank]
 
 
 def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from padiff.errors import SketchOnlyError
 from padiff.records import LOOP, PARAMETER_STAGES, Record, Step, TensorSource
 from padiff.records.parts import PARTIAL, Part
-from padiff.records.structured import Structured
+from padiff.records.structured import Structured, fact_of
 from padiff.sketches.parts import Own, own_of, whole_sketch
 from padiff.sketches.sketch import Sketch, sketch_of_sample
 
@@ -197,7 +197,11 @@ def as_held(source: TensorSource, choice: int) -> TensorSource:
 
 def spread(steps: Iterable[Step]) -> bool:
     """Whether processes recorded parts of parameters."""
-    return any(record.part is not None and _is_parameter(record) for step in steps for record in step.records)
+    return any(fact_of(step.records, _has_parts) for step in steps)
+
+
+def _has_parts(records: Sequence[Record]) -> bool:
+    return any(record.part is not None and _is_parameter(record) for record in records)
 
 
 def shared_out(steps: Sequence[Step]) -> bool:

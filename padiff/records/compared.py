@@ -27,8 +27,6 @@ class Pair:
         layout: how the candidate's values are brought into the reference's layout.
         scales: what each side's values are divided by before comparing (loss scaling).
         optional: whether it is no diff that a side is missing: a buffer that only one model keeps.
-        planned: a number that pairs of one comparison have in common where they differ in nothing but their step and
-            its values and scales; `None`: not known. What steps have in common is worked out once for it.
         anchor: the record that names the pair: the reference's, or the candidate's where it stands alone.
         stage: the anchor's.
         complete: whether both sides are there.
@@ -40,7 +38,6 @@ class Pair:
     layout: Layout = SAME
     scales: Both[float] = UNSCALED
     optional: bool = False
-    planned: int | None = field(default=None, repr=False, compare=False)
 
     # Kept, as judging asks for them a hundred times for each pair.
     anchor: Record = field(init=False, repr=False, compare=False)

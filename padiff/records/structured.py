@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
+
+from padiff.records.on_demand import OnDemand
 from padiff.records.recorded import Record
 
+_Fact = TypeVar("_Fact")
 
-class Structured(tuple[Record, ...]):
+
+class Structured(OnDemand[Record]):
     """Records of a step, in their order.
 
     Args:
-        records: they.
+        records: they; `None` where one is made when it is looked at.
         structure: what they are but for their values: names, dtypes, shapes, how each is kept, and which of them are
             one tensor. Steps whose structure is the same object, or equal tuples of such objects, have the same records
             in the same places.
+        make: makes a record, given its place.
+        sketches: where each record's sketch is in the step's table; -1 where it has none.
+        table: the step's sketches. None: it has none in common.
+
+    Attributes:
+        structure, sketches, table: likewise.
     """
 
-    structure: object
+    def __init__(
+        self,
+        records: Iterable[Record | None],
+        structure: object,
+        make: Callable[[int], Record] | None = None,
+        sketches: np.ndarray | None = None,
+        table: np.ndarray | None = None,
+    ) -> None:
+        self._made, self._make = list(records), make
+        self.structure, self.sketches, self.table = structure, sketches, table
 
-    def __new__(cls, records: Iterable[Record], structure: object) -> Structured:
-        made = super().__new__(cls, records)
-        made.structure = structure
-        return made
+    def fact(self, find: Callable[[Structured], _Fact]) -> _Fact:
+        """What a function finds out from the records, but for their values; of steps alike it is called once."""
+        facts: dict[Any, Any] | None = getattr(self.structure, "facts", None)
+        if facts is None:
+            return find(self)
+        if find not in facts:
+            facts[find] = find(self)
+        return facts[find]  # type: ignore[no-any-return]
+
+    def rows_of(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows of the table of sketches."""
+        assert self.table is not None
+        return np.asarray(self.table[rows])
+
+    def _at(self, place: int) -> Record:
+        found = self._made[place]
+        if found is None:
+            assert self._make is not None
+            found = self._made[place] = self._make(place)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (tuple(self),)  # in another process nothing else is of this structure
+
+
+def fact_of(records: Sequence[Record], find: Callable[[Sequence[Record]], _Fact]) -> _Fact:
+    """What a function finds out from the records of a step, but for their values; of steps alike it is called once."""
+    return records.fact(find) if isinstance(records, Structured) else find(records)

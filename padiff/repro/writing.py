@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,9 @@ def _place(first: FirstDiff) -> str:
     return printable(f"The runs part at {first.where}")
 
 
-def _cases(failed: Diff, diffs: list[Diff], comparison: RunComparison, policy: Policy) -> Both[Case | CannotWriteError]:
+def _cases(
+    failed: Diff, diffs: Sequence[Diff], comparison: RunComparison, policy: Policy
+) -> Both[Case | CannotWriteError]:
     """Both sides' cases, or why there is none.
 
     Raises:

@@ -11,17 +11,16 @@ import padiff.compare.comparison
 def measured_here(monkeypatch) -> list[int]:
     """Steps of the pairs that this process measured itself, outside of any worker."""
     found: list[int] = []
-    measure, at_once = padiff.compare.comparison.measure_pair, padiff.compare.comparison.measured_at_once
+    measure, measure_all = padiff.compare.comparison.measure_pair, padiff.compare.comparison.measured
 
     def noted(pair, elementwise):
         found.append(pair.step)
         return measure(pair, elementwise)
 
-    def noted_at_once(pairs):
-        diffs = at_once(pairs)
-        found.extend(diff.pair.step for diff in diffs.values())
-        return diffs
+    def noted_all(pairs, *rest):
+        found.extend(pair.step for pair in pairs)
+        return measure_all(pairs, *rest)
 
     monkeypatch.setattr(padiff.compare.comparison, "measure_pair", noted)
-    monkeypatch.setattr(padiff.compare.comparison, "measured_at_once", noted_at_once)
+    monkeypatch.setattr(padiff.compare.comparison, "measured", noted_all)
     return found

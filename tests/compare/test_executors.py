@@ -12,7 +12,6 @@ import threading
 import warnings
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,8 @@ from kit.records import info, plain, record, root, step, write_run
 
 import padiff.compare.workers
 from padiff import Tolerance, compare_runs
-from padiff.compare.measure.columns import Columns
 from padiff.dump import open_run
 from padiff.errors import UsageError
-from padiff.records import Both, Diff, Figures, Kind, Pair, Problem
 from padiff.report_formats import to_json
 from padiff_cli.main import main
 
@@ -298,26 +295,3 @@ def test_processes_of_dask_measure_and_one_that_is_killed_changes_nothing(runs, 
                 os.kill(pid, signal.SIGKILL)  # its nanny starts another one
 
         assert text(compare_runs(*runs, executor=client, progress=kill)) == here
-
-
-def test_columns_give_the_same_diffs_to_the_bit():
-    one = record("l", "forward", "output.0", np.zeros((2, 3), np.float32))
-    pairs = [Pair(0, one, one), Pair(0, one, None), Pair(0, one, one), Pair(0, one, one)]
-    diffs = [
-        Diff(
-            pairs[0], Figures(*(0.1 * k for k in range(1, 8)), 6, (1, 2), Both(-0.0, np.inf), 3, 1, 2, None, "tensors")
-        ),
-        Diff(pairs[1], None, False, problem=Problem(Kind.MISSING, "missing on the candidate")),
-        Diff(pairs[2], Figures(l2=1e-320, size=7, bulk_l2=2.5, basis="sketches", spread=0.09)),
-        Diff(pairs[3], Figures(l2=np.inf, size=7, index=(5,), bulk_l2=0.0, basis="moments"), False),
-    ]
-    order = [2, 0, 3, 1]
-    columns = Columns.of(order, [diffs[k] for k in order])
-    found: list[Diff | None] = [None] * 4
-    columns.put(found, pairs)
-    assert found == diffs and repr([astuple(d.figures) for d in found if d.figures]) == repr(
-        [astuple(d.figures) for d in diffs if d.figures]
-    )
-    nan = [replace(diffs[3], figures=replace(diffs[3].figures, bulk_l2=np.nan))]
-    Columns.of([0], nan).put(found, pairs[3:])
-    assert np.isnan(found[0].figures.bulk_l2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kit.records import kept, pair
 
-from padiff.compare.measure.many import measured_at_once
+from padiff.compare.measure.many import measured
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.rows import measured_in_rows
 from padiff.records import TRANSPOSED, Both
@@ -81,4 +81,4 @@ def test_what_is_not_ordinary_is_left_out():
         pair(other, one),
     ]
     assert alike(pairs) == [14, 15]
-    assert sorted(measured_at_once(pairs)) == [9, 14, 15]
+    assert list(measured(pairs)) == [measure_pair(each) for each in pairs]

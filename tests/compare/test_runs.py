@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +20,14 @@ from kit.records import (
     toy_info,
     toy_run,
     toy_steps,
+    write_run,
 )
 
 from padiff import Tolerance, compare_runs, open_run
 from padiff.compare import NoisePolicy, RunComparison
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.dump import RunWriter
+from padiff.dump.storage import Storage
 from padiff.errors import NothingToCompareError, UsageError
 from padiff.recorder import MemoryRun
 from padiff.records import STAGES, Both
@@ -273,3 +277,20 @@ def test_a_step_is_compared_by_a_pure_function_and_a_run_by_a_fold_over_it():
         found += diffs
     judged = [[(d.pair.anchor.site, d.passed, d.judgement) for d in diffs] for diffs in (found, whole.diffs)]
     assert judged[0] == judged[1] and not whole.passed
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_steps_diffs_are_freed_with_the_next_step_without_a_look_for_cycles(pack, tmp_path):
+    storage = Storage(pack=pack)
+    runs = [write_run(tmp_path / name, toy_info(), toy_steps(range(4)), storage=storage) for name in ("a", "b")]
+    comparison, freed = RunComparison(*map(open_run, runs)), []
+    gc.disable()
+    try:
+        for number in range(4):
+            diffs = comparison.diffs(number)
+            freed.append([weakref.ref(each) for each in (diffs, diffs.rows)])
+            assert len(list(diffs)) == len(diffs) > 0
+            del diffs
+        assert [[ref() is None for ref in refs] for refs in freed[:-1]] == [[True] * 2] * 3
+    finally:
+        gc.enable()

@@ -9,8 +9,10 @@ import pytest
 from kit.records import kept, pair
 
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.together import measured_together
+from padiff.compare.measure.together import measure_together
 from padiff.records import TRANSPOSED, Both
+from padiff.records.rows import empty_rows
+from padiff.records.step_diffs import Sites, StepDiffs
 from padiff.sketches.sketch import BUCKETS, ELEMENTS
 
 SHAPES = [(1,), (2,), (7, 8), (BUCKETS,), (BUCKETS + 1,), (40, 70), (ELEMENTS,), (ELEMENTS + 1,), (150, 200)]
@@ -30,16 +32,18 @@ def sketched(reference, candidate, **rest):
 
 def alike(pairs):
     """The places that were measured together, after a look that each has its own figures."""
-    found = measured_together(pairs)
-    for place, diff in found.items():
-        own = measure_pair(pairs[place])
+    rows = empty_rows(len(pairs))
+    done = measure_together(pairs, rows)
+    diffs = StepDiffs(pairs, Sites(pairs), rows, {}, {})
+    for place in np.flatnonzero(done).tolist():
+        diff, own = diffs[place], measure_pair(pairs[place])
         assert diff.pair is pairs[place] and diff.passed and diff.problem is None and own.problem is None
         for name in own.figures.__slots__:
             one, other = getattr(diff.figures, name), getattr(own.figures, name)
             if isinstance(other, Both):
                 one, other = tuple(one), tuple(other)
             assert one == (pytest.approx(other, rel=1e-13) if isinstance(other, (float, tuple)) else other), name
-    return sorted(found)
+    return np.flatnonzero(done).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

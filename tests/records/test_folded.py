@@ -97,7 +97,7 @@ def test_floors_and_distances_from_float64_are_looked_for_only_where_there_are_a
     at = next(k for k, diff in enumerate(report.diffs) if diff.figures is not None and diff.compared)
     for changed, lines, other in (
         ({"floor": 1e-9}, floor_lines, third_lines),
-        ({"third": Third(Both(1e-7, 3e-7), "torch")}, third_lines, floor_lines),
+        ({"third": Third(Both(1e-7, 3e-7), "reference")}, third_lines, floor_lines),
     ):
         diffs = list(report.diffs)
         diffs[at] = replace(diffs[at], figures=replace(diffs[at].figures, **changed))

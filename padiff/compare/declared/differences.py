@@ -29,7 +29,8 @@ from padiff.compare.declared.run import (
     tied_differences,
     trained_differences,
 )
-from padiff.records import Both, Diff, Difference, RunInfo, Step, settings_at
+from padiff.records import Both, Difference, RunInfo, Step, settings_at
+from padiff.records.step_diffs import StepDiffs
 
 
 class Declared:
@@ -68,14 +69,16 @@ class Declared:
                     found.setdefault(one.key, (number, one))
         return [(number, one) for number, one in found.values() if concerns(one)]
 
-    def hold_against(self, diffs: Sequence[Diff]) -> None:
-        """Hold what was found against the tensors of a step."""
-        rate = rate_of(diffs)
-        if rate is not None:
-            self._rates[diffs[0].pair.step] = rate
-        for one in self._lasting:
-            if one.changes and one.key not in self._made_up and made_up(one, diffs, self._rates):
-                self._made_up[one.key] = diffs[0].pair.step
+    def hold_against(self, ranks: Sequence[StepDiffs]) -> None:
+        """Hold what was found against the tensors of a step, of each rank."""
+        rate, number = rate_of(ranks), next((diffs.number for diffs in ranks if diffs), None)
+        if rate is not None and number is not None:
+            self._rates[number] = rate
+        open_ = [one for one in self._lasting if one.changes and one.key not in self._made_up]
+        diffs = [diff for rank in ranks for diff in rank] if open_ else []
+        for one in open_:
+            if number is not None and made_up(one, diffs, self._rates):
+                self._made_up[one.key] = number
 
     def rates_agree(self, steps: Both[Step]) -> bool:
         """Whether all parameters are stepped with the same rate in a step that was looked at, whatever group they are

@@ -9,6 +9,7 @@ from statistics import median
 
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.records import LOOP, Diff, Difference
+from padiff.records.step_diffs import Sites, StepDiffs
 
 #: Rules of which a step without decay leaves the weights ``rate * decay`` of themselves larger.
 _LINEAR = frozenset({"AdamW", "SGD"})
@@ -58,10 +59,14 @@ def _stepped(rates: Mapping[int, float], first: int, last: int) -> float:
     )
 
 
-def rate_of(diffs: Sequence[Diff]) -> float | None:
+def _rate_places(sites: Sites) -> list[int]:
+    return [place for place, slot in enumerate(sites.slots) if slot.startswith("learning_rate")]
+
+
+def rate_of(ranks: Sequence[StepDiffs]) -> float | None:
     """The smallest learning rate of a step; `None` where it records none."""
-    rates = [d.figures.values.reference for d in diffs if d.pair.anchor.slot.startswith("learning_rate") and d.figures]
-    return min(rates, default=None)
+    found = [diffs[place] for diffs in ranks for place in diffs.sites.fact(_rate_places)]
+    return min((diff.figures.values.reference for diff in found if diff.figures), default=None)
 
 
 def without_made_up(found: Sequence[Difference], known: Mapping[object, int]) -> tuple[Difference, ...]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from padiff.align import Alignment
 from padiff.compare.declared.fixes import optimizer_fix
 from padiff.frameworks.spelled import SPELLINGS
-from padiff.records import LOOP, Both, Difference, RunInfo, Step, setting_text, unzipped
+from padiff.records import LOOP, Both, Difference, Record, RunInfo, Step, setting_text, unzipped
+from padiff.records.structured import fact_of
 
 _NAME = re.compile(r"optimizer\.(\d{1,6})\.(?:group\.(\d{1,6})\.)?(.+)", re.DOTALL)
 # What a value is where it is not said: the framework has nothing of the kind, or it is off.
@@ -191,12 +192,17 @@ def rates_agree(pairs: list[GroupPair], optimizers: Both[Optimizers], steps: Bot
 
 def _rates(step: Step) -> dict[int, float]:
     """The learning rates that a step records, by their numbers."""
-    found = {}
-    for record in step.records:
+    return {number: float(step.records[place].value) for number, place in fact_of(step.records, _rate_places)}
+
+
+def _rate_places(records: Sequence[Record]) -> list[tuple[int, int]]:
+    """The number of each learning rate, and the place of its record."""
+    found = []
+    for place, record in enumerate(records):
         if record.layer == LOOP and record.stage == "update":
             name, _, number = record.slot.partition(".")
             if name == "learning_rate":
-                found[int(number or 0)] = float(record.value)
+                found.append((int(number or 0), place))
     return found
 
 

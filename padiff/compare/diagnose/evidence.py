@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from padiff.align import Alignment
-from padiff.compare.diagnose.extent import Agreed, Site
+from padiff.compare.diagnose.extent import Agreement
 from padiff.compare.judge.policy import Policy
 from padiff.records import Both, Difference, Run, Step
 
@@ -33,4 +33,4 @@ class Evidence:
     policy: Policy
     steps: Both[Step] | None = None
     declared: Callable[[int], Sequence[Difference]] = _nothing
-    agreed: Mapping[Site, Agreed] = field(default_factory=dict)
+    agreed: Agreement = field(default_factory=Agreement)

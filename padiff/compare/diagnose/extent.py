@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from padiff.errors import RunFolderError
 from padiff.model import equivalents
 from padiff.records import LOOP, PARAMETER_STAGES, Diff, Extent, Figure, Within
 from padiff.records.extent import CAUSAL
+from padiff.records.planned import PlannedPairs
+from padiff.records.step_diffs import Sites, StepDiffs
 
 # A part of a tensor is worth naming if it is at most this share of it, and so many slices; elements are counted only.
 _SHARE, _NAMED, _ELEMENTS = 0.25, 4, 0.01
@@ -22,6 +26,9 @@ Site = tuple[str, str, str, int]
 #: How far off a tensor was at most (relative L2), and in how many steps it was compared.
 Agreed = tuple[float, int]
 NEVER: Agreed = (0.0, 0)
+_Columns = tuple[np.ndarray, np.ndarray]
+_NO_COLUMNS: Mapping[tuple[int, Sites], _Columns] = MappingProxyType({})
+_NONE: Mapping[Site, Agreed] = MappingProxyType({})
 
 
 def site_of(diff: Diff) -> Site:
@@ -30,23 +37,67 @@ def site_of(diff: Diff) -> Site:
     return anchor.layer, anchor.stage, anchor.slot, anchor.call
 
 
-def agreed_after(agreed: Mapping[Site, Agreed], diffs: Sequence[Diff]) -> dict[Site, Agreed]:
-    """How far off each tensor was in the steps so far, with one step more, of all its processes."""
-    after = dict(agreed)
-    for diff in diffs:
-        if diff.figures is not None and diff.compared:
-            site = site_of(diff)
-            most, error = after.get(site, NEVER)[0], diff.figures.rel_l2
-            after[site] = error if error > most else most, agreed.get(site, NEVER)[1] + 1
-    return after
+class Agreement:
+    """How far off each tensor was in the steps so far, of all its processes.
+
+    Args:
+        columns: of tensors that steps have in common, by process and sites: the largest error of each, and in how many
+            steps it was compared.
+        others: the same of other tensors, one by one.
+    """
+
+    def __init__(
+        self, columns: Mapping[tuple[int, Sites], _Columns] = _NO_COLUMNS, others: Mapping[Site, Agreed] = _NONE
+    ) -> None:
+        self._columns, self._others = columns, others
+
+    def after(self, ranks: Sequence[StepDiffs]) -> Agreement:
+        """With one step more."""
+        columns, others = dict(self._columns), self._others
+        for rank, diffs in enumerate(ranks):
+            known = diffs.known
+            if isinstance(diffs.pairs, PlannedPairs):
+                most, steps = columns.get((rank, diffs.sites), (0.0, 0))
+                errors = np.where(known, diffs.relative, 0.0)
+                columns[rank, diffs.sites] = np.fmax(most, errors), steps + known
+            else:
+                others = self._after_one_by_one(others, diffs, known)
+        return Agreement(columns, others)
+
+    def _after_one_by_one(
+        self, others: Mapping[Site, Agreed], diffs: StepDiffs, known: np.ndarray
+    ) -> dict[Site, Agreed]:
+        after = dict(others)
+        errors, sites = diffs.relative.tolist(), _sites(diffs.sites)
+        for place in np.flatnonzero(known).tolist():
+            site, error = sites[place], errors[place]
+            most = after.get(site, NEVER)[0]
+            after[site] = error if error > most else most, self._others.get(site, NEVER)[1] + 1
+        return after
+
+    def get(self, site: Site, never: Any = None) -> Any:
+        """How far off a tensor was at most, and in how many steps it was compared; ``never`` where in none."""
+        most, steps = self._others.get(site, NEVER)
+        by_rank: dict[int, int] = {}
+        for (rank, sites), (errors, counts) in self._columns.items():
+            places = [place for place, one in enumerate(_sites(sites)) if one == site]
+            if places:
+                most = max(most, *(float(errors[place]) for place in places))
+                by_rank[rank] = by_rank.get(rank, 0) + max(int(counts[place]) for place in places)
+        steps += max(by_rank.values(), default=0)
+        return (most, steps) if steps else never
 
 
-def extent_of(diff: Diff, step: Sequence[Diff], agreed: Mapping[Site, Agreed]) -> Extent:
+def _sites(sites: Sites) -> list[Site]:
+    return list(zip(sites.layers, sites.stages, sites.slots, sites.calls))
+
+
+def extent_of(diff: Diff, step: Sequence[Diff], agreed: Agreement) -> Extent:
     """How far a diff reaches.
 
     Args:
         step: the judged diffs of its step, in causal order.
-        agreed: what the steps before showed (`agreed_after`).
+        agreed: what the steps before showed.
     """
     most, steps = agreed.get(site_of(diff), (None, 0))
     others = _others(diff, step)

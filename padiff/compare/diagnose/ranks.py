@@ -11,6 +11,7 @@ from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
 from padiff.compare.replicas import RankFault, RankFinding, check_replicas
 from padiff.errors import PadiffError
 from padiff.records import SIDES, STAGES, Both, Cause, Diff, Run
+from padiff.records.step_diffs import StepDiffs
 
 # The mean of the processes' gradients is the one that was reduced, but for the order in which they are added up.
 _IS_MEAN = 1e-5
@@ -33,6 +34,8 @@ class RankDiff:
 
 def first_failed(diffs: Sequence[Diff]) -> Diff | None:
     """The first diff that did not pass, in causal order over all processes of a step; `None` if all passed."""
+    if isinstance(diffs, StepDiffs) and diffs.passed:
+        return None
     first = next((diff for diff in diffs if not diff.passed), None)
     if first is None:
         return None

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from padiff.compare.judge.history import History
 from padiff.compare.judge.zero import is_nothing
-from padiff.records import LOOP, Both, Diff, Run, Step
+from padiff.records import LOOP, Both, Diff, Record, Run, Step
+from padiff.records.step_diffs import StepDiffs
+from padiff.records.structured import fact_of
 
 # A loss may be logged now and then only; inputs and weights are there wherever the model was called.
 _STAGES = ("forward", "backward", "grad", "update")
@@ -16,8 +20,8 @@ _OTHERS = 8
 
 
 def absent_stages(
-    diffs: list[Diff], steps: Both[Step], history: Both[History], runs: Both[Run]
-) -> tuple[list[Diff], Both[History]]:
+    diffs: StepDiffs, steps: Both[Step], history: Both[History], runs: Both[Run]
+) -> tuple[StepDiffs, Both[History]]:
     """Make diffs of what one side lacks in a step because a whole stage of it did not happen there.
 
     A stage that a side never records is a gap, not a diff. Other steps show which it is: those that were compared
@@ -41,12 +45,18 @@ def absent_stages(
     history = Both(*found)
     absent = Both(*(stages.intersection(_STAGES) & known.stages for stages, known in zip(lacking, history)))
     if any(absent):
-        diffs = [_failed(diff) if _is_of(diff, absent) else diff for diff in diffs]
+        alone = np.flatnonzero(~diffs.sites.complete).tolist()
+        failed = [place for place in alone if _is_of(diffs[place], absent) and not is_nothing(diffs[place])]
+        diffs = diffs.passing(failed, False)
     return diffs, history
 
 
 def _stages_of(step: Step) -> frozenset[str]:
-    return frozenset({record.stage for record in step.records if record.layer != LOOP})
+    return fact_of(step.records, _stages)
+
+
+def _stages(records: Sequence[Record]) -> frozenset[str]:
+    return frozenset({record.stage for record in records if record.layer != LOOP})
 
 
 def _looked_elsewhere(history: History, stage: str, run: Run, number: int) -> History:
@@ -86,7 +96,3 @@ def _is_of(diff: Diff, absent: Both[frozenset[str]]) -> bool:
     if pair.complete or pair.optional or pair.anchor.layer == LOOP:
         return False
     return pair.stage in (absent.reference if pair.reference is None else absent.candidate)
-
-
-def _failed(diff: Diff) -> Diff:
-    return diff if is_nothing(diff) else replace(diff, passed=False)

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from padiff.compare.judge.limits import (
-    COARSENESS,
     GROWN_AT_MOST,
     GROWTH,
     MOST,
-    ROUNDING,
     SURE,
     TYPICAL_KINKS,
     TYPICALLY_OFF,
     UNRELATED,
     UNSEEN_KINKS,
-    allowed,
-    coarse,
-    is_running,
 )
-from padiff.compare.judge.siblings import Key, by_stage, key_of, offs, typical_error, typical_ratio
+from padiff.compare.judge.siblings import offs
+from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.arrays import few
-from padiff.records import LOOP, Coverage, Diff, Figure, Figures, FirstDiff, is_of_loss
+from padiff.records import STAGES, Coverage, Diff, Figure, FirstDiff
+from padiff.records.rows import FIGURE_NUMBERS, FIGURES, TENSORS
+from padiff.records.step_diffs import Key, Sites, StepDiffs
 from padiff.sketches.sketch import ELEMENTS
 
 # From so many steps on updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
 #: Figures that are relative L2 errors.
 RELATIVE = frozenset({Figure.REL_L2, Figure.BULK, Figure.WITHOUT_NOISE, Figure.AROUND_ZERO})
+_IS_RELATIVE = np.array([figure in RELATIVE for figure in FIGURES])
+_REL_L2 = FIGURE_NUMBERS[Figure.REL_L2]
 
 
 class Update(NamedTuple):
@@ -116,20 +118,20 @@ class Drift:
             own += max(steps - _LONG, 0) * UNRELATED * largest
         return own + error, key in self.updates
 
-    def remembered(self, key: Key, step: int, weight: Figures | None) -> float:
+    def remembered(self, key: Key, step: int, weight: float | None) -> float:
         """How far off (L2) an update may be in a later step for what its optimizer remembers of the steps before.
 
         Momentum hands on what the last updates were off by. What those of steps that were not compared were off by
         shows in the weight, which they changed.
 
         Args:
-            weight: the weight's figures in the later step.
+            weight: how far off (L2) the weight is in the later step; `None`: not known.
         """
         update = self.updates.get(key, NO_UPDATE)
         # What was not allowed then excuses nothing now.
         error = update.error if update.passed else 0.0
         if weight is not None and step - self.step > 1 and key in self.weights:
-            error += max(weight.l2 - self.weights[key], 0.0)
+            error += max(weight - self.weights[key], 0.0)
         return error
 
     def typical_gap(self, step: int) -> float:
@@ -159,81 +161,95 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     Args:
         known: see `Drift`.
     """
-    stages: dict[str, float] = {}
+    diffs = StepDiffs.of(diffs)
+    sites, rows, facts = diffs.sites, diffs.rows, diffs.sites.fact(SiteFacts)
+    step = diffs.number if diffs.number is not None else before.step
+    used = diffs.known & np.isfinite(rows["l2"])
+    followed = ~(facts.running | facts.of_loss)
+    passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
+    # Without what an estimate was allowed beyond its limit.
+    ordinary = passed & followed & (rows["limit"] <= GROWN_AT_MOST * (1 + SURE * rows["spread"]))
+    largest = np.full(len(STAGES), -1.0)
+    np.fmax.at(largest, sites.stage_numbers[ordinary], np.fmax(rows["value"][ordinary], 0.0))
+    stages = {stage: error for stage, error in zip(STAGES, largest.tolist()) if error >= 0 and stage != "input"}
+    places = sites.places["forward"]
+    places = places[(passed & (rows["figure"] == _REL_L2))[places]]
+    outputs = float(rows["value"][places].max(initial=0.0))
+    rounding = float(facts.rounding[places].max(initial=0.0))
+
+    places = sites.places["weight"]
+    places = places[used[places]]
     weights: dict[Key, float] = {}
-    updates: dict[Key, Update] = {}
-    began = dict(before.began)
-    scale = unseen = outputs = 0.0
-    rounding = 0.0
-    for diff in diffs:
-        figures, pair = diff.figures, diff.pair
-        if figures is None or not diff.compared or not math.isfinite(figures.l2):
-            continue
-        judged, stage, anchor = diff.judgement, pair.stage, pair.anchor
-        ordinary = stage != "input" and not is_running(anchor.slot) and not is_of_loss(anchor)
-        if judged is not None and diff.passed and judged.figure in RELATIVE:
-            # Without what an estimate was allowed beyond its limit.
-            if ordinary and judged.limit <= GROWN_AT_MOST * (1 + SURE * figures.spread):
-                stages[stage] = max(stages.get(stage, 0.0), judged.value)
-            if stage == "forward" and judged.figure is Figure.REL_L2:
-                outputs = max(outputs, judged.value)
-                rounding = max(rounding, ROUNDING.get(coarse(anchor.dtype), 0.0))
-        if stage == "weight":
-            key = key_of(diff)
-            weights[key] = max(weights.get(key, 0.0), figures.l2)
-            if ordinary:
-                scale += figures.reference_l2**2
-                began.setdefault(key, figures.reference_l2)
-        elif stage == "update" and anchor.layer != LOOP:
-            key = key_of(diff)
-            size = max(figures.reference_l2, figures.candidate_l2)
-            before_it = updates.get(key, NO_UPDATE)
-            passed = before_it.passed and diff.passed
-            updates[key] = Update(before_it.error + figures.l2, before_it.size + size, passed)
-            if is_sampled(diff) and coarse(anchor.dtype) in COARSENESS:
-                # An adaptive optimizer turns rounding in a few elements into updates of full size.
-                unseen += (allowed(coarse(anchor.dtype), "update") * size) ** 2
-    step = diffs[0].pair.step if diffs else before.step
+    for place, error in zip(places.tolist(), rows["l2"][places].tolist()):
+        key = sites.keys[place]
+        weights[key] = max(weights.get(key, 0.0), error)
+    places = places[followed[places]]
+    scale = float(np.square(rows["reference_l2"][places]).sum())
+    began = before.began
+    new = [place for place in places.tolist() if sites.keys[place] not in began]
+    if new:
+        began = {**{sites.keys[place]: float(rows["reference_l2"][place]) for place in reversed(new)}, **began}
+
+    places = sites.places["update"]
+    places = places[(used & ~facts.of_loop)[places]]
+    sizes = np.maximum(rows["reference_l2"], rows["candidate_l2"])[places]
+    # An adaptive optimizer turns rounding in a few elements into updates of full size.
+    sampled = is_sampled(diffs)[places] & (facts.rounding[places] > 0)
+    unseen = float(np.square(facts.update_noise[places] * sizes)[sampled].sum())
+    updates = _updates([sites.keys[place] for place in places.tolist()], rows[places], sizes)
+
     each = math.sqrt(unseen / scale) if scale > 0 else 0.0
     unseen = before.unseen_in(step)
     start = rounding + inherited(diffs, unseen)
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
-    places = by_stage(diffs)
-    found = {stage: offs(diffs, places, stage) for stage in ("forward", "grad", "update")}
-    typical = {stage: typical_error(found[stage]) for stage in ("forward", "update")}
-    last = diffs[places["forward"][-1]].pair.anchor.shape if places["forward"] else ()
-    inner = [off.size for off in found["forward"] if diffs[off.place].pair.anchor.shape != last]
-    element = math.sqrt(1 / min(inner)) if inner else before.element
-    ratio = max(before.ratio, *(abs(typical_ratio(found[stage])) for stage in ("grad", "update")))
+    found = {stage: offs(diffs, stage) for stage in ("forward", "grad", "update")}
+    typical = {stage: found[stage].typical_error for stage in ("forward", "update")}
+    inner = found["forward"].size[sites.fact(_inner)[found["forward"].places]]
+    element = math.sqrt(1 / inner.min()) if len(inner) else before.element
+    ratio = max(before.ratio, *(abs(found[stage].typical_ratio) for stage in ("grad", "update")))
     return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, rounding, element, ratio, began)
 
 
-def inherited(diffs: Iterable[Diff], unseen: float = 0.0) -> float:
+def _updates(keys: list[Key], rows: np.ndarray, sizes: np.ndarray) -> dict[Key, Update]:
+    """What optimizers did to parameters; several times to one of them in one step, all together."""
+    some = map(Update, rows["l2"].tolist(), sizes.tolist(), rows["passed"].tolist())
+    found: dict[Key, Update] = {}
+    for key, update in zip(keys, some):
+        first = found.get(key)
+        if first is not None:
+            update = Update(first.error + update.error, first.size + update.size, first.passed and update.passed)
+        found[key] = update
+    return found
+
+
+def _inner(sites: Sites) -> np.ndarray:
+    """Which outputs have another shape than the last one."""
+    forward = sites.places["forward"].tolist()
+    last = sites.shapes[forward[-1]] if forward else ()
+    return np.array([shape != last for shape in sites.shapes], np.bool_)
+
+
+def inherited(diffs: Sequence[Diff], unseen: float = 0.0, besides: np.ndarray | None = None) -> float:
     """Relative L2 error that a step starts with: of all weights together, plus the largest of an input.
 
     Args:
         unseen: what to add where samples are all that is known of a weight.
+        besides: which diffs are left out.
     """
-    squares = scale = inputs = 0.0
-    sampled = False
-    for diff in diffs:
-        stage, figures = diff.pair.stage, diff.figures
-        if stage not in ("weight", "input") or figures is None or not diff.compared:
-            continue
-        if coarse(diff.pair.anchor.dtype) not in COARSENESS:
-            continue
-        if is_running(diff.pair.anchor.slot):
-            continue  # they may be n / (n - 1) apart
-        if stage == "weight":
-            squares += figures.l2**2
-            scale += figures.reference_l2**2
-            sampled = sampled or is_sampled(diff)
-        elif math.isfinite(figures.rel_l2):
-            inputs = max(inputs, figures.rel_l2)
-    weights = math.sqrt(squares / scale) if scale > 0 else 0.0
-    return min(weights + (unseen if sampled else 0.0) + inputs, MOST)
+    diffs = StepDiffs.of(diffs)
+    rows, facts = diffs.rows, diffs.sites.fact(SiteFacts)
+    used = facts.starting if besides is None else facts.starting & ~besides
+    places = diffs.known_places("weight")
+    places = places[used[places]]
+    scale = float(np.square(rows["reference_l2"][places]).sum())
+    weights = math.sqrt(np.square(rows["l2"][places]).sum() / scale) if scale > 0 else 0.0
+    sampled = bool(is_sampled(diffs)[places].any())
+    inputs = diffs.known_places("input")
+    errors = diffs.relative[inputs[used[inputs]]]
+    largest = float(errors[np.isfinite(errors)].max(initial=0.0))
+    return min(weights + (unseen if sampled else 0.0) + largest, MOST)
 
 
 def with_caveat(first: FirstDiff, coverage: Coverage) -> FirstDiff:
@@ -251,7 +267,7 @@ def with_caveat(first: FirstDiff, coverage: Coverage) -> FirstDiff:
     return replace(first, caveat=caveat)
 
 
-def is_sampled(diff: Diff) -> bool:
-    """Whether only some of the tensor's elements were looked at."""
-    figures = diff.figures
-    return figures is not None and figures.basis != "tensors" and figures.size > ELEMENTS
+def is_sampled(diffs: StepDiffs) -> np.ndarray:
+    """Of which tensors only some elements were looked at."""
+    rows = diffs.rows
+    return np.asarray(diffs.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from padiff.compare.judge.siblings import Key
 from padiff.records import LOOP, PARAMETER_STAGES, Both, Step
+from padiff.records.step_diffs import Key
 from padiff.records.structured import Structured
 
 

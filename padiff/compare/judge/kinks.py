@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import numpy as np
 
 from padiff.compare.judge.limits import FEW_LOOK, SPARSE
-from padiff.model import equivalents
-from padiff.records import Diff, Figures, Record, is_functional
+from padiff.compare.judge.site_facts import SiteFacts
+from padiff.records.rows import TENSORS
+from padiff.records.step_diffs import StepDiffs
 
 
-def may_have_kinks(diffs: Sequence[Diff], backward: Sequence[Diff]) -> bool:
+def may_have_kinks(diffs: StepDiffs) -> bool:
     """Whether a step's layers, or functions, have kinks; or an activation gradient's error looks as if they had.
 
     What a model calls without a layer need not be recorded.
-
-    Args:
-        diffs: of a step.
-        backward: those of them that are of gradients of outputs.
     """
-    for diff in diffs:
-        pair = diff.pair
-        if _has_kinks(pair.reference) or _has_kinks(pair.candidate):
-            return True
-    return any(looks_like_few(d.figures) for d in backward if d.compared and d.figures)
-
-
-def _has_kinks(record: Record | None) -> bool:
-    if record is None or record.stage != "forward":
-        return False
-    kind = record.slot.partition("()")[0] if is_functional(record.slot) else record.layer_type
-    return equivalents.has_kinks(kind.lower())
-
-
-def looks_like_few(figures: Figures) -> bool:
-    """Whether an error is in few elements, as far as its norms tell: most of the others agree much better."""
-    if not figures.l2 or not figures.size or not math.isfinite(figures.l2):
-        return False
-    if figures.bulk_l2 is not None and figures.bulk_l2 <= FEW_LOOK * figures.l2:
+    if diffs.sites.fact(SiteFacts).kinked:
         return True
-    if figures.basis != "tensors":
-        return False
+    return bool(look_like_few(diffs.rows[diffs.known_places("backward")]).any())
+
+
+def look_like_few(rows: np.ndarray) -> np.ndarray:
+    """Which errors are in few elements, as far as their norms tell: most of the others agree much better."""
+    l2, size = rows["l2"], rows["size"]
+    known = (l2 != 0) & (size > 0) & np.isfinite(l2)
+    few = rows["bulk_l2"] <= FEW_LOOK * l2  # false for NaN
+    whole = rows["basis"] == TENSORS
+    if not whole.any():
+        return np.asarray(known & few)
     # Of values of one size the mean is nearly the root of the mean square; of few among zeros it is far less.
-    root = math.sqrt(figures.size)
-    spread, own = figures.mean_abs * root / figures.l2, figures.mean_reference * root / (figures.reference_l2 or 1.0)
-    return spread <= SPARSE * own
+    root, reference = np.sqrt(size), rows["reference_l2"]
+    with np.errstate(all="ignore"):
+        spread = rows["mean_abs"] * root / l2
+        own = rows["mean_reference"] * root / np.where(reference != 0, reference, 1.0)
+    return np.asarray(known & (few | (whole & (spread <= SPARSE * own))))

@@ -13,32 +13,37 @@ from dataclasses import replace
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.step_figures import coarsest, dtypes_of, is_exact
+from padiff.compare.judge.site_facts import SiteFacts, coarsest
 from padiff.compare.measure.labels import labels_by_call, same_labels
 from padiff.compare.measure.operands import elements
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.records import LOOP, Both, Diff, Figure, Judgement, Rule, is_loss, is_of_loss
+from padiff.records.step_diffs import StepDiffs
 
 # What models call the labels that they are given.
 _LABELS = frozenset({"input.labels", "input.label"})
 
 
-def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
+def confirmed(diffs: StepDiffs) -> StepDiffs:
     """The judged diffs of a step: what a loss function was called with, or gave, passes where nothing comes of it.
 
     So do labels that the model is given, where its loss functions are called with the same: language models of one
     library shift them by themselves, of another are given them shifted.
     """
+    if diffs.passed:
+        return diffs
     diffs = _with_prepared(diffs)
-    if all(diff.passed or not is_of_loss(diff.pair.anchor) for diff in diffs):
-        return list(diffs)
+    facts = diffs.sites.fact(SiteFacts)
+    if not (facts.of_loss & ~diffs.rows["passed"]).any():
+        return diffs
     compared = [diff for diff in diffs if diff.compared]
     after = [*(diff for diff in compared if is_loss(diff.pair.anchor)), *_first_gradients(compared)]
     grads = [diff for diff in compared if diff.pair.stage == "grad" and diff.pair.anchor.layer != LOOP]
     after = after or grads
-    noise = limits.allowed(coarsest(dtypes_of(diffs), ("input", "weight", "forward")), "forward")
+    noise = limits.allowed(coarsest(facts.dtypes, ("input", "weight", "forward")), "forward")
+    exact = facts.exact.tolist()
 
-    def counts(diff: Diff) -> bool:
+    def counts(place: int, diff: Diff) -> bool:
         if diff.passed or not is_of_loss(diff.pair.anchor):
             return True
         given = grads if diff.pair.stage == "grad" else after
@@ -47,14 +52,15 @@ def confirmed(diffs: Sequence[Diff]) -> list[Diff]:
         if diff.pair.stage == "grad" and _hidden(diff, grads):
             return True
         if any(not other.passed for other in given):
-            return not is_exact(diff) or _other_labels(diff) > 0
-        return diff.pair.stage == "loss" and is_exact(diff) and _tells(_other_labels(diff), given, noise)
+            return not exact[place] or _other_labels(diff) > 0
+        return diff.pair.stage == "loss" and exact[place] and _tells(_other_labels(diff), given, noise)
 
-    return [diff if counts(diff) else _excused(diff) for diff in diffs]
+    return diffs.replaced([diff if counts(place, diff) else _excused(diff) for place, diff in enumerate(diffs)])
 
 
-def _with_prepared(diffs: Sequence[Diff]) -> Sequence[Diff]:
-    given = [diff for diff in diffs if not diff.passed and _is_given(diff)]
+def _with_prepared(diffs: StepDiffs) -> StepDiffs:
+    exact = diffs.sites.fact(SiteFacts).exact
+    given = [place for place in np.flatnonzero(exact & ~diffs.rows["passed"]).tolist() if _is_given(diffs[place])]
     if not given:
         return diffs
     sides = zip(*(diff.pair.sides for diff in diffs if is_of_loss(diff.pair.anchor)))
@@ -62,18 +68,17 @@ def _with_prepared(diffs: Sequence[Diff]) -> Sequence[Diff]:
     if len(used) != 2:
         return diffs
     alike = {call for call in used[0].keys() & used[1].keys() if same_labels(used[0][call], used[1][call])}
-    return [
-        _excused(diff, Rule.PREPARED)
-        if not diff.passed and _is_given(diff) and diff.pair.anchor.call in alike
-        else diff
-        for diff in diffs
-    ]
+    found = list(diffs)
+    for place in given:
+        if found[place].pair.anchor.call in alike:
+            found[place] = _excused(found[place], Rule.PREPARED)
+    return diffs.replaced(found)
 
 
 def _is_given(diff: Diff) -> bool:
-    """Whether a diff is of labels that the model is given."""
+    """Whether a diff of whole numbers is of labels that the model is given."""
     anchor = diff.pair.anchor
-    return anchor.stage == "input" and anchor.slot in _LABELS and diff.compared and is_exact(diff)
+    return anchor.stage == "input" and anchor.slot in _LABELS and diff.compared
 
 
 def _hidden(diff: Diff, grads: Sequence[Diff]) -> bool:

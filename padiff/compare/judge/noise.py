@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from padiff.compare.judge.drift import NONE, Drift
 from padiff.compare.judge.policy import judged_together
 from padiff.compare.judge.step_limits import StepLimits
 from padiff.compare.judge.systematic import without_systematic
 from padiff.errors import UsageError
 from padiff.records import Diff
+from padiff.records.step_diffs import StepDiffs
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class NoisePolicy:
         times = "" if self.factor == 1.0 else f" times {self.factor:g}"
         return f"rounding noise by dtype, stage and drift (relative L2){times}"
 
-    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
-        context = StepLimits(diffs, self.factor, before)
-        return judged_together(without_systematic([context.judge(diff) for diff in diffs], context.start()))
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
+        with np.errstate(all="ignore"):
+            limits = StepLimits(StepDiffs.of(diffs), self.factor, before)
+            return judged_together(without_systematic(limits.judged(), limits.context.start()))

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from padiff.compare.judge.drift import NONE, Drift
 from padiff.compare.judge.losses import confirmed
-from padiff.compare.judge.step_figures import dtypes_of
-from padiff.compare.judge.zero import Scales, is_nothing, is_rounding, level_of, noted
+from padiff.compare.judge.zero import is_nothing, noted, rounding_gradients
 from padiff.errors import UsageError
 from padiff.model import equivalents
 from padiff.records import LOOP, PARAMETER_STAGES, Both, Diff, Figure, Figures, Kind, Problem, Rule
+from padiff.records.step_diffs import StepDiffs
 
 COMPARE_MODES = ("mean", "strict")
 
@@ -33,7 +35,7 @@ class Policy(Protocol):
     def settings_count(self) -> bool:
         """Whether a hyper-parameter that differs between layers that ran is a diff even where every tensor passes."""
 
-    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         """The same diffs in the same order, judged.
 
         They have to be those of one rank's step in causal order, as `padiff.pair.steps.pair_steps` gives them: what is
@@ -85,12 +87,12 @@ class Tolerance:
     def settings_count(self) -> bool:
         return False  # who gives a tolerance says what counts as equal
 
-    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> list[Diff]:
-        scales, level = Scales.of(diffs), level_of(dtypes_of(diffs))
-        alone = [self._judge(diff) for diff in diffs]
-        return judged_together(
-            [noted(diff) if not diff.passed and is_rounding(diff, scales, level) else diff for diff in alone]
-        )
+    def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
+        step = StepDiffs.of(diffs)
+        rounding = rounding_gradients(step).tolist()
+        alone = [self._judge(diff) for diff in step]
+        found = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
+        return judged_together(step.replaced(found))
 
     def passes(self, figures: Figures) -> bool:
         """Whether two tensors, measured with `elementwise`, are within the tolerance."""
@@ -116,17 +118,19 @@ class Tolerance:
         return f"{self.mode}, atol {self.atol:g}, rtol {self.rtol:g}"
 
 
-def judged_together(diffs: Sequence[Diff]) -> list[Diff]:
+def judged_together(diffs: StepDiffs) -> StepDiffs:
     """What can be said of a step's diffs, judged one by one, only with a look at the others."""
     return _missing_fail(_overflows_pass(confirmed(diffs)))
 
 
-def _overflows_pass(diffs: Sequence[Diff]) -> list[Diff]:
+def _overflows_pass(diffs: StepDiffs) -> StepDiffs:
     """Where a gradient has overflowed on both sides, what becomes of it in the layers before is no diff.
 
     A scaler skips such a step. A ReLU's backward keeps NaN back in one framework, as it chooses, and lets it pass in
     the other, where it multiplies.
     """
+    if not diffs.rows["overflowed"].any():
+        return diffs
     found, overflowed = [], False
     for diff in diffs:
         figures = diff.figures
@@ -136,31 +140,30 @@ def _overflows_pass(diffs: Sequence[Diff]) -> list[Diff]:
                 diff = replace(diff, passed=True, problem=problem)
             overflowed = overflowed or figures.overflowed > 0
         found.append(diff)
-    return found
+    return diffs.replaced(found)
 
 
-def _missing_fail(diffs: list[Diff]) -> list[Diff]:
+def _missing_fail(diffs: StepDiffs) -> StepDiffs:
     """A parameter, gradient or update that only one of two paired layers has is a diff, not a gap.
 
     Whether the layers are paired shows in the pair's neighbours; a stage that one side did not record at all
     (a dump of weights only) is a gap.
     """
-    if all(diff.pair.complete for diff in diffs):
+    sites = diffs.sites
+    if sites.complete.all():
         return diffs
-    recorded: Both[set[str]] = Both(set(), set())
-    paired: Both[set[str]] = Both(set(), set())
-    for diff in diffs:
-        for stages, layers, record in zip(recorded, paired, diff.pair.sides):
-            if record is not None:
-                stages.add(record.stage)
-                layers.update([record.layer] if diff.compared else [])
-    found = []
-    for diff in diffs:
+    recorded: Both[set[str]] = Both(
+        *({s for s, d in zip(sites.stages, side) if d is not None} for side in sites.dtypes)
+    )
+    compared = np.flatnonzero(diffs.compared).tolist()
+    paired = Both({sites.layers[place] for place in compared}, {sites.candidates[place][0] for place in compared})
+    failed = []
+    for place in np.flatnonzero(~sites.complete).tolist():
+        diff = diffs[place]
         record, alone = diff.pair.anchor, diff.pair.candidate is None
         layers, stages = (paired.reference, recorded.candidate) if alone else (paired.candidate, recorded.reference)
         if (
-            not diff.pair.complete
-            and not diff.pair.optional
+            not diff.pair.optional
             and record.stage in PARAMETER_STAGES
             and record.layer in layers
             and record.layer != LOOP
@@ -168,6 +171,5 @@ def _missing_fail(diffs: list[Diff]) -> list[Diff]:
             and record.stage in stages
             and not is_nothing(diff)
         ):
-            diff = replace(diff, passed=False)
-        found.append(diff)
-    return found
+            failed.append(place)
+    return diffs.passing(failed, False)

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from padiff.records import LOOP, Diff, Rule
+import numpy as np
+
+from padiff.compare.judge.site_facts import SiteFacts
+from padiff.records import Rule
+from padiff.records.rows import RULE_NUMBERS
+from padiff.records.step_diffs import StepDiffs
 
 
-def with_rates(diffs: list[list[Diff]], agree: Callable[[], bool]) -> list[list[Diff]]:
+def with_rates(ranks: list[StepDiffs], agree: Callable[[], bool]) -> list[StepDiffs]:
     """The diffs of each rank, where learning rates that differ by their groups pass if each parameter has its own.
 
     Args:
         agree: whether each parameter's rates do; asked only where a learning rate did not pass.
     """
-    if not any(_is_rate(diff) and not diff.passed for rank in diffs for diff in rank) or not agree():
-        return diffs
-    return [[_of_groups(diff) if _is_rate(diff) else diff for diff in rank] for rank in diffs]
+    rates = [_rates(diffs) for diffs in ranks]
+    failed = any((~diffs.rows["passed"][places]).any() for diffs, places in zip(ranks, rates))
+    if not failed or not agree():
+        return ranks
+    return [_of_groups(diffs, places) for diffs, places in zip(ranks, rates)]
 
 
-def _is_rate(diff: Diff) -> bool:
-    return diff.pair.anchor.layer == LOOP and diff.pair.stage == "update"
+def _rates(diffs: StepDiffs) -> np.ndarray:
+    places = diffs.sites.places["update"]
+    return np.asarray(places[diffs.sites.fact(SiteFacts).of_loop[places]])
 
 
-def _of_groups(diff: Diff) -> Diff:
-    judged = diff.judgement
-    return diff if judged is None else diff.judged(True, judged.figure, judged.value, judged.limit, Rule.GROUPS)
+def _of_groups(diffs: StepDiffs, places: np.ndarray) -> StepDiffs:
+    rows = diffs.rows.copy()
+    judged = places[rows["figure"][places] != 0]
+    rows["passed"][judged], rows["rule"][judged] = True, RULE_NUMBERS[Rule.GROUPS]
+    return diffs.judged(rows)

@@ -2,93 +2,110 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from padiff.compare.judge import limits
-from padiff.records import LOOP, STAGES, Diff, Figures, Rule
+import numpy as np
 
-#: A parameter: its layer and slot.
-Key = tuple[str, str]
+from padiff.compare.judge import limits
+from padiff.compare.judge.site_facts import SiteFacts
+from padiff.records import Diff, Rule
+from padiff.records.rows import BASES, RULE_NUMBERS
+from padiff.records.step_diffs import Key, StepDiffs
 
 # A gradient that is judged by its layer's largest, or an update that noise drives, says nothing of its own size.
-_NO_WITNESS = frozenset({Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL})
+_NO_WITNESS = [
+    RULE_NUMBERS[rule] for rule in (None, Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL)
+]
+_IS_WITNESS = np.ones(len(RULE_NUMBERS), np.bool_)
+_IS_WITNESS[_NO_WITNESS] = False
+_MOMENTS = BASES.index("moments")
 
 
-class Off(NamedTuple):
-    """How far a tensor is off along itself.
+class Offs(NamedTuple):
+    """How far tensors are off along themselves; an element for each.
 
     Attributes:
-        place: where its diff stands among those of the step.
+        places: where their diffs stand among those of the step.
         ratio: the candidate is ``1 + ratio`` times the reference, and something else.
         error: relative L2 error.
         size: number of elements.
         spread: relative standard deviation of `error`.
     """
 
-    place: int
-    ratio: float
-    error: float
-    size: int
-    spread: float
+    places: np.ndarray
+    ratio: np.ndarray
+    error: np.ndarray
+    size: np.ndarray
+    spread: np.ndarray
 
     @property
-    def mostly_ratio(self) -> bool:
+    def mostly_ratio(self) -> np.ndarray:
         """Whether all but little of the error is the ratio."""
-        return abs(self.ratio) >= (limits.MOSTLY - limits.SURE * self.spread) * self.error
+        return np.asarray(np.abs(self.ratio) >= (limits.MOSTLY - limits.SURE * self.spread) * self.error)
+
+    @property
+    def typical_ratio(self) -> float:
+        """The median of the ratios."""
+        return statistics.median(self.ratio.tolist()) if len(self.places) else 0.0
+
+    @property
+    def typical_error(self) -> float:
+        """The median of the relative errors."""
+        return statistics.median(self.error.tolist()) if len(self.places) else 0.0
+
+    def where(self, which: np.ndarray) -> Offs:
+        """Some of them."""
+        return Offs(*(column[which] for column in self))
 
 
-def ratio_of(figures: Figures) -> float:
-    """By how much of itself the candidate is larger than the reference, as far as they have one direction."""
-    square = figures.reference_l2**2
-    return (figures.candidate_l2**2 - square - figures.l2**2) / (2 * square) if square > 0 else 0.0
+def ratios_of(rows: np.ndarray) -> np.ndarray:
+    """By how much of itself each candidate is larger than the reference, as far as they have one direction."""
+    square = rows["reference_l2"] ** 2
+    with np.errstate(all="ignore"):
+        ratio = (rows["candidate_l2"] ** 2 - square - rows["l2"] ** 2) / (2 * square)
+    return np.where(square > 0, ratio, 0.0)
 
 
-def by_stage(diffs: Sequence[Diff]) -> dict[str, list[int]]:
-    """The places of a step's diffs, by stage; of every stage, in their order."""
-    places: dict[str, list[int]] = {stage: [] for stage in STAGES}
-    for place, diff in enumerate(diffs):
-        places[diff.pair.stage].append(place)
-    return places
+class AllOffs:
+    """How far the tensors of a step are off along themselves, where that is known.
+
+    Args:
+        diffs: of the step, judged.
+    """
+
+    def __init__(self, diffs: StepDiffs) -> None:
+        # Not the diffs: they keep this.
+        self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
+        rows, facts, reference = diffs.rows, diffs.sites.fact(SiteFacts), diffs.rows["reference_l2"]
+        # An error that is finite, of a reference that is neither zero nor infinite.
+        known = diffs.known & _IS_WITNESS[rows["rule"]] & (rows["basis"] != _MOMENTS) & facts.own
+        known &= (rows["size"] >= limits.WITNESS) & np.isfinite(diffs.relative) & (reference > 0) & (reference < np.inf)
+        self._known = known & ~diffs.troubled if diffs.problems else known
+        self._ratios = ratios_of(rows)
+
+    def of(self, stage: str, noise: np.ndarray | None = None) -> Offs:
+        """Those of a stage.
+
+        Args:
+            noise: which are of parameters whose gradients are rounding.
+        """
+        places = self._places[stage]
+        known = self._known[places]
+        if noise is not None:
+            known &= ~noise[places]
+        places = places[known]
+        sizes, spreads = self._rows["size"][places], self._rows["spread"][places]
+        return Offs(places, self._ratios[places], self._errors[places], sizes, spreads)
 
 
-def offs(
-    diffs: Sequence[Diff], places: Mapping[str, Sequence[int]], stage: str, noise: Collection[Key] = ()
-) -> list[Off]:
+def offs(diffs: StepDiffs, stage: str, noise: np.ndarray | None = None) -> Offs:
     """How far each tensor of a stage is off along itself, where that is known.
 
     Args:
-        places: as `by_stage` gives them.
-        noise: parameters whose gradients are rounding.
+        noise: which are of parameters whose gradients are rounding.
     """
-    found = []
-    for place in places[stage]:
-        diff = diffs[place]
-        figures, anchor = diff.figures, diff.pair.anchor
-        if anchor.layer == LOOP or figures is None or not diff.compared or diff.problem:
-            continue
-        if figures.basis == "moments" or figures.size < limits.WITNESS or not 0 < figures.reference_l2 < math.inf:
-            continue
-        judged = diff.judgement
-        if judged is None or judged.rule in _NO_WITNESS or limits.is_running(anchor.slot):
-            continue
-        if noise and key_of(diff) in noise:
-            continue
-        if math.isfinite(figures.l2):
-            found.append(Off(place, ratio_of(figures), figures.rel_l2, figures.size, figures.spread))
-    return found
-
-
-def typical_ratio(found: Sequence[Off]) -> float:
-    """The median of the ratios."""
-    return statistics.median(off.ratio for off in found) if found else 0.0
-
-
-def typical_error(found: Sequence[Off]) -> float:
-    """The median of the relative errors."""
-    return statistics.median(off.error for off in found) if found else 0.0
+    return diffs.fact(AllOffs).of(stage, noise)
 
 
 def key_of(diff: Diff) -> Key:

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from padiff.align import Alignment
 from padiff.compare.judge.history import History
-from padiff.compare.judge.siblings import Key, key_of
 from padiff.errors import UsageError
 from padiff.recorder.detail import NOTHING, Detail
-from padiff.records import PARAMETER_STAGES, SIDES, Both, Coverage, Diff, RunInfo, Step
+from padiff.records import PARAMETER_STAGES, SIDES, Both, Coverage, RunInfo, Step
+from padiff.records.step_diffs import Key, StepDiffs
 
 #: What holds for all steps of a run, and what it was seen to record.
 Side = tuple[RunInfo, History]
@@ -34,9 +36,10 @@ def with_unrecorded(coverage: Coverage, sides: Both[Side], layers: Both[Collecti
     return replace(coverage, reference_unrecorded=reference, candidate_unrecorded=candidate, left_out=tuple(notes))
 
 
-def excused(diffs: list[Diff], sides: Both[Side], steps: Both[Step], alignment: Alignment) -> list[Diff]:
+def excused(diffs: StepDiffs, sides: Both[Side], steps: Both[Step], alignment: Alignment) -> StepDiffs:
     """The judged diffs of a step: what one side could not record of a parameter is a gap, not a diff."""
-    if all(diff.passed or diff.pair.complete for diff in diffs):
+    failed = np.flatnonzero(~diffs.rows["passed"] & ~diffs.sites.complete).tolist()
+    if not failed:
         return diffs
     missing = Both(*(_missing(*side, step) for side, step in zip(sides, steps)))
     if not any(missing):
@@ -48,15 +51,15 @@ def excused(diffs: list[Diff], sides: Both[Side], steps: Both[Step], alignment: 
                 partners.reference[reference.layer, reference.slot].add((candidate.layer, candidate.slot))
                 partners.candidate[candidate.layer, candidate.slot].add((reference.layer, reference.slot))
 
-    def is_gap(diff: Diff) -> bool:
-        pair, key = diff.pair, key_of(diff)
-        if diff.passed or pair.complete or pair.stage not in PARAMETER_STAGES:
+    def is_gap(place: int) -> bool:
+        key = diffs.sites.keys[place]
+        if diffs.sites.stages[place] not in PARAMETER_STAGES:
             return False
-        if pair.candidate is None:
+        if diffs.pairs[place].candidate is None:
             return bool(partners.reference[key] & missing.candidate)
         return bool(partners.candidate[key] & missing.reference)
 
-    return [replace(diff, passed=True) if is_gap(diff) else diff for diff in diffs]
+    return diffs.passing([place for place in failed if is_gap(place)], True)
 
 
 def _knows(info: RunInfo, history: History) -> bool:

@@ -6,56 +6,54 @@ their own size can be met there, by two implementations that are equally right.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import numpy as np
 
-from padiff.compare.judge.limits import CLEARLY, DIFFERENT, allowed
-from padiff.compare.judge.step_figures import coarsest
-from padiff.model import equivalents
-from padiff.records import LOOP, STAGES, Diff, Figure, Rule
+from padiff.compare.judge.limits import CLEARLY, DIFFERENT
+from padiff.compare.judge.site_facts import SiteFacts
+from padiff.records import Diff, Figure, Rule
+from padiff.records.step_diffs import StepDiffs
 
 
-@dataclass(frozen=True)
 class Scales:
-    """How large the gradients of a step's parameters are.
+    """How large the gradients of a step's parameters are, from its measured diffs.
 
     Attributes:
-        layers: largest root mean square of the reference's gradients, by layer.
-        outputs: norm of the gradients of a layer's outputs, all calls, where they were recorded: a bias's gradient is
-            their sum.
+        layers: largest root mean square of the reference's gradients of each diff's layer.
+        outputs: norm of the gradients of the layer's outputs, all calls, where they were recorded, else 0: a bias's
+            gradient is their sum.
     """
 
-    layers: Mapping[str, float]
-    outputs: Mapping[str, float]
-
-    @classmethod
-    def of(cls, diffs: Sequence[Diff]) -> Scales:
-        """Those of a step, from its measured diffs."""
-        squares: dict[str, float] = {}
-        for diff in diffs:
-            if diff.pair.stage == "backward" and diff.figures is not None and diff.compared:
-                layer = diff.pair.anchor.layer
-                squares[layer] = squares.get(layer, 0.0) + diff.figures.reference_l2**2
-        return cls(largest_rms(diffs, "grad"), {layer: math.sqrt(square) for layer, square in squares.items()})
+    def __init__(self, diffs: StepDiffs) -> None:
+        sites = diffs.sites
+        self.layers = largest_rms(diffs, "grad")
+        places, numbers = diffs.known_places("backward"), sites.layer_numbers
+        squares = np.bincount(numbers[places], diffs.rows["reference_l2"][places] ** 2, minlength=sites.layer_count)
+        self.outputs = np.sqrt(squares)[numbers]
 
 
-def is_rounding(diff: Diff, scales: Scales, level: float) -> bool:
-    """Whether a gradient is nothing but rounding: tiny beside what it is made of, and another on either side.
+def rounding_gradients(diffs: StepDiffs, scales: Scales | None = None) -> np.ndarray:
+    """Which gradients are nothing but rounding: tiny beside what they are made of, and another on either side.
 
-    A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves ``level`` of the root of the sum of
-    their squares. Where these are not known, or for another parameter, the layer's largest gradient says how large it
-    could be. That is a guess (it goes with the layer's inputs), so noise then has to differ clearly.
+    A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves `SiteFacts.level` of the root of the
+    sum of their squares. Where these are not known, or for another parameter, the layer's largest gradient says how
+    large it could be. That is a guess (it goes with the layer's inputs), so noise then has to differ clearly.
+
+    Args:
+        scales: of the step. Default: worked out.
     """
-    figures, anchor = diff.figures, diff.pair.anchor
-    if figures is None or not diff.pair.complete or diff.pair.stage != "grad" or not figures.size or figures.nonfinite:
-        return False
-    own = max(figures.reference_l2, figures.candidate_l2)
-    outputs = scales.outputs.get(anchor.layer, 0.0)
-    if outputs and len(anchor.shape) == 1 and equivalents.slot(anchor.slot.partition("[")[0]).endswith("bias"):
-        return own <= level * outputs and figures.l2 > DIFFERENT * own
-    layer = scales.layers.get(anchor.layer, 0.0) * math.sqrt(figures.size)
-    return own <= level * layer and figures.l2 > CLEARLY * own
+    facts, scales = diffs.sites.fact(SiteFacts), Scales(diffs) if scales is None else scales
+    found = np.zeros(len(diffs), np.bool_)
+    places = diffs.known_places("grad")
+    rows = diffs.rows[places]
+    size = rows["size"]
+    own = np.maximum(rows["reference_l2"], rows["candidate_l2"])
+    outputs = scales.outputs[places]
+    sums = (outputs != 0) & facts.biases[places]
+    most = facts.level * np.where(sums, outputs, scales.layers[places] * np.sqrt(size))
+    small = (own <= most) & (size > 0) & (rows["nonfinite"] == 0)
+    if small.any():
+        found[places] = small & (rows["l2"] > np.where(sums, DIFFERENT, CLEARLY) * own)
+    return found
 
 
 def is_nothing(diff: Diff) -> bool:
@@ -75,21 +73,13 @@ def noted(diff: Diff) -> Diff:
     return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
 
 
-def level_of(dtypes: Mapping[str, set[str]]) -> float:
-    """What rounding leaves of a sum, relative to what it is a sum of, in the coarsest dtype that led to a gradient.
-
-    Args:
-        dtypes: of the step, as `padiff.compare.judge.step_figures.dtypes_of` gives them.
-    """
-    return allowed(coarsest(dtypes, [stage for stage in STAGES if stage not in ("loss", "update")]), "forward")
-
-
-def largest_rms(diffs: Sequence[Diff], stage: str) -> dict[str, float]:
-    """Largest root mean square of the reference's gradients or updates, by layer."""
-    scales: dict[str, float] = {}
-    for diff in diffs:
-        layer = diff.pair.anchor.layer
-        if diff.pair.stage == stage and layer != LOOP and diff.figures and diff.figures.size and diff.compared:
-            rms = diff.figures.reference_l2 / math.sqrt(diff.figures.size)
-            scales[layer] = max(scales.get(layer, 0.0), rms)
-    return scales
+def largest_rms(diffs: StepDiffs, stage: str) -> np.ndarray:
+    """Largest root mean square of the reference's gradients or updates, of each diff's layer."""
+    sites, places, numbers = diffs.sites, diffs.known_places(stage), diffs.sites.layer_numbers
+    rows = diffs.rows[places]
+    largest = np.zeros(sites.layer_count)
+    # Of nothing there is no such root; the loop's own numbers are no gradients.
+    known = (rows["size"] > 0) & ~sites.fact(SiteFacts).of_loop[places]
+    rms = np.where(known, rows["reference_l2"] / np.sqrt(np.maximum(rows["size"], 1)), 0.0)
+    np.fmax.at(largest, numbers[places], rms)
+    return np.asarray(largest[numbers])

@@ -10,15 +10,16 @@ from padiff.compare.judge.limits import COARSENESS, GRAD_FLOOR, LEAST_FLOOR, ROU
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import LOOP, SAME, SIDES, Both, Diff, Pair, Record, Step, Third
 from padiff.records.floors import MEASURED_STAGES, Floors
+from padiff.records.step_diffs import StepDiffs
 
 
-def with_floors(diffs: Sequence[Diff], steps: Both[Sequence[Step]]) -> list[Diff]:
+def with_floors(diffs: StepDiffs, steps: Both[Sequence[Step]]) -> StepDiffs:
     """The measured diffs of a step, each with its floor where one was measured.
 
     Floors that were measured in a finer dtype than the step has on either side say nothing.
     """
     if not any(step.floors is not None for side in steps for step in side):
-        return list(diffs)
+        return diffs
     found = steps.map(lambda side: side[0].floors if len(side) == 1 else None)
     dtype = _coarsest(record for side in steps for step in side for record in step.records)
     floors = found.map(lambda each: each if each is not None and _as_coarse(each.dtype, dtype) else None)
@@ -26,7 +27,7 @@ def with_floors(diffs: Sequence[Diff], steps: Both[Sequence[Step]]) -> list[Diff
     rounded = {
         _parameter(d): _rounding(d) * d.figures.reference_l2 for d in diffs if d.figures and d.pair.stage == "weight"
     }
-    return [_with_third(_with_floor(diff, floors, rounded), found) for diff in diffs]
+    return diffs.replaced([_with_third(_with_floor(diff, floors, rounded), found) for diff in diffs])
 
 
 def _parameter(diff: Diff) -> tuple[str, str]:

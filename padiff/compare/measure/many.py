@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.rows import measured_in_rows
-from padiff.compare.measure.together import measured_together
+from padiff.compare.measure.together import measure_together
 from padiff.records import Diff, Pair
+from padiff.records.planned import sites_of
+from padiff.records.rows import empty_rows, odd_indexes, row_of
+from padiff.records.step_diffs import StepDiffs
 
 
-def measured_at_once(pairs: Sequence[Pair]) -> dict[int, Diff]:
-    """The diffs, not judged yet, of the pairs that can be measured together, by their places."""
-    return {**measured_together(pairs), **measured_in_rows(pairs)}
+def measured(
+    pairs: Sequence[Pair],
+    elementwise: tuple[float, float] | None = None,
+    done: Callable[[int], None] | None = None,
+) -> StepDiffs:
+    """The diffs of a step's pairs, not judged yet.
+
+    Args:
+        elementwise: as `padiff.compare.measure.pairs.measure_pair` takes it.
+        done: called now and then, with how many pairs are measured.
+
+    Raises:
+        padiff.errors.RunFolderError: a tensor can't be read.
+    """
+    rows = empty_rows(len(pairs))
+    alone: dict[int, Diff] = {}
+    places: Sequence[int] = range(len(pairs))
+    if elementwise is None:
+        places = (~measure_together(pairs, rows)).nonzero()[0].tolist()
+        small = measured_in_rows([pairs[place] for place in places])
+        alone = {places[number]: diff for number, diff in small.items()}
+    for number, place in enumerate(places):
+        if place not in alone:
+            alone[place] = measure_pair(pairs[place], elementwise)
+            if done is not None:
+                done(len(pairs) - len(places) + number + 1)
+    for place, diff in alone.items():
+        rows[place] = row_of(diff)
+    problems = {place: diff.problem for place, diff in alone.items() if diff.problem is not None}
+    return StepDiffs(pairs, sites_of(pairs), rows, problems, odd_indexes(alone))

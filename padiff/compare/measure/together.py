@@ -5,54 +5,106 @@ Most time of measuring one pair of sketches goes into calling numpy for 61 numbe
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from padiff.compare.measure.sketches import bulk_of_squares
-from padiff.records import TRANSPOSED, Both, Diff, Figures, Pair, Sketched
+from padiff.records import TRANSPOSED, Both, Pair, Sketched, unzipped
+from padiff.records.planned import PlannedPairs, sketch_rows
+from padiff.records.rows import SKETCHES
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD
 
-# What is kept of a sketch beside its projection, by its place in a row.
+# What is kept of a sketch beside its projection, by its place in its row of a step's table.
 _MINIMUM, _MAXIMUM, _MEAN_ABS, _MEAN_SQUARE, _NONFINITE = map(
     FIGURES.index, ("minimum", "maximum", "mean_abs", "mean_square", "nonfinite")
 )
+_EXTREMES = [_MINIMUM, _MAXIMUM]
 _ABOUT = len(FIGURES)
 
 
-def measured_together(pairs: Sequence[Pair]) -> dict[int, Diff]:
-    """The diffs of pairs of sketches, not judged yet, by their places.
+class _Group(NamedTuple):
+    """Pairs of sketches that are measured alike.
+
+    Attributes:
+        length: how many elements their tensors have, where each is a number of the projection; 0: more, in each others.
+        places: theirs, among the step's pairs.
+        sizes: how many elements each has.
+        elsewhere: whether the two samples of one lie at other places.
+    """
+
+    length: int
+    places: np.ndarray
+    sizes: np.ndarray
+    elsewhere: np.ndarray
+
+
+def measure_together(pairs: Sequence[Pair], rows: np.ndarray) -> np.ndarray:
+    """Measure the pairs of sketches of a step.
 
     Left out is what is not ordinary (one side in full, another layout, values that are not finite), and to be measured
     one by one.
+
+    Args:
+        rows: of `padiff.records.rows.ROW`, one for each pair, which are filled.
+
+    Returns:
+        Which were measured.
     """
-    groups: dict[int, list[tuple[int, Pair, Sketched, Sketched]]] = defaultdict(list)
+    done = np.zeros(len(pairs), np.bool_)
+    planned = pairs if isinstance(pairs, PlannedPairs) else None
+    for group in _groups(None, pairs) if planned is None else planned.sites.fact(_groups, planned):
+        sketches = _gathered(pairs, group) if planned is None else _planned(planned, group)
+        with np.errstate(all="ignore"):
+            columns = (_exact if group.length else _estimates)(group, sketches, _scales(pairs, group))
+        ordinary = columns.pop("ordinary")
+        if ordinary.all():
+            places = group.places
+        else:
+            places = group.places[ordinary]
+            columns = {name: column[ordinary] for name, column in columns.items()}
+        done[places] = True
+        rows["basis"][places] = SKETCHES
+        rows["size"][places] = group.sizes if ordinary.all() else group.sizes[ordinary]
+        for name, column in columns.items():
+            rows[name][places] = column
+    return done
+
+
+def _groups(_: object, pairs: Sequence[Pair]) -> list[_Group]:
+    """The pairs of sketches of a step that can be measured together."""
+    found: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
     for place, pair in enumerate(pairs):
         sources = _sources(pair)
         if sources is not None:
             size = sources[0].size
-            groups[size if size <= BUCKETS else 0].append((place, pair, *sources))
-    found: dict[int, Diff] = {}
-    for length, group in groups.items():
-        some = [pair for _, pair, _, _ in group]
-        rows = Both(
-            np.concatenate([source.row for _, _, source, _ in group]).reshape(len(group), -1),
-            np.concatenate([source.row for _, _, _, source in group]).reshape(len(group), -1),
-        )
-        scales = Both(
-            np.array([p.scales.reference for p in some])[:, None], np.array([p.scales.candidate for p in some])[:, None]
-        )
-        with np.errstate(all="ignore"):
-            if length:
-                figures = _exact(rows, scales, length)
-            else:
-                figures = _estimates(some, [source.size for _, _, source, _ in group], rows, scales)
-        for (place, pair, _, _), own in zip(group, figures):
-            if own is not None:
-                found[place] = Diff(pair, own)
-    return found
+            found[size if size <= BUCKETS else 0].append((place, size, bool(pair.layout) and size > ELEMENTS))
+    return [_Group(length, *map(np.array, zip(*some))) for length, some in found.items()]
+
+
+def _planned(pairs: PlannedPairs, group: _Group) -> Both[np.ndarray]:
+    """The sketches of a group, out of the steps' tables."""
+    where = pairs.sites.fact(sketch_rows, pairs).zip(pairs.records)
+    return where.map(lambda side: side[1].rows_of(side[0][group.places]))
+
+
+def _gathered(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
+    """The sketches of a group, one by one."""
+    some = [pairs[place] for place in group.places.tolist()]
+    return Both(
+        np.concatenate([pair.reference.source.row for pair in some]).reshape(len(some), -1),  # type: ignore[union-attr]
+        np.concatenate([pair.candidate.source.row for pair in some]).reshape(len(some), -1),  # type: ignore[union-attr]
+    )
+
+
+def _scales(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray] | None:
+    """What each side's values are divided by, as columns; `None`: by nothing."""
+    if isinstance(pairs, PlannedPairs) and pairs.unscaled:
+        return None
+    scales = [pairs[place].scales for place in group.places.tolist()]
+    return unzipped(scales).map(lambda side: np.array(side)[:, None])
 
 
 def _sources(pair: Pair) -> tuple[Sketched, Sketched] | None:
@@ -70,86 +122,69 @@ def _sources(pair: Pair) -> tuple[Sketched, Sketched] | None:
     return (a, b) if alike else None
 
 
-def _finite(rows: Both[np.ndarray]) -> np.ndarray:
+def _finite(sketches: Both[np.ndarray]) -> np.ndarray:
     """Of which pairs all numbers are finite, and all of the tensors were."""
-    alike = [np.isfinite(side).all(axis=1) & (side[:, _NONFINITE] == 0) for side in rows]
+    alike = [np.isfinite(side).all(axis=1) & (side[:, _NONFINITE] == 0) for side in sketches]
     return np.asarray(alike[0] & alike[1])
 
 
-def _exact(rows: Both[np.ndarray], scales: Both[np.ndarray], length: int) -> list[Figures | None]:
+def _exact(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarray] | None) -> dict[str, np.ndarray]:
     """Of tensors of so many elements, each of which is a number of the projection, give or take its sign."""
-    sides = rows.zip(scales).map(lambda side: side[0][:, _ABOUT : _ABOUT + length] / side[1])
-    reference, candidate = sides
+    reference, candidate = _scaled(sketches.map(lambda side: side[:, _ABOUT : _ABOUT + group.length]), scales)
     error, size = np.abs(candidate - reference), np.abs(reference)
     squares = [np.einsum("ij,ij->i", values, values) for values in (error, reference, candidate)]
     # Where the reference is 0 there is no relative error.
     ratios = np.fmax.reduce(np.where(size != 0, error / size, np.nan), axis=1)
     worst = error.argmax(axis=1)
-    ordinary = _finite(rows) & np.isfinite(squares[1] + squares[2])
-    found: list[Figures | None] = []
-    numbers = zip(
-        ordinary.tolist(),
-        worst.tolist(),
-        error.max(axis=1).tolist(),
-        np.where(np.isnan(ratios), 0.0, ratios).tolist(),
-        np.add.reduce(error, axis=1).tolist(),
-        np.add.reduce(size, axis=1).tolist(),
-        *(square.tolist() for square in squares),
-        reference.tolist(),
-        candidate.tolist(),
-    )
-    for good, at, max_abs, max_rel, errors, sizes, l2, reference_l2, candidate_l2, r, c in numbers:
-        if not good:
-            found.append(None)
-            continue
-        found.append(
-            Figures(
-                max_abs=max_abs,
-                max_rel=max_rel,
-                mean_abs=errors / length,
-                mean_reference=sizes / length,
-                l2=math.sqrt(l2),
-                reference_l2=math.sqrt(reference_l2),
-                candidate_l2=math.sqrt(candidate_l2),
-                size=length,
-                index=(at,),
-                values=Both(r[at], c[at]),
-                basis="sketches",
-            )
-        )
-    return found
+    each = np.arange(len(worst))
+    return {
+        "ordinary": _finite(sketches) & np.isfinite(squares[1] + squares[2]),
+        "max_abs": error[each, worst],
+        "max_rel": np.where(np.isnan(ratios), 0.0, ratios),
+        "mean_abs": np.add.reduce(error, axis=1) / group.length,
+        "mean_reference": np.add.reduce(size, axis=1) / group.length,
+        "l2": np.sqrt(squares[0]),
+        "reference_l2": np.sqrt(squares[1]),
+        "candidate_l2": np.sqrt(squares[2]),
+        "spread": np.zeros(len(worst)),
+        "index": worst,
+        "reference_value": reference[each, worst],
+        "candidate_value": candidate[each, worst],
+    }
 
 
-def _estimates(
-    pairs: Sequence[Pair], sizes: Sequence[int], rows: Both[np.ndarray], scales: Both[np.ndarray]
-) -> list[Figures | None]:
+def _estimates(group: _Group, sketches: Both[np.ndarray], scales: Both[np.ndarray] | None) -> dict[str, np.ndarray]:
     """Of larger tensors, from their projections."""
-    size = np.array(sizes)
+    size = group.sizes
     shares = np.sqrt(size / np.minimum(size, ELEMENTS))[:, None]
-    projected = rows.zip(scales).map(lambda side: side[0][:, _ABOUT:] / side[1])
+    projected = _scaled(sketches.map(lambda side: side[:, _ABOUT:]), scales)
     errors = (projected.candidate - projected.reference) * shares
     # As products of a row and a column: one product of matrices may add up in another order.
     l2 = np.sqrt(np.matmul(errors[:, None, :], errors[:, :, None])[:, 0, 0])
-    reference, candidate = rows.zip(scales).map(lambda side: _about(*side, size))
+    about = _scaled(sketches.map(lambda side: side[:, :_ABOUT]), scales)
+    norm, other = (np.sqrt(side[:, _MEAN_SQUARE] * size) for side in sketches)
+    if scales is not None:
+        norm, other = norm / scales.reference[:, 0], other / scales.candidate[:, 0]
     root_mean_square = l2 / np.sqrt(size)
-    extremes = [np.abs(c - r) for c, r in zip(candidate[:2], reference[:2])]
+    extremes = np.abs(about.candidate[:, _EXTREMES] - about.reference[:, _EXTREMES]).max(axis=1)
     # A sample elsewhere has other extremes.
-    elsewhere = np.array([bool(pair.layout) for pair in pairs]) & (size > ELEMENTS)
-    largest = np.where(elsewhere, root_mean_square, np.maximum(root_mean_square, np.maximum(*extremes)))
-    norm = reference[3]
-    max_rel = np.where(norm != 0, l2 / norm, 0.0)
-    bulk = bulk_of_squares(np.square(errors))
-    columns = (_finite(rows), largest, max_rel, root_mean_square, reference[2], l2, norm, candidate[3], size, bulk)
-    return [
-        Figures(most, relative, mean, mean_reference, own, r, c, n, bulk_l2=b, basis="sketches", spread=SPREAD)
-        if ordinary
-        else None
-        for ordinary, most, relative, mean, mean_reference, own, r, c, n, b in zip(*(x.tolist() for x in columns))
-    ]
+    largest = np.where(group.elsewhere, root_mean_square, np.maximum(root_mean_square, extremes))
+    nothing = np.zeros(len(size))
+    return {
+        "ordinary": _finite(sketches),
+        "max_abs": largest,
+        "max_rel": np.where(norm != 0, l2 / norm, 0.0),
+        "mean_abs": root_mean_square,
+        "mean_reference": about.reference[:, _MEAN_ABS],
+        "l2": l2,
+        "reference_l2": norm,
+        "candidate_l2": other,
+        "bulk_l2": bulk_of_squares(np.square(errors)),
+        "spread": np.full(len(size), SPREAD),
+        "reference_value": nothing,
+        "candidate_value": nothing,
+    }
 
 
-def _about(rows: np.ndarray, scales: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of one side: extremes, mean size and norm."""
-    by = scales[:, 0]
-    norm = np.sqrt(rows[:, _MEAN_SQUARE] * size) / by
-    return rows[:, _MINIMUM] / by, rows[:, _MAXIMUM] / by, rows[:, _MEAN_ABS] / by, norm
+def _scaled(sides: Both[np.ndarray], scales: Both[np.ndarray] | None) -> Both[np.ndarray]:
+    return sides if scales is None else sides.zip(scales).map(lambda side: side[0] / side[1])

@@ -1,0 +1,35 @@
+"""Sequences whose elements are made when somebody looks at them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TypeVar, overload
+
+_Thing = TypeVar("_Thing")
+
+
+class OnDemand(Sequence[_Thing], ABC):
+    """Things that are made when they are asked for. It is equal to any other sequence of the same things."""
+
+    @abstractmethod
+    def _at(self, place: int) -> _Thing:
+        """The thing at a place, counted from the first one."""
+
+    @overload
+    def __getitem__(self, key: int) -> _Thing: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[_Thing]: ...
+
+    def __getitem__(self, key: int | slice) -> _Thing | Sequence[_Thing]:
+        places = range(len(self))[key]  # raises IndexError as sequences do, and counts from the end
+        return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
+
+    def __iter__(self) -> Iterator[_Thing]:
+        return map(self._at, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,105 @@
+"""The pairs of a step that is paired as one before was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from padiff.records.both import Both
+from padiff.records.compared import UNSCALED, Pair
+from padiff.records.layout import Layout
+from padiff.records.on_demand import OnDemand
+from padiff.records.step_diffs import Sites
+from padiff.records.structured import Structured
+
+
+@dataclass(eq=False, slots=True)
+class PairColumns:
+    """Pairs of two structures, but for the step that they are of. (Not a value for each: of many layers they are many,
+    and are kept.)
+
+    Attributes:
+        references, candidates: places of the two records in their steps; `None` where that side has none.
+        layouts, optional: as `Pair` has them.
+        scaled: whether both sides are divided by their steps' loss scales.
+        sites: what they are.
+    """
+
+    references: list[int | None]
+    candidates: list[int | None]
+    layouts: list[Layout]
+    scaled: list[bool]
+    optional: list[bool]
+    sites: Sites
+
+
+class PlannedPairs(OnDemand[Pair]):
+    """The pairs of a step. A pair is made when it is looked at.
+
+    Args:
+        step: the step's number.
+        records: of both sides.
+        scales: what each side's loss was scaled by.
+        columns: what is paired like.
+        made: the pairs, where they are made already.
+
+    Attributes:
+        records, columns: likewise.
+        unscaled: whether no pair is divided by a scale.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        records: Both[Structured],
+        scales: Both[float],
+        columns: PairColumns,
+        made: Iterable[Pair] = (),
+    ) -> None:
+        self._step, self.records, self.columns = step, records, columns
+        self._scales = UNSCALED if scales == UNSCALED else scales
+        self.unscaled = self._scales is UNSCALED or not any(columns.scaled)
+        self._made: list[Pair | None] = list(made) or [None] * len(columns.optional)
+
+    @property
+    def sites(self) -> Sites:
+        """What they are."""
+        return self.columns.sites
+
+    def _at(self, place: int) -> Pair:
+        found = self._made[place]
+        if found is None:
+            own, (a, b) = self.columns, self.records
+            one, other = own.references[place], own.candidates[place]
+            found = self._made[place] = Pair(
+                self._step,
+                a[one] if one is not None else None,
+                b[other] if other is not None else None,
+                own.layouts[place],
+                self._scales if own.scaled[place] else UNSCALED,
+                own.optional[place],
+            )
+        return found
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def sites_of(pairs: Sequence[Pair]) -> Sites:
+    """What pairs are."""
+    return pairs.sites if isinstance(pairs, PlannedPairs) else Sites(pairs)
+
+
+def sketch_rows(sites: Sites, pairs: PlannedPairs) -> Both[np.ndarray]:
+    """Where the sketches of planned pairs are in their steps' tables; -1 where a side has none."""
+
+    def rows(places: list[int | None], records: Structured) -> np.ndarray:
+        known = records.sketches
+        if known is None:
+            return np.full(len(sites), -1)
+        return np.array([known[place] if place is not None else -1 for place in places], np.intp)
+
+    own, (a, b) = pairs.columns, pairs.records
+    return Both(rows(own.references, a), rows(own.candidates, b))
