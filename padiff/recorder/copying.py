@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.values import UncopiedError
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.left_out import Left
-from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
+from padiff.recorder.taken import Awaited, Difference, OnItsWay, Sampled, Taken, Transfer, Whole
+from padiff.records import Storable, TensorSource
 from padiff.records.parts import PARTIAL, Part
 from padiff.sketches.cuts import Cut, cut_of
 from padiff.sketches.parts import own_of
@@ -80,7 +82,7 @@ class Copier:
         empty: Empty = np.empty,
         samples: Samples | None = None,
         room: float = SMALL_BYTES,
-        keep: Callable[[np.ndarray], np.ndarray | None] | None = None,
+        keep: Callable[[Storable], np.ndarray | None] | None = None,
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
         self._empty, self._room, self.within = empty, room, math.inf
@@ -162,6 +164,15 @@ class Copier:
             return tensors.copy(tensor, self._empty)
         self._kept[id(tensor)] = weakref.ref(tensor)
         return kept
+
+    def less(self, after: Taken, before: Taken) -> TensorSource:
+        """Where a record finds the values of a tensor less those of another one; they go where `keep` has copies."""
+        source = after.less(before)
+        if self._keep is None or not isinstance(source, Difference) or source.after.nbytes < LEAST:
+            return source
+        # What is no number is not said here: the training may have numpy raise an error.
+        with np.errstate(all="ignore"):
+            return replace(source, written=self._keep(source.to_store()))
 
     def _sampled(self, tensor: Any, transposed: bool) -> Sampled:
         """A sample of a tensor that is here as a whole."""

@@ -286,7 +286,8 @@ class Parameters:
                     continue
                 self._before[key] = after
                 dtype = after.dtype if tensor.element_size() >= WIDE else "float32"
-                self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call, part=after.part)
+                source = self._records.copier.less(after, before)
+                self._records.put(node, "update", slot, source, dtype, after.shape, call, part=after.part)
 
     def _record_together(self, keys: Sequence[int]) -> bool:
         """`_record`, of samples, at once. Whether that could be done."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from padiff.dump import open_run
 from padiff.dump.safetensors import write_safetensors
 from padiff.dump.spool import LEAST, Spools
 from padiff.recorder.taken import Difference
-from padiff.records import RunInfo
+from padiff.records import RunInfo, Unread
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
 
@@ -111,6 +113,32 @@ def test_a_difference_is_worked_out_in_pieces(tmp_path, dtype):
     np.testing.assert_allclose(load_file(tmp_path / "a.safetensors")["0"], expected, rtol=1e-6, atol=1e-9)
 
 
+def test_a_difference_is_kept_in_pieces(tmp_path, spools):
+    after, before = some(0, 200_000), some(1, 200_000)
+    source = Difference(after, before)
+    assert isinstance(source.to_store(), Unread)
+    kept = spools.next().keep(source.to_store())
+    after[:] = 0  # what the optimizer makes of it next
+    expected = some(0, 200_000).astype(np.float64) - before.astype(np.float64)
+    np.testing.assert_array_equal(kept, expected.astype(np.float32))
+    write_safetensors(tmp_path / "a.safetensors", {"0": replace(source, written=kept).to_store()}, {})
+    np.testing.assert_array_equal(load_file(tmp_path / "a.safetensors")["0"], expected.astype(np.float32))
+    assert spools.useful
+
+
+def test_differences_that_are_no_numbers_raise_no_error_in_the_loop(tmp_path):
+    model = torch.nn.Linear(128, 200)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with torch.no_grad():
+        model.weight[0, 0] = torch.inf
+    with np.errstate(all="raise"), padiff.record(model, tmp_path, optimizer=optimizer, detail="full", pack=True) as rec:
+        model(torch.randn(64, 128))[:, 1:].square().mean().backward()  # the infinite weight has a gradient of 0
+        optimizer.step()
+        rec.try_dump()
+    (update,) = (r for r in open_run(tmp_path).steps(0)[0].records if (r.stage, r.slot) == ("update", "weight"))
+    assert np.isnan(update.value[0, 0])
+
+
 def check_run(folder, steps, times=1):
     """What a run that was recorded into a folder has is what one in memory has, to the bit."""
     found = []
@@ -143,13 +171,18 @@ def test_a_run_has_what_memory_keeps(tmp_path, times):
 
 
 def test_tensors_are_written_once(tmp_path, monkeypatch):
-    written, real = [], os.pwrite
+    written, real, loop = [], os.pwrite, threading.current_thread()
+    late = []
 
     def count(descriptor, data, start):
         written.append(real(descriptor, data, start))
+        if threading.current_thread() is not loop:
+            late.append(written[-1])
         return written[-1]
 
     monkeypatch.setattr(os, "pwrite", count)
     run = check_run(tmp_path, 3)
     stored = sum(path.stat().st_size for path in run.path.glob("steps/*/rank_0/step.safetensors"))
     assert stored <= sum(written) < stored + LEAST  # the lock's file is written like that, too
+    # The large ones are all written while the step goes on, what the optimizer did too.
+    assert max(late) < LEAST
