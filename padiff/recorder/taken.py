@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,30 +19,25 @@ from padiff.sketches.samples import Samples
 
 # Bytes of a difference that are worked out at a time: they are still in the cache when they are written.
 _PIECE = 1 << 18
+# Of infinite weights the difference is no number, and the training may have numpy make errors of that.
+_UNSAID = partial(np.errstate, all="ignore")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference(TensorSource):
-    """A tensor source: one array less another, worked out when read, on the writer's thread.
-
-    Attributes:
-        written: what it is in the step's file, where it was written there at once.
-    """
+    """A tensor source: one array less another, worked out when read (on the writer's thread)."""
 
     after: np.ndarray
     before: np.ndarray
-    written: np.ndarray | None = None
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         return self.after, self.before
 
     def read(self) -> np.ndarray:
-        return difference(self.after, self.before) if self.written is None else self.written
+        return difference(self.after, self.before)
 
     def to_store(self) -> Storable:
-        if self.written is not None:
-            return self.written
         after, before = self.after, self.before
         if after.nbytes <= _PIECE or after.dtype != before.dtype or after.dtype not in (np.float32, np.float64):
             return self.read()
@@ -53,15 +49,18 @@ class Difference(TensorSource):
         room = np.empty(length, after.dtype)
         for start in range(0, after.size, length):
             some = after[start : start + length]
-            yield np.subtract(some, before[start : start + length], out=room[: some.size])
+            with _UNSAID():
+                piece = np.subtract(some, before[start : start + length], out=room[: some.size])
+            yield piece
 
 
 def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
     """One array less another; in float32 at least."""
     if after.dtype.itemsize < 4 and after.dtype.kind not in "iub":
         # 16-bit weights: the difference of two neighbours would be rounded away.
-        return np.asarray(after.astype(np.float32) - before.astype(np.float32))
-    return np.asarray(after - before)
+        after, before = after.astype(np.float32), before.astype(np.float32)
+    with _UNSAID():
+        return np.asarray(after - before)
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class Whole:
         """Whether all values are zero."""
         return not bool((self.values != 0).any())
 
-    def less(self, before: Taken) -> Difference:
+    def less(self, before: Taken) -> TensorSource:
         """Where a record finds the values less those of another tensor of this shape."""
         assert isinstance(before, Whole)
         return Difference(self.values, before.values)
