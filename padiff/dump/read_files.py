@@ -108,6 +108,7 @@ class FileReader:
         with Explained(path):
             if known is None or not known.is_of(said):
                 self._structures[rank] += 1
+                # No more of them than packed steps have files that say so.
                 structure = object() if self._structures[rank] <= MOST else None
                 known = self._known[rank] = _Known(said, structure)
         return known

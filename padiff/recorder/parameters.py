@@ -59,7 +59,7 @@ class Parameters:
         #: What the parameters that train were before the step, by identity: or where samples of all were taken at once,
         #: these.
         self._before: dict[int, Taken] = {}
-        #: Those of which nothing is kept since they were stepped.
+        #: Those that were stepped, and of which nothing is kept since.
         self._uncopied: set[int] = set()
         self._batch: Batch | None = None
         self._copies = Copies(records, self._framework)
@@ -296,8 +296,8 @@ class Parameters:
                 self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call, part=after.part)
 
     def _put_at_once(self, key: int, before: Taken, call: int) -> bool:
-        """Record what a step did to a parameter, without a copy of what it made of it: where steps are not known to be
-        taken again that would be one for nothing. Whether that was done.
+        """Record what the optimizer did to a parameter, and keep no copy of what it made of it: that is needed only
+        where the parameter is stepped again. Whether that was done.
         """
         if self._last.again or not isinstance(before, Whole) or before.part is not None:
             return False
