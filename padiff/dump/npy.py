@@ -42,7 +42,7 @@ def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, .
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size < _USUAL + size:
                 return None
-        memory = room(size)
+        memory = room(size, _USUAL)
         if memory is None:
             return None
         fill(descriptor, 0, head, memory)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from sys import intern
 from typing import Any
-
-import numpy as np
 
 from padiff.dump.floors import read_floors
 from padiff.dump.format import (
@@ -24,31 +19,21 @@ from padiff.dump.format import (
     RUN_FILE,
     SCHEMA_VERSION,
     STEPS,
-    nodes_from_json,
     step_folder,
     tree_from_json,
 )
-from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.names import names_of, ranks_of
 from padiff.dump.pack import PACK_FILE, PackReader
+from padiff.dump.read_files import FileReader
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.replay_packs import Packs
-from padiff.dump.tensor_file import TensorFile
-from padiff.dump.traces import trace_from_json
-from padiff.dump.untrusted import check_inside, plain, shape_of, whole
+from padiff.dump.untrusted import check_inside, plain, whole
 from padiff.errors import RunFolderError
 from padiff.records import (
-    LOOP,
-    NO_TRACE,
-    STAGES,
     Layer,
-    Record,
     RunInfo,
-    Sketched,
     Step,
-    TensorSource,
-    Trace,
     run_card,
     run_line,
     run_text,
@@ -56,13 +41,10 @@ from padiff.records import (
 )
 from padiff.records.environment import environment_from_json
 from padiff.records.pack import Pack
-from padiff.records.parts import Part
-from padiff.sketches.sketch import BUCKETS, FIGURES
 
 # The folder of a run's only process.
 _ALONE = "rank_0"
 _STEP_NAME = re.compile(r"\d{8,}")
-_Others = Mapping[str, tuple[AnyPath, str]]
 
 
 class _OnDisk(ABC):
@@ -110,7 +92,7 @@ class FolderRun(_OnDisk):
     def __init__(self, path: str | AnyPath) -> None:
         self.path = path if isinstance(path, RemotePath) else Path(path)
         self._info = read_info(self.path / RUN_FILE)
-        self._packed = PackReader(self.path)
+        self._packed, self._files = PackReader(self.path), FileReader()
         self._packs = Packs(self.path)
         # As text: of a long run the objects that paths are made of would take as long as reading the steps does.
         self._floors = os.path.join(str(path), FLOORS)
@@ -153,10 +135,9 @@ class FolderRun(_OnDisk):
         """Whether it is worth a look."""
         return os.path.lexists(f"{self._floors}{os.sep}{step_folder(number)}")
 
-    @staticmethod
-    def _read(rank: Path) -> Step:
+    def _read(self, rank: Path) -> Step:
         _check_whole(rank)
-        return _read_step(rank, (REPORT_FILE, PARAMS_FILE))[0]
+        return self._files.read(rank)[0]
 
     def finished(self) -> bool:
         return (self.path / FINISHED_FILE).exists()
@@ -256,66 +237,11 @@ def read_dump(folder: Path, files: Sequence[str] = (REPORT_FILE, PARAMS_FILE)) -
     Raises:
         RunFolderError: none of the files is there, or one of them is damaged.
     """
-    step, contents = _read_step(folder, files)
+    step, contents = FileReader().read(folder, files)
     path, content = contents[-1]
     with Explained(path):
         info = _info(content, tuple(layer for layer, _ in tree_from_json(content["tree"])))
     return replace(info, settings={}), step  # what stands there is the step's
-
-
-def _read_step(folder: Path, files: Sequence[str]) -> tuple[Step, list[tuple[Path, Any]]]:
-    """One rank's records, without the tree that they hang in; and the JSON files that they come from."""
-    contents = [(folder / name, _read_json(folder / name)) for name in files if (folder / name).exists()]
-    if not contents:
-        raise RunFolderError(f"{folder} holds neither {' nor '.join(files)}: it is no dump folder")
-    records: list[Record] = []
-    others = elsewhere(folder)
-    for path, content in contents:
-        with Explained(path):
-            for node in nodes_from_json(content["tree"]):
-                records += _records(folder, str(node["path"]), str(node["type"]), node.get("records", ()), others)
-            records += _records(folder, LOOP, "", content.get("loop", {}).get("records", ()), others)
-    with Explained(path):
-        step = Step(
-            number=whole(content["step"]),
-            records=tuple(sorted(records, key=lambda record: record.order)),
-            rank=whole(content.get("rank", 0)),
-            loss_scale=_scale(content.get("loss_scale", 1.0)),
-            micro_batches=whole(content.get("micro_batches", 1)),
-            notes=tuple(str(note) for note in content.get("notes", ())),
-            settings=settings_from_json(plain(content.get("settings", {}))),
-            trace=next((_trace(folder, others, *each) for each in contents if each[1].get("trace")), NO_TRACE),
-        )
-    return step, contents
-
-
-def _trace(folder: Path, others: _Others, path: Path, content: Mapping[str, Any]) -> Trace:
-    trace = content["trace"]
-    table: list[np.ndarray] = []
-
-    def source(kept_as: str, place: Any, dtype: str, shape: tuple[int, ...]) -> TensorSource:
-        if kept_as == "file":
-            where, file = others.get(str(place), (folder, str(place)))
-            return TensorFile(where, file, dtype, shape, "trace")
-        if kept_as not in ("sketch", "turned") or place < 0:
-            raise ValueError(f"kept as {kept_as!r} at {place!r}")
-        if not table:
-            kept = trace["sketches"]
-            rows = (whole(kept["rows"]), len(FIGURES) + BUCKETS)
-            table.append(
-                np.array(TensorFile(folder, str(kept["file"]), "float64", rows, "sketches").read(), np.float64)
-            )
-        size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-        return Sketched(table[0][place], size, kept_as == "turned")
-
-    return trace_from_json(trace, source, path)
-
-
-def _scale(value: Any) -> float:
-    scale = float(value)
-    if not 0 < scale < math.inf:
-        raise ValueError(f"a loss scale of {scale}")
-    return scale
 
 
 def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
@@ -331,26 +257,6 @@ def _info(content: Mapping[str, Any], layers: tuple[Layer, ...]) -> RunInfo:
         settings=settings_from_json(plain(content.get("settings", {}))),
         identity=str(content.get("id", "")),
     )
-
-
-def _records(
-    folder: Path, layer: str, layer_type: str, entries: Iterable[dict[str, Any]], others: _Others
-) -> Iterator[Record]:
-    # The same words in every step: a long comparison keeps one of each.
-    layer, layer_type = intern(layer), intern(layer_type)
-    for entry in entries:
-        stage, slot, call = intern(str(entry["stage"])), intern(str(entry["slot"])), whole(entry["call"])
-        if stage not in STAGES:
-            raise ValueError(f"unknown stage {stage!r}")
-        dtype, shape, order = intern(str(entry["dtype"])), _shape(tuple(entry["shape"])), whole(entry["order"])
-        place, file = others.get(str(entry["file"]), (folder, entry["file"]))
-        source = TensorFile(place, intern(str(file)), dtype, shape, intern(f"{layer}/{stage}/{slot}"))
-        recomputed = bool(entry.get("recomputed"))
-        part = Part.of_json(entry["part"], shape) if "part" in entry else None
-        yield Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed, part)
-
-
-_shape = lru_cache(maxsize=4096)(shape_of)
 
 
 def _read_json(path: AnyPath) -> Any:

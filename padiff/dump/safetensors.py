@@ -180,7 +180,7 @@ class ArrayFile:
             ValueError: it has become shorter, another one has its name, or so much memory is not free.
         """
         file = self._open()
-        memory = room(place.size)
+        memory = room(place.size, place.start)
         if memory is None:
             memory = new_memory(place.size)
         file.fill(place.start, memory)

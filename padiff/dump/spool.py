@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.files import bytes_of
-from padiff.records import RunInfo, Storable
+from padiff.records import RunInfo, Storable, Unread
 
 #: Bytes of the smallest tensor that goes into the file at once. Chosen: below, a copy in memory takes less than a call
 #: of the kernel does.
@@ -72,7 +72,7 @@ class SpoolOfStep:
         self._spool: Spool | None = None
         self._lock = threading.Lock()
 
-    def keep(self, array: np.ndarray) -> np.ndarray | None:
+    def keep(self, array: Storable) -> np.ndarray | None:
         """`Spool.keep`."""
         with self._lock:
             if self._spool is None and self._run.useful:
@@ -101,12 +101,12 @@ class Spool:
         self._starts: set[int] = set()
         self._lock = threading.Lock()
 
-    def keep(self, array: np.ndarray) -> np.ndarray | None:
+    def keep(self, array: Storable) -> np.ndarray | None:
         """Write an array, and give what was written; `None`: it is too small, does not lie in order, or there is no
         room for it.
         """
-        size = array.nbytes
-        if size < LEAST or size % _WIDE or not array.flags.c_contiguous:
+        size, in_order = array.nbytes, isinstance(array, Unread) or array.flags.c_contiguous
+        if size < LEAST or size % _WIDE or not in_order:
             return None
         with self._lock:
             start = self.end
@@ -114,8 +114,11 @@ class Spool:
                 return None
             self.end += size
             self._starts.add(start)
+        place = start
         try:
-            _write(self._descriptor, array, start)
+            for piece in array.pieces() if isinstance(array, Unread) else (array,):
+                _write(self._descriptor, piece, place)
+                place += piece.nbytes
         except OSError:  # the disk is full, say: writing the step says so
             return None
         view: np.ndarray = np.asarray(_Kept(self, start, self._address + start, size))

@@ -14,7 +14,8 @@ from padiff.frameworks.base import Framework
 from padiff.frameworks.values import UncopiedError
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.left_out import Left
-from padiff.recorder.taken import Awaited, OnItsWay, Sampled, Taken, Transfer, Whole
+from padiff.recorder.taken import Awaited, Difference, OnItsWay, Sampled, Taken, Transfer, Whole
+from padiff.records import InMemory, Storable, TensorSource
 from padiff.records.parts import PARTIAL, Part
 from padiff.sketches.cuts import Cut, cut_of
 from padiff.sketches.parts import own_of
@@ -80,7 +81,7 @@ class Copier:
         empty: Empty = np.empty,
         samples: Samples | None = None,
         room: float = SMALL_BYTES,
-        keep: Callable[[np.ndarray], np.ndarray | None] | None = None,
+        keep: Callable[[Storable], np.ndarray | None] | None = None,
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
         self._empty, self._room, self.within = empty, room, math.inf
@@ -162,6 +163,24 @@ class Copier:
             return tensors.copy(tensor, self._empty)
         self._kept[id(tensor)] = weakref.ref(tensor)
         return kept
+
+    def less(self, tensor: Any, before: Whole) -> TensorSource | None:
+        """Where a record finds a tensor's values, as they are now, less those of before; `None` where `keep` does not
+        have them.
+        """
+        COPYING.now = True
+        try:
+            if self._keep is None or self._spread.is_spread(tensor):
+                return None
+            values = self._tensors.live(tensor)
+            if values is None or values.nbytes < LEAST or not values.flags.c_contiguous:
+                return None
+            kept = self._keep(Difference(values, before.values).to_store())
+            return None if kept is None else InMemory(kept)
+        except Exception:  # taking a copy says what is wrong
+            return None
+        finally:
+            COPYING.now = False
 
     def _sampled(self, tensor: Any, transposed: bool) -> Sampled:
         """A sample of a tensor that is here as a whole."""

@@ -27,7 +27,7 @@ from padiff.recorder.known import Known
 from padiff.recorder.memory import MemoryRun
 from padiff.recorder.options import Target
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.records import RunInfo, Step, bytes_text
+from padiff.records import RunInfo, Step, Storable, bytes_text
 from padiff.records.pack import Pack
 from padiff.sketches.cuts import Kind
 from padiff.sketches.samples import Samples
@@ -129,7 +129,7 @@ class Output:
         samples = Samples(empty, take_back, framework.tensors.fetch, self._counts)
         return RecordBuffer(Copier(framework, empty, samples, room, self._keep()), self._known)
 
-    def _keep(self) -> Callable[[np.ndarray], np.ndarray | None] | None:
+    def _keep(self) -> Callable[[Storable], np.ndarray | None] | None:
         """What writes a step's tensors into its file as they are copied, where that can be done."""
         if self._spools is None or not self._spools.useful:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from padiff.sketches.samples import Samples
 
 # Bytes of a difference that are worked out at a time: they are still in the cache when they are written.
 _PIECE = 1 << 18
+# Of infinite weights the difference is no number, and the training may have numpy make errors of that.
+_UNSAID = partial(np.errstate, all="ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +49,18 @@ class Difference(TensorSource):
         room = np.empty(length, after.dtype)
         for start in range(0, after.size, length):
             some = after[start : start + length]
-            yield np.subtract(some, before[start : start + length], out=room[: some.size])
+            with _UNSAID():
+                piece = np.subtract(some, before[start : start + length], out=room[: some.size])
+            yield piece
 
 
 def difference(after: np.ndarray, before: np.ndarray) -> np.ndarray:
     """One array less another; in float32 at least."""
     if after.dtype.itemsize < 4 and after.dtype.kind not in "iub":
         # 16-bit weights: the difference of two neighbours would be rounded away.
-        return np.asarray(after.astype(np.float32) - before.astype(np.float32))
-    return np.asarray(after - before)
+        after, before = after.astype(np.float32), before.astype(np.float32)
+    with _UNSAID():
+        return np.asarray(after - before)
 
 
 @dataclass(slots=True)

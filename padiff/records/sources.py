@@ -14,9 +14,9 @@ from padiff.errors import SketchOnlyError
 from padiff.sketches.samples import Samples
 from padiff.sketches.sketch import Sketch
 
-#: Gives so many bytes of memory that is there already, which may be used until it is asked again; `None`: it has not so
-#: many.
-Room: TypeAlias = Callable[[int], np.ndarray | None]
+#: Gives so many bytes of memory that is there already, which may be used until it is asked again, given the place in a
+#: file where they come from; `None`: it has not so many.
+Room: TypeAlias = Callable[[int, int], np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ def check_free(size: int) -> None:
         raise ValueError(f"it has {size:,} bytes, with {free:,} of memory free")
 
 
-def new_memory(size: int) -> np.ndarray:
-    """So many bytes of new memory, for one tensor.
+def new_memory(size: int, _start: int = 0) -> np.ndarray:
+    """So many bytes of new memory, for one tensor; wherever in a file they come from.
 
     Raises:
         ValueError: so much is not free.

@@ -47,23 +47,32 @@ def test_pairs_that_are_read_into_one_room_have_the_figures_of_their_own_arrays(
 def test_a_room_is_used_again_and_grows_and_has_an_end(monkeypatch):
     monkeypatch.setattr(module, "_MOST", 1 << 21)
     room = module._Room()
-    first = room(1000)
+    first = room(1000, 0)
     assert first.size == 1000
-    assert np.shares_memory(room(1 << 20), first)
-    larger = room((1 << 20) + 1)
+    assert np.shares_memory(room(1 << 20, 0), first)
+    larger = room((1 << 20) + 1, 0)
     assert larger.size == (1 << 20) + 1
-    assert np.shares_memory(room(10), larger)
-    assert room(1 << 21).size == 1 << 21
-    assert room((1 << 21) + 1) is None
+    assert np.shares_memory(room(10, 0), larger)
+    assert room(1 << 21, 0).size == 1 << 21
+    assert room((1 << 21) + 1, 0) is None
+
+
+@pytest.mark.parametrize("start", [0, 8, 128, 129, 3824, 4_000_264])
+def test_memory_lies_a_little_behind_the_place_in_the_file_and_suits_all_dtypes(start):
+    memory = module._Room()(1 << 20, start)
+    address = memory.ctypes.data
+    assert address % 16 == 0
+    assert 256 < (address - start) % 4096 <= 272
+    assert memory.size == 1 << 20
 
 
 def test_each_side_of_each_thread_has_a_room_of_its_own():
     found = []
-    threads = [threading.Thread(target=lambda: found.extend(room(64) for room in rooms())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.extend(room(64, 0) for room in rooms())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found += [room(64) for room in rooms()]
+    found += [room(64, 0) for room in rooms()]
     for k, one in enumerate(found):
         assert not any(np.shares_memory(one, other) for other in found[k + 1 :])

@@ -34,7 +34,7 @@ class _Room:
     def __init__(self, most: int = 1 << 20) -> None:
         self.memory, self.asked = np.full(most, 255, np.uint8), []
 
-    def __call__(self, size: int) -> np.ndarray | None:
+    def __call__(self, size: int, start: int) -> np.ndarray | None:
         self.asked.append(size)
         return self.memory[:size] if size <= self.memory.size else None
 

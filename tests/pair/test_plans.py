@@ -19,7 +19,7 @@ from padiff.pair.united import united
 from padiff.records import LOOP, ROOT, Both, Pair
 from padiff.records.parts import Part
 
-PACKED = Storage(pack=True)
+PACKED, FILES = Storage(pack=True), Storage()
 TREE = info(root(2), linear("a", 4, 8), linear("b", 8, 2))
 
 
@@ -44,9 +44,9 @@ def mixed(number: int, seed: int, scale: float = 1.0):
     return step(number, records, loss_scale=scale)
 
 
-def runs(tmp_path, reference, candidate):
+def runs(tmp_path, reference, candidate, storage=PACKED):
     return [
-        open_run(write_run(tmp_path / name, TREE, steps, storage=PACKED))
+        open_run(write_run(tmp_path / name, TREE, steps, storage=storage))
         for name, steps in zip("rc", (reference, candidate))
     ]
 
@@ -63,11 +63,12 @@ def counted(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("storage", [PACKED, FILES], ids=["packed", "files"])
 @pytest.mark.parametrize("seed", range(6))
-def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, tmp_path, counted):
+def test_steps_that_are_alike_are_paired_as_each_by_itself(seed, storage, tmp_path, counted):
     reference = [mixed(n, seed, scale=2.0**n) for n in range(4)]
     candidate = [mixed(n, seed + 100, scale=4.0**n) for n in range(4)]
-    found, alignment, known = runs(tmp_path, reference, candidate), align(TREE, TREE), PairPlans()
+    found, alignment, known = runs(tmp_path, reference, candidate, storage), align(TREE, TREE), PairPlans()
     for number in range(4):
         sides = both(found, number)
         pairs = known.pairs(*sides, alignment)
@@ -86,17 +87,38 @@ def test_steps_of_two_kinds_that_take_turns_are_each_paired_once(tmp_path, count
     assert len(counted) == 2
 
 
-def test_another_alignment_pairs_anew(tmp_path):
+def test_a_step_in_files_that_is_unlike_the_one_before_is_paired_by_itself(tmp_path, counted):
+    reference = [mixed(n, n // 3) for n in range(6)]
+    found, alignment, known = runs(tmp_path, reference, reference, FILES), align(TREE, TREE), PairPlans()
+    for number in range(6):
+        sides = both(found, number)
+        assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
+    assert len(counted) == 2
+
+
+def test_pairs_of_ever_other_steps_in_files_are_not_all_remembered(tmp_path):
+    steps = [step(n, [record("a", "forward", "output.0", np.ones(n + 1, np.float32))]) for n in range(20)]
+    (run, _), alignment, known = runs(tmp_path, steps, steps, FILES), align(TREE, TREE), PairPlans()
+    for number in range(20):
+        (one,) = run.steps(number)
+        (pair,) = known.pairs(one, one, alignment)
+        assert pair.reference.shape == (number + 1,)
+    assert len(known._known) == 16
+
+
+@pytest.mark.parametrize("storage", [PACKED, FILES], ids=["packed", "files"])
+def test_another_alignment_pairs_anew(storage, tmp_path):
     tree = info(root(2), linear("a", 4, 4), linear("b", 4, 4))
     steps = [step(n, [record(path, "forward", "output.0", np.ones(4, np.float32)) for path in "ab"]) for n in range(2)]
-    found, known = runs(tmp_path, steps, steps), PairPlans()
+    found, known = runs(tmp_path, steps, steps, storage), PairPlans()
     for layer_map in (None, [("a", "b"), ("b", "a")]):
         for number in range(2):
             sides, alignment = both(found, number), align(tree, tree, layer_map)
             assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
 
 
-def test_calls_of_a_loss_that_values_tell_are_looked_at_in_each_step(tmp_path):
+@pytest.mark.parametrize("storage", [PACKED, FILES], ids=["packed", "files"])
+def test_calls_of_a_loss_that_values_tell_are_looked_at_in_each_step(storage, tmp_path):
     def one(number: int, turned: bool):
         values = [np.full(3, 1.0 + k, np.float32) for k in range(2)]
         return step(
@@ -108,7 +130,7 @@ def test_calls_of_a_loss_that_values_tell_are_looked_at_in_each_step(tmp_path):
             ],
         )
 
-    found = runs(tmp_path, [one(0, False), one(1, False)], [one(0, False), one(1, True)])
+    found = runs(tmp_path, [one(0, False), one(1, False)], [one(0, False), one(1, True)], storage)
     alignment, known = align(TREE, TREE), PairPlans()
     calls = []
     for number in range(2):

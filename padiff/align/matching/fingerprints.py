@@ -14,9 +14,9 @@ from padiff.sketches.sketch import Sketch
 #: Sum, sum of squares, least and largest.
 _Print = tuple[float, float, float, float]
 
-# Elements that are held in float64 at a time: they stay in a core's own cache. And elements that are multiplied at a
+# Elements that are looked at at a time: they stay in a core's own cache. And elements that are multiplied at a
 # time: numpy starts no threads for them.
-_CHUNK = 1 << 15
+_CHUNK = 1 << 16
 _PIECE = 1 << 13
 
 # Elements of float32 that are added up in float32 at a time: so few that what rounding makes of their sums is far below

@@ -19,9 +19,9 @@ _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def _block(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-def]
-    """Sums of a block, and how many of its elements are off by more than any before."""
+    """Sums of a block, and whether some of its elements are off by more than any before."""
     squares = reference_squares = candidate_squares = sum_abs = sum_reference = 0.0
-    above = 0.0
+    above = False
     for k in range(reference.size):
         r, c = np.float64(reference[k]), np.float64(candidate[k])
         error, size = abs(c - r), abs(r)
@@ -32,19 +32,19 @@ def _block(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-d
         sum_reference += size
         # One question, of the smaller limit, and its answer in float64 as all the rest: the fastest of several ways.
         least = min(max_abs, max_rel * size if size > 0.0 else max_abs)
-        above += 1.0 if error > least else 0.0
+        above |= error > least
     return squares, reference_squares, candidate_squares, sum_abs, sum_reference, above
 
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def _above(reference, candidate, max_abs, max_rel):  # type: ignore[no-untyped-def]
-    """How many elements of a part are off by more than any before."""
-    above = 0.0
+    """Whether some elements of a part are off by more than any before."""
+    above = False
     for k in range(reference.size):
         r, c = np.float64(reference[k]), np.float64(candidate[k])
         error, size = abs(c - r), abs(r)
         least = min(max_abs, max_rel * size if size > 0.0 else max_abs)
-        above += 1.0 if error > least else 0.0
+        above |= error > least
     return above
 
 
