@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from padiff.frameworks.values import UncopiedError
 from padiff.recorder.detail import FULL, SKETCH, SMALL, WITHIN
 from padiff.recorder.left_out import Left
 from padiff.recorder.taken import Awaited, Difference, OnItsWay, Sampled, Taken, Transfer, Whole
-from padiff.records import InMemory, Storable, TensorSource
+from padiff.records import Storable, TensorSource
 from padiff.records.parts import PARTIAL, Part
 from padiff.sketches.cuts import Cut, cut_of
 from padiff.sketches.parts import own_of
@@ -164,23 +165,12 @@ class Copier:
         self._kept[id(tensor)] = weakref.ref(tensor)
         return kept
 
-    def less(self, tensor: Any, before: Whole) -> TensorSource | None:
-        """Where a record finds a tensor's values, as they are now, less those of before; `None` where `keep` does not
-        have them.
-        """
-        COPYING.now = True
-        try:
-            if self._keep is None or self._spread.is_spread(tensor):
-                return None
-            values = self._tensors.live(tensor)
-            if values is None or values.nbytes < LEAST or not values.flags.c_contiguous:
-                return None
-            kept = self._keep(Difference(values, before.values).to_store())
-            return None if kept is None else InMemory(kept)
-        except Exception:  # taking a copy says what is wrong
-            return None
-        finally:
-            COPYING.now = False
+    def less(self, after: Taken, before: Taken) -> TensorSource:
+        """Where a record finds the values of a tensor less those of another one; they go where `keep` has copies."""
+        source = after.less(before)
+        if self._keep is None or not isinstance(source, Difference) or source.after.nbytes < LEAST:
+            return source
+        return replace(source, written=self._keep(source.to_store()))
 
     def _sampled(self, tensor: Any, transposed: bool) -> Sampled:
         """A sample of a tensor that is here as a whole."""

@@ -272,14 +272,9 @@ def _itself(slot: str, tensor: Any, framework: Framework) -> Held:
 
 
 class LastOwned:
-    """What was owned in the step before.
-
-    Attributes:
-        again: whether parameters were stepped more than once in a step; so it is taken to be until one is over.
-    """
+    """What was owned in the step before."""
 
     def __init__(self) -> None:
-        self.again = True
         self._stamp: Any = None
         self._owned: Owned | None = None
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from padiff.recorder.copying import LevelOf
-from padiff.recorder.detail import FULL, NOTHING
+from padiff.recorder.detail import NOTHING
 from padiff.recorder.gradients import Batch, Copies, Gradients
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
@@ -59,8 +59,6 @@ class Parameters:
         #: What the parameters that train were before the step, by identity: or where samples of all were taken at once,
         #: these.
         self._before: dict[int, Taken] = {}
-        #: Those that were stepped, and of which nothing is kept since.
-        self._uncopied: set[int] = set()
         self._batch: Batch | None = None
         self._copies = Copies(records, self._framework)
         self._consumed = Gradients(records, self._framework, self._copies, levels)
@@ -202,8 +200,6 @@ class Parameters:
         self._record(self._consumed)
         self._before.clear()
         self._batch = None
-        if self._steps:
-            self._last.again = max(self._steps.values()) > 1
         self._closed = True
 
     # -- hooks ---------------------------------------------------------------------------------------------
@@ -226,7 +222,6 @@ class Parameters:
         self._stepped = True
         if self._late:
             self.snapshot()
-        self._take_again(optimizer)
         unknown = self._consumed.consume(self._owned, pairs, self._batch)
         if unknown:
             self._note_exchanged(unknown)
@@ -284,8 +279,6 @@ class Parameters:
                 self._records.write(node, "grad", slot, taken, call)
             before = self._before.get(key)
             if before is not None and before.shape == self._tensors.shape(tensor):
-                if self._put_at_once(key, before, call):
-                    continue
                 after = self._take(key, before.level)
                 if isinstance(after, Left):
                     del self._before[key]
@@ -293,34 +286,8 @@ class Parameters:
                     continue
                 self._before[key] = after
                 dtype = after.dtype if tensor.element_size() >= WIDE else "float32"
-                self._records.put(node, "update", slot, after.less(before), dtype, after.shape, call, part=after.part)
-
-    def _put_at_once(self, key: int, before: Taken, call: int) -> bool:
-        """Record what the optimizer did to a parameter, and keep no copy of what it made of it: that is needed only
-        where the parameter is stepped again. Whether that was done.
-        """
-        if self._last.again or not isinstance(before, Whole) or before.part is not None:
-            return False
-        node, slot, tensor = self._owners[key][:3]
-        source = self._records.copier.less(tensor, before)
-        if source is None:
-            return False
-        del self._before[key]
-        self._uncopied.add(key)
-        dtype = self._tensors.dtype(tensor) if tensor.element_size() >= WIDE else "float32"
-        self._records.put(node, "update", slot, source, dtype, before.shape, call)
-        return True
-
-    def _take_again(self, optimizer: Any) -> None:
-        """Take what parameters are before they are stepped once more, where nothing is kept of them."""
-        if not self._uncopied:
-            return
-        again = self._uncopied & self._owned.keys_of(self._framework.optimizers.optimized(optimizer))
-        self._uncopied -= again
-        for key in again:
-            before = self._take(key, FULL)
-            if not isinstance(before, Left):
-                self._before[key] = before
+                source = self._records.copier.less(after, before)
+                self._records.put(node, "update", slot, source, dtype, after.shape, call, part=after.part)
 
     def _record_together(self, keys: Sequence[int]) -> bool:
         """`_record`, of samples, at once. Whether that could be done."""

@@ -25,19 +25,26 @@ _UNSAID = partial(np.errstate, all="ignore")
 
 @dataclass(frozen=True, slots=True)
 class Difference(TensorSource):
-    """A tensor source: one array less another, worked out when read (on the writer's thread)."""
+    """A tensor source: one array less another, worked out when read, on the writer's thread.
+
+    Attributes:
+        written: what it is in the step's file, where it was written there at once.
+    """
 
     after: np.ndarray
     before: np.ndarray
+    written: np.ndarray | None = None
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         return self.after, self.before
 
     def read(self) -> np.ndarray:
-        return difference(self.after, self.before)
+        return difference(self.after, self.before) if self.written is None else self.written
 
     def to_store(self) -> Storable:
+        if self.written is not None:
+            return self.written
         after, before = self.after, self.before
         if after.nbytes <= _PIECE or after.dtype != before.dtype or after.dtype not in (np.float32, np.float64):
             return self.read()
@@ -93,7 +100,7 @@ class Whole:
         """Whether all values are zero."""
         return not bool((self.values != 0).any())
 
-    def less(self, before: Taken) -> TensorSource:
+    def less(self, before: Taken) -> Difference:
         """Where a record finds the values less those of another tensor of this shape."""
         assert isinstance(before, Whole)
         return Difference(self.values, before.values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,46 +121,38 @@ def test_a_difference_is_kept_in_pieces(tmp_path, spools):
     after[:] = 0  # what the optimizer makes of it next
     expected = some(0, 200_000).astype(np.float64) - before.astype(np.float64)
     np.testing.assert_array_equal(kept, expected.astype(np.float32))
-    write_safetensors(tmp_path / "a.safetensors", {"0": kept}, {})
+    write_safetensors(tmp_path / "a.safetensors", {"0": replace(source, written=kept).to_store()}, {})
     np.testing.assert_array_equal(load_file(tmp_path / "a.safetensors")["0"], expected.astype(np.float32))
     assert spools.useful
 
 
-def test_differences_that_are_no_numbers_raise_no_error_in_the_loop(tmp_path):
+@pytest.mark.parametrize("pack", [True, False], ids=["in the loop", "on the writer's thread"])
+def test_differences_that_are_no_numbers_raise_no_error(tmp_path, pack):
     model = torch.nn.Linear(128, 200)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with torch.no_grad():
         model.weight[0, 0] = torch.inf
-    with np.errstate(all="raise"), padiff.record(model, tmp_path, optimizer=optimizer, detail="full", pack=True) as rec:
-        for _ in range(2):
-            model(torch.randn(64, 128))[:, 1:].square().mean().backward()  # the infinite weight has a gradient of 0
-            optimizer.step()
-            rec.try_dump()
-    for number in range(2):
-        records = open_run(tmp_path).steps(number)[0].records
-        (update,) = (record.value for record in records if (record.stage, record.slot) == ("update", "weight"))
-        assert np.isnan(update[0, 0]) and np.isfinite(update.ravel()[1:]).all()
+    recorder = padiff.record(model, tmp_path, optimizer=optimizer, detail="full", pack=pack)
+    with np.errstate(all="raise"), recorder as rec:
+        model(torch.randn(64, 128))[:, 1:].square().mean().backward()  # the infinite weight has a gradient of 0
+        optimizer.step()
+        rec.try_dump()
+    (update,) = (r for r in open_run(tmp_path).steps(0)[0].records if (r.stage, r.slot) == ("update", "weight"))
+    assert np.isnan(update.value[0, 0])
 
 
-def check_run(folder, steps, times=(1,), clip=None):
-    """What a run that was recorded into a folder has is what one in memory has, to the bit.
-
-    Args:
-        times: how often the optimizer steps in each step, in turns.
-        clip: what the loop limits weights to after each of these. Default: it does not.
-    """
+def check_run(folder, steps, times=1):
+    """What a run that was recorded into a folder has is what one in memory has, to the bit."""
     found = []
     for place in (folder / "run", None):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(128, 200), torch.nn.ReLU(), torch.nn.Linear(200, 64))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         with padiff.record(model, place, optimizer=optimizer, detail="full", pack=place and True) as rec:
-            for number in range(steps):
+            for _ in range(steps):
                 model(torch.randn(64, 128)).square().mean().backward()
-                for _ in range(times[number % len(times)]):
+                for _ in range(times):
                     optimizer.step()
-                    for parameter in model.parameters() if clip else ():
-                        parameter.data.clamp_(-clip, clip)
                 optimizer.zero_grad()
                 rec.try_dump()
         found.append(rec.run if place is None else open_run(place))
@@ -172,13 +165,9 @@ def check_run(folder, steps, times=(1,), clip=None):
     return found[0]
 
 
-@pytest.mark.parametrize(
-    ("times", "clip"),
-    [((1,), None), ((2,), None), ((2,), 0.05), ((1, 1, 2, 1, 1, 3), None), ((1,), 0.05)],
-    ids=["one step", "two", "two, and the loop changes weights", "at times more", "one, and the loop changes weights"],
-)
-def test_a_run_has_what_memory_keeps(tmp_path, times, clip):
-    check_run(tmp_path, 4 if len(times) == 1 else 8, times, clip)
+@pytest.mark.parametrize("times", [1, 2], ids=["one step", "an optimizer that steps twice"])
+def test_a_run_has_what_memory_keeps(tmp_path, times):
+    check_run(tmp_path, 4, times)
     for path in (tmp_path / "run").glob("steps/*/rank_0/step.safetensors"):
         load_file(path)
 
@@ -197,22 +186,5 @@ def test_tensors_are_written_once(tmp_path, monkeypatch):
     run = check_run(tmp_path, 3)
     stored = sum(path.stat().st_size for path in run.path.glob("steps/*/rank_0/step.safetensors"))
     assert stored <= sum(written) < stored + LEAST  # the lock's file is written like that, too
-    # The large ones are written while the step goes on; what the optimizer did too, once it was seen to step once only.
-    assert sorted(size for size in late if size >= LEAST) == [4 * 200 * 64, 4 * 128 * 200]
-
-
-def test_what_the_loop_changes_between_two_steps_of_an_optimizer_that_took_one(tmp_path):
-    model = torch.nn.Linear(128, 200)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with padiff.record(model, tmp_path, optimizer=optimizer, detail="full", pack=True) as rec:
-        for times in (1, 1, 2):
-            model(torch.randn(64, 128)).square().mean().backward()
-            for _ in range(times):
-                before = model.weight.detach().numpy().copy()
-                optimizer.step()
-                after = model.weight.detach().numpy().copy()
-                model.weight.data.mul_(0.5)
-            rec.try_dump()
-    records = {(r.stage, r.slot, r.call): r.value for r in open_run(tmp_path).steps(2)[0].records}
-    # What the loop did is no part of it: nobody could know that it would be asked for.
-    np.testing.assert_array_equal(records["update", "weight", 1], after - before)
+    # The large ones are all written while the step goes on, what the optimizer did too.
+    assert max(late) < LEAST
