@@ -64,11 +64,18 @@ _NOTHING = (NO_INDEX, *(0,) * len(_COUNTS), *(math.nan,) * (len(FLOATS) + 2))
 
 def empty_rows(count: int) -> np.ndarray:
     """Rows of diffs that pass and of which nothing was measured or judged."""
-    row = np.zeros((), ROW)
+    return _EMPTY.repeat(count)
+
+
+def _empty_row() -> np.ndarray:
+    row = np.zeros(1, ROW)
     row["passed"], row["index"] = True, NO_INDEX
     for name in (*FLOATS, "reference_value", "candidate_value", "value", "limit"):
         row[name] = math.nan
-    return np.full(count, row)
+    return row
+
+
+_EMPTY = _empty_row()
 
 
 def row_of(diff: Diff) -> tuple[Any, ...]:

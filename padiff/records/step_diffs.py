@@ -33,7 +33,6 @@ class Sites:
         anchor_dtypes: of each anchor.
         candidates: layer, slot and layer type of each candidate's record; empty where it is missing.
         complete: where both sides are there.
-        stage_numbers: the number of each pair's stage among all.
         places: the places of a stage's pairs; of every stage.
     """
 
@@ -55,8 +54,8 @@ class Sites:
             (record.layer, record.slot, record.layer_type) if record is not None else _NOTHING for record in candidates
         ]
         self.complete = np.array([pair.complete for pair in pairs], np.bool_)
-        self.stage_numbers = np.array([_STAGE[stage] for stage in self.stages], np.intp)
-        self.places = {stage: np.flatnonzero(self.stage_numbers == number) for number, stage in enumerate(STAGES)}
+        stages = np.array([_STAGE[stage] for stage in self.stages], np.int8)
+        self.places = {stage: np.flatnonzero(stages == number) for number, stage in enumerate(STAGES)}
         self._facts: dict[Any, Any] = {}
 
     def __len__(self) -> int:
@@ -77,13 +76,41 @@ class Sites:
         """Layer and slot of each pair."""
         return list(zip(self.layers, self.slots))
 
+    def largest_of_layers(self, stage: str, values: np.ndarray) -> np.ndarray:
+        """The largest of each pair's layer; NaN where it has none.
+
+        Args:
+            values: of the pairs of a stage, in their order; what is NaN counts for nothing.
+        """
+        found = np.full(self._layer_count, np.nan)
+        if len(values):
+            order, starts, layers = self._layer_groups[stage]
+            found[layers] = np.fmax.reduceat(values[order], starts)
+        return np.asarray(found[self.layer_numbers])
+
+    def sums_of_layers(self, stage: str, values: np.ndarray) -> np.ndarray:
+        """The sum over each pair's layer, of values of the pairs of a stage."""
+        numbers = self.layer_numbers
+        return np.asarray(np.bincount(numbers[self.places[stage]], values, self._layer_count)[numbers])
+
+    @cached_property
+    def _layer_groups(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each stage, an order of its pairs by layers, where each layer begins in it, and which layers these are."""
+        found = {}
+        for stage, places in self.places.items():
+            numbers = self.layer_numbers[places]
+            order = numbers.argsort(kind="stable")
+            layers, starts = np.unique(numbers[order], return_index=True)
+            found[stage] = order, starts, layers
+        return found
+
     @cached_property
     def layer_numbers(self) -> np.ndarray:
         """A number for each pair's layer."""
         return _numbers(self.layers)
 
     @cached_property
-    def layer_count(self) -> int:
+    def _layer_count(self) -> int:
         """How many layers there are."""
         return int(self.layer_numbers.max(initial=-1)) + 1
 
@@ -190,6 +217,10 @@ class StepDiffs(OnDemand[Diff]):
     def known(self) -> np.ndarray:
         """Which are compared, and have figures."""
         return np.asarray(self.sites.complete & self.measured)
+
+    def known_only(self, places: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Values of some places, NaN where a diff is not compared, or has no figures."""
+        return values if self._all_known else np.where(self.known[places], values, np.nan)
 
     def known_places(self, stage: str) -> np.ndarray:
         """The places of a stage's diffs that are compared, and have figures."""

@@ -22,7 +22,7 @@ from padiff.compare.judge.limits import (
 from padiff.compare.judge.siblings import offs
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.arrays import few
-from padiff.records import STAGES, Coverage, Diff, Figure, FirstDiff
+from padiff.records import Coverage, Diff, Figure, FirstDiff
 from padiff.records.rows import FIGURE_NUMBERS, FIGURES, TENSORS
 from padiff.records.step_diffs import Key, Sites, StepDiffs
 from padiff.sketches.sketch import ELEMENTS
@@ -169,9 +169,9 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
     # Without what an estimate was allowed beyond its limit.
     ordinary = passed & followed & (rows["limit"] <= GROWN_AT_MOST * (1 + SURE * rows["spread"]))
-    largest = np.full(len(STAGES), -1.0)
-    np.fmax.at(largest, sites.stage_numbers[ordinary], np.fmax(rows["value"][ordinary], 0.0))
-    stages = {stage: error for stage, error in zip(STAGES, largest.tolist()) if error >= 0 and stage != "input"}
+    values = np.where(ordinary, np.fmax(rows["value"], 0.0), -1.0)
+    largest = {stage: float(values[places].max(initial=-1.0)) for stage, places in sites.places.items()}
+    stages = {stage: error for stage, error in largest.items() if error >= 0 and stage != "input"}
     places = sites.places["forward"]
     places = places[(passed & (rows["figure"] == _REL_L2))[places]]
     outputs = float(rows["value"][places].max(initial=0.0))

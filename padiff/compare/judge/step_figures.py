@@ -35,11 +35,9 @@ def largest_errors(diffs: StepDiffs, stage: str) -> np.ndarray:
     Args:
         stage: forward or backward.
     """
-    sites, places = diffs.sites, diffs.known_places(stage)
-    errors = diffs.relative[places]
-    largest = np.full(sites.layer_count, math.nan)
-    np.fmax.at(largest, sites.layer_numbers[places], np.where(errors < math.inf, errors, math.nan))
-    return np.asarray(largest[sites.layer_numbers])
+    places = diffs.sites.places[stage]
+    errors = diffs.known_only(places, diffs.relative[places])
+    return diffs.sites.largest_of_layers(stage, np.where(errors < math.inf, errors, math.nan))
 
 
 class Outputs(NamedTuple):

@@ -26,9 +26,9 @@ class Scales:
     def __init__(self, diffs: StepDiffs) -> None:
         sites = diffs.sites
         self.layers = largest_rms(diffs, "grad")
-        places, numbers = diffs.known_places("backward"), sites.layer_numbers
-        squares = np.bincount(numbers[places], diffs.rows["reference_l2"][places] ** 2, minlength=sites.layer_count)
-        self.outputs = np.sqrt(squares)[numbers]
+        places = sites.places["backward"]
+        squares = diffs.rows["reference_l2"][places] ** 2
+        self.outputs = np.sqrt(sites.sums_of_layers("backward", np.where(diffs.known[places], squares, 0.0)))
 
 
 def rounding_gradients(diffs: StepDiffs, scales: Scales | None = None) -> np.ndarray:
@@ -75,11 +75,9 @@ def noted(diff: Diff) -> Diff:
 
 def largest_rms(diffs: StepDiffs, stage: str) -> np.ndarray:
     """Largest root mean square of the reference's gradients or updates, of each diff's layer."""
-    sites, places, numbers = diffs.sites, diffs.known_places(stage), diffs.sites.layer_numbers
-    rows = diffs.rows[places]
-    largest = np.zeros(sites.layer_count)
+    sites, places = diffs.sites, diffs.sites.places[stage]
+    size = diffs.rows["size"][places]
     # Of nothing there is no such root; the loop's own numbers are no gradients.
-    known = (rows["size"] > 0) & ~sites.fact(SiteFacts).of_loop[places]
-    rms = np.where(known, rows["reference_l2"] / np.sqrt(np.maximum(rows["size"], 1)), 0.0)
-    np.fmax.at(largest, numbers[places], rms)
-    return np.asarray(largest[numbers])
+    known = diffs.known[places] & (size > 0) & ~sites.fact(SiteFacts).of_loop[places]
+    rms = np.where(known, diffs.rows["reference_l2"][places] / np.sqrt(np.maximum(size, 1)), 0.0)
+    return np.asarray(np.fmax(sites.largest_of_layers(stage, rms), 0.0))
