@@ -34,16 +34,24 @@ def on_calls(module: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
     if compiled_in_place(module):
         return [_hook_around(module, before, after)]
 
-    def hook_before(module: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            before(module, args, kwargs)
+    return [_Hooked(module, _Before(before), _After(after))]
 
-    def hook_after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+
+class _Before(Hook):
+    __slots__ = ()
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._call(module, args, kwargs)
+
+
+class _After(Hook):
+    __slots__ = ()
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
             # Always called, after an exception in forward too, with no output then.
-            after(module, output, output is None and sys.exc_info()[0] is not None)
-
-    return [_Hooked(module, Hook(hook_before), Hook(hook_after))]
+            self._call(module, output, output is None and sys.exc_info()[0] is not None)
 
 
 class _Hooked:
