@@ -39,6 +39,24 @@ Replaced = Callable[[tuple[Any, ...], Any], Any]
 OnGradient = Callable[[Any], Any]
 
 
+class GradientHook(Protocol):
+    """A hook on the gradient of one tensor after the other, without making a new object for each.
+
+    It may be put on the next one when no graph has it any more: when nobody holds it but who made it.
+
+    Attributes:
+        callback: what it calls.
+    """
+
+    @property
+    def callback(self) -> Any: ...
+
+    def put(self, tensor: Any) -> bool:
+        """Put it on, as `Hooking.on_gradient` does. Whether that could be done: not where there are others on the
+        tensor, or somebody has added others to this one.
+        """
+
+
 class FunctionListener(Protocol):
     """Hears of the functions and operators that a model's code calls."""
 
@@ -157,6 +175,9 @@ class Hooking(Protocol):
         For the output of an operation that is the whole gradient of the backward, for a parameter what this
         backward adds to it.
         """
+
+    def gradient_hook(self, gradient: OnGradient) -> GradientHook | None:
+        """A hook that can be used again; `None` where there is no such thing."""
 
     def transforming(self) -> bool:
         """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""

@@ -62,6 +62,10 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     return handle
 
 
+def gradient_hook(gradient: OnGradient) -> None:
+    return None  # paddle makes an object of its own for each
+
+
 def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
     return breadth_first(tensor.grad_fn, lambda node: node.next_functions, most)
 
