@@ -89,7 +89,8 @@ class Owned:
                     self._own_part(node, _itself(slot, tensor, framework))
                 else:
                     self.owners.setdefault(id(tensor), Owner(node, slot, tensor, role))
-        self.spread = any(owner.held is not None for owner in self.owners.values())
+        self.spread = any(owner.part is not None for owner in self.owners.values())
+        self._held = any(owner.held is not None for owner in self.owners.values())
         self._parameters = [owner.role == "parameter" for owner in self.owners.values()]
         self.tensors = [owner.tensor for owner in self.owners.values()]
         self.index = {key: place for place, key in enumerate(self.owners)}
@@ -107,7 +108,7 @@ class Owned:
     def training(self) -> list[bool]:
         """Which of them are parameters that a backward gives gradients now."""
         trains = self._framework.tensors.all_trainable(self.tensors)
-        if self.spread:
+        if self._held:
             held = [owner.held for owner in self.owners.values()]
             trains = [each if one is None else one.trainable for each, one in zip(trains, held)]
         return [each and parameter for each, parameter in zip(trains, self._parameters)]
