@@ -2,7 +2,7 @@
 
 Each part is measured alone, with the others as they are: what it calls is wrapped, and a step's calls are added up, by
 the clock of the thread that they run on, which has to look at its clock twice for each call. Medians of several steps,
-the first two, of which more is kept, not among them.
+the first three not among them: of two more is kept, and the third is the first that follows a plan.
 
     python benchmarks/parts.py [--steps 12] [--write]
 """
@@ -29,19 +29,17 @@ from recording import TorchTraining
 
 import padiff
 from padiff.dump.write import RunWriter
-from padiff.recorder.activations import Activations
+from padiff.recorder.following import Following
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.session import Recorder
 from padiff.recorder.step_observer import StepObserver
-from padiff.recorder.tracer import Tracer
 
 #: By part, what it is done in. The loop's thread goes through all but the last.
 PARTS: dict[str, tuple[type, str]] = {
     "before": (StepObserver, "before_call"),
     "weights": (Parameters, "snapshot"),
-    "outputs": (Activations, "see"),
-    "trace": (Tracer, "layer_ended"),
-    "gradients": (Activations, "_gradient"),
+    "outputs": (StepObserver, "after_call"),
+    "gradients": (Following, "gradient"),
     "consumed": (Parameters, "consume"),
     "updates": (Parameters, "stepped"),
     "end": (Recorder, "try_dump"),
@@ -52,7 +50,6 @@ _ROWS = {
         "before": "before layers' calls: what goes in, whether layers are what they were; weights too",
         "weights": "weights and buffers: 122 samples",
         "outputs": "outputs: 61 samples, each with a hook on its gradient",
-        "trace": "what came out of each call, for the trace",
         "gradients": "gradients of outputs: 60 samples",
         "consumed": "gradients of parameters: 62 samples",
         "updates": "what the optimizer did: 62 samples",
@@ -63,7 +60,6 @@ _ROWS = {
         "before": "层的调用开始：是哪一层，输入什么，各层是否与之前相同；包括权重",
         "weights": "权重和缓冲区：122 个样本",
         "outputs": "输出：61 个样本，各有一个梯度上的 hook",
-        "trace": "每次调用的输出，用于 trace",
         "gradients": "输出的梯度：60 个样本",
         "consumed": "参数的梯度：62 个样本",
         "updates": "优化器所做的更新：62 个样本",
@@ -96,13 +92,13 @@ def measure(training: TorchTraining, owner: type, name: str, folder: Path, steps
     spent, found = [0.0], []
     recording = padiff.record(training.model, folder, optimizer=training.optimizer, detail="sketch")
     with patch.object(owner, name, timed(getattr(owner, name), spent)), recording as rec:
-        for _ in range(steps + 2):
+        for _ in range(steps + 3):
             spent[0] = 0.0
             training.step()
             rec.try_dump()
             rec.flush()
             found.append(spent[0] * 1e3)
-    return float(np.median(found[2:]))
+    return float(np.median(found[3:]))
 
 
 def block(language: str, kept: pages.Figures) -> str:

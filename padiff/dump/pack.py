@@ -10,7 +10,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,9 @@ class PackWriter:
         last, records, traced = self._last, step.records, step.trace.tensors
         if last is None or not isinstance(records, Alike) or not isinstance(traced, Alike):
             return None
-        if not records.pattern is traced.pattern is last.pattern:
+        if records.pattern is traced.pattern and records.pattern.like is last.pattern:
+            last = self._last = last.renumbered(records.pattern)
+        if last is None or not records.pattern is traced.pattern is last.pattern:
             return None
         tensors: dict[str, Storable] = {}
         sources = [*records.others.values(), *traced.others.values()]
@@ -191,6 +193,14 @@ class _Last:
         others = [*(places[k][1] for k in records.others), *(traced[k][1] for k in tensors.others)]
         order = np.array([rows[row] for row in range(len(rows))], np.intp)
         return cls(pattern, structure, order, others, len({name for name, _ in others}))
+
+    def renumbered(self, pattern: Pattern) -> _Last | None:
+        """The same, of a pattern in which samples have other numbers; `None` where that is not all."""
+        numbers = self.pattern.new_numbers(pattern)
+        if numbers is None:
+            return None
+        rows = np.array([numbers[row] for row in self.rows.tolist()], np.intp)
+        return replace(self, pattern=pattern, rows=rows)
 
 
 def all_of(array: Storable) -> np.ndarray:

@@ -19,12 +19,12 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-#: ``before(layer, args, kwargs)`` of a layer's call.
-BeforeCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+#: ``before(key, layer, args, kwargs)`` of a layer's call; the key is what the layer was hooked with.
+BeforeCall = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
-#: ``after(layer, output, failed)`` of a layer's call.
-AfterCall = Callable[[Any, Any, bool], None]
+#: ``after(key, layer, output, failed)`` of a layer's call.
+AfterCall = Callable[[Any, Any, Any, bool], None]
 
 
 #: ``called(name, output)`` of a functional call or a tensor's method, by its common name.
@@ -37,6 +37,24 @@ Replaced = Callable[[tuple[Any, ...], Any], Any]
 
 #: ``gradient(tensor)``: called with the gradient of a tensor; what it returns, if anything, takes its place.
 OnGradient = Callable[[Any], Any]
+
+
+class GradientHook(Protocol):
+    """A hook on the gradient of one tensor after the other, without making a new object for each.
+
+    It may be put on the next one when no graph has it any more: when nobody holds it but who made it.
+
+    Attributes:
+        callback: what it calls.
+    """
+
+    @property
+    def callback(self) -> Any: ...
+
+    def put(self, tensor: Any) -> bool:
+        """Put it on, as `Hooking.on_gradient` does. Whether that could be done: not where there are others on the
+        tensor, or somebody has added others to this one.
+        """
 
 
 class FunctionListener(Protocol):
@@ -74,13 +92,13 @@ class Hook:
     of the standard library: a model that is copied or saved while it is recorded is a model like any other.
     """
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_key")
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+    def __init__(self, key: Any, call: Callable[..., Any]) -> None:
+        self._key, self._call = key, call
 
     def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+        return self._call(self._key, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
@@ -125,7 +143,7 @@ class Hooking(Protocol):
     #: Whether what a hook raises in backward reaches whoever called backward as it is.
     RAISES_AS_IT_IS: bool
 
-    def on_calls(self, layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+    def on_calls(self, layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
 
     def on_outputs(self, layer: Any, replaced: Replaced) -> Handle:
         """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
@@ -157,6 +175,9 @@ class Hooking(Protocol):
         For the output of an operation that is the whole gradient of the backward, for a parameter what this
         backward adds to it.
         """
+
+    def gradient_hook(self, gradient: OnGradient) -> GradientHook | None:
+        """A hook that can be used again; `None` where there is no such thing."""
 
     def transforming(self) -> bool:
         """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""

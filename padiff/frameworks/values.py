@@ -72,6 +72,15 @@ class Tensors(Protocol):
         `None`.
         """
 
+    def form(self, dtype: str, shape: tuple[int, ...]) -> Form | None:
+        """How a tensor of this dtype and shape lies in contiguous memory of the CPU; `None`: not to be said."""
+
+    def address(self, tensor: Any, form: Form) -> int:
+        """Where the memory of a tensor begins, if it is contiguous on the CPU and of this form; else 0.
+
+        For tensors that the framework itself has just written, or is about to read.
+        """
+
     #: Whether there are views of tensors on another device, to be copied together.
     JOINS: bool
 

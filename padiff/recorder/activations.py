@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 from padiff.frameworks.base import Framework
-from padiff.frameworks.hooking import Handle
+from padiff.frameworks.hooking import Handle, OnGradient
 from padiff.recorder.calls import Call
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import FULL, NOTHING
 from padiff.recorder.interrupts import Interrupts
 from padiff.recorder.known import OutputSite
 from padiff.recorder.left_out import Left
+from padiff.recorder.plan import Draft
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.recorder.taken import Sampled, Taken
@@ -27,6 +28,10 @@ class Activations:
         levels: how much is kept of each.
         interrupts: keeps Ctrl-C in backward.
         tensors: those that were seen so far.
+
+    Attributes:
+        interrupts, tensors: likewise.
+        draft: what writes down what happens, to make a plan of it; `None`: nothing does.
     """
 
     def __init__(
@@ -39,7 +44,8 @@ class Activations:
     ) -> None:
         self._records = records
         self._on_gradient = framework.hooks.on_gradient
-        self._levels, self._interrupts, self._tensors = levels, interrupts, tensors
+        self._levels, self.interrupts, self.tensors = levels, interrupts, tensors
+        self.draft: Draft | None = None
         self._times: dict[OutputSite, int] = {}
         self._leaf_handles: list[Handle] = []
         self._closed = False
@@ -53,7 +59,7 @@ class Activations:
         self._records.write(call.node, "input", slot, taken, call.number, call.training)
         if not isinstance(taken, Left):
             with suppress(Exception):  # what is not known again is copied again
-                self._tensors.of(tensor).traced = taken
+                self.tensors.of(tensor).traced = taken
 
     def see(self, call: Call, slot: str, tensor: Any) -> SeenTensor | None:
         """Record a tensor that a call gave, and from now on its gradient. Returns what is known of it now."""
@@ -65,14 +71,12 @@ class Activations:
             return None
         site = self._records.known.output(path, type(node.layer).__name__, slot, call.number, call.training)
         try:
-            seen = self._tensors.of(tensor)
+            seen = self.tensors.of(tensor)
             if not seen.followed:
                 # A tensor hook, not a module's backward hook: paddle has none, and torch's full backward hook breaks
                 # before in-place layers. The hook goes with the graph, so it needs no handle - but for a leaf, a
                 # parameter or an input that a layer hands on, which lives on.
-                handle = self._on_gradient(tensor, partial(Activations._gradient, self, seen))
-                if handle is not None and tensor.is_leaf:
-                    self._leaf_handles.append(handle)
+                self.hook(tensor, partial(Activations._gradient, self, seen))
                 seen.followed = True
         except Exception as error:
             self._records.write(node, "forward", slot, Left.because(error), call.number, call.training)
@@ -94,15 +98,27 @@ class Activations:
             self._records.write(node, "forward", slot, taken, call.number, call.training)
         return seen
 
+    def hook(self, tensor: Any, gradient: OnGradient) -> None:
+        """Put a hook on the gradient of a tensor, if it has any."""
+        handle = self._on_gradient(tensor, gradient)
+        if handle is not None and tensor.is_leaf:
+            self._leaf_handles.append(handle)
+
+    def again(self, site: OutputSite) -> None:
+        """The gradient of a tensor that is recorded there was recorded already."""
+        self._times[site] = self._times.get(site, 0) + 1
+
     def _gradient(self, seen: SeenTensor, gradient: Any) -> None:
         try:
-            self._see_gradient(seen, gradient)
+            self.see_gradient(seen, gradient)
         except KeyboardInterrupt:
-            self._interrupts.keep()
+            self.interrupts.keep()
 
-    def _see_gradient(self, seen: SeenTensor, gradient: Any) -> None:
+    def see_gradient(self, seen: SeenTensor, gradient: Any) -> None:
+        """Record the gradient of a tensor."""
         if self._closed or gradient is None:
             return
+        first = len(self._records) if self.draft is not None else 0
         copies: dict[str, Taken | Left] = {}
         records, times = self._records, self._times
         for site in seen.sites:
@@ -118,6 +134,8 @@ class Activations:
             # A second backward through the same graph is a quantity of its own.
             name = f"{site.slot}@{again}" if again else site.slot
             records.write_at(site.path, site.kind, "backward", name, taken, site.call, site.training)
+        if self.draft is not None:
+            self.draft.gradient(seen, [*copies.values()], first)
 
     def detach(self) -> None:
         """Take the hooks off that would outlive the graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +68,10 @@ class Calls:
             if call.node is node:
                 return call
         return None
+
+    def count(self, calls: Iterable[tuple[tuple[str, bool], int]]) -> None:
+        """Calls have begun, and ended, that were not noted one by one: by path and mode, how many there are now."""
+        self._numbers.update(calls)
 
     def function(self, inside: Call, name: str) -> Call:
         """A function is called inside of a layer's call: that call, with the function's own number among its like."""

@@ -17,7 +17,8 @@ from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import Packing
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.record_buffer import RecordBuffer
-from padiff.recorder.step_observer import StepObserver, Wanted
+from padiff.recorder.step_observer import StepObserver
+from padiff.recorder.wanted import Wanted
 from padiff.records import LOOP, Step
 
 
@@ -164,6 +165,7 @@ class Capture:
     @property
     def called(self) -> frozenset[str]:
         """Paths of the layers that were called."""
+        self._observer.planning.write()
         return self._calls.paths
 
     def finish(self, rank: int = 0, loss_scale: float = 1.0, updates: bool = True, detach: bool = True) -> Step:
@@ -173,6 +175,7 @@ class Capture:
             updates: false if no optimizer has stepped yet.
             detach: false to leave the layers' hooks on for the capture of the next step (`take_over`).
         """
+        self._observer.planning.settle()
         self.parameters.finish(updates)
         if self.losses is not None:
             if not self._logged:
@@ -212,6 +215,7 @@ class Capture:
 
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
+        self._observer.planning.leave()
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
         left_out = self._calls.evaluations
         evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"

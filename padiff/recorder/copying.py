@@ -182,6 +182,29 @@ class Copier:
         number = samples.add(cut_of(values)) if isinstance(values, np.ndarray) else samples.add_elsewhere(values)
         return Sampled(dtype, tensors.shape(tensor), samples, number, transposed)
 
+    def fill(self, number: int, tensor: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+        """Copy a sample that has a number already (`Samples.lay`), if the tensor is of this dtype and shape.
+
+        Whether that was done.
+        """
+        tensors = self._tensors
+        COPYING.now = True
+        try:
+            if self._spread.is_spread(tensor) or (tensors.dtype(tensor), tensors.shape(tensor)) != (dtype, shape):
+                return False
+            taken = tensors.cut(tensor)
+            if taken is None:
+                values = tensors.sample(tensor)
+                taken = cut_of(values) if isinstance(values, np.ndarray) else values
+            self.samples.fill(number, taken)
+            return True
+        except MemoryError:
+            raise
+        except Exception:  # copied without a number it is said what that means
+            return False
+        finally:
+            COPYING.now = False
+
     def take_part(self, tensor: Any, part: Part, level: str, transposed: bool = False) -> Taken | Left:
         """`take`, of a part of a tensor that is spread over processes; ``transposed`` is said of the whole."""
         COPYING.now = True

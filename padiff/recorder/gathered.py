@@ -30,12 +30,24 @@ class Pieces(NamedTuple):
 Lies = Cut | Pieces
 
 
+#: Dtypes and shapes of several tensors.
+Kinds = tuple[list[str], list[tuple[int, ...]]]
+
+
+def _kinds(lies: Sequence[Lies]) -> Kinds:
+    return [each.dtype for each in lies], [each.shape for each in lies]
+
+
 class Gathered(Protocol):
     """Where the samples of several tensors lie."""
 
     @property
     def lies(self) -> Sequence[Lies]:
         """Where each lies."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """Their dtypes and shapes."""
 
     def take(self, copier: Copier) -> list[int] | None:
         """Copy them; returns their numbers. `None` where that can't be done."""
@@ -48,7 +60,7 @@ class Here:
     """Samples in plain memory of the CPU. See `Gathered`."""
 
     def __init__(self, cuts: Sequence[Cut], tensors: Tensors, transposed: Sequence[bool]) -> None:
-        self.lies = cuts
+        self.lies, self.kinds = cuts, _kinds(cuts)
         self._tensors, self._transposed = tensors, transposed
         self._layout, self._addresses = Layout(cuts), [cut.address for cut in cuts]
         self._forms = [cuts[k].form for k in self._layout.plain]
@@ -82,7 +94,7 @@ class Elsewhere:
     def __init__(
         self, lies: Sequence[Pieces], tensors: Tensors, transposed: Sequence[bool], given: Sequence[Any]
     ) -> None:
-        self.lies = lies
+        self.lies, self.kinds = lies, _kinds(lies)
         self._tensors, self._transposed, self._given = tensors, transposed, given
 
     def take(self, copier: Copier) -> list[int] | None:

@@ -9,6 +9,7 @@ from typing import Any
 from padiff.frameworks.base import Framework
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import NOTHING, SKETCH
+from padiff.recorder.gathered import Kinds
 from padiff.recorder.left_out import Left
 from padiff.recorder.owned import Owned
 from padiff.recorder.record_buffer import RecordBuffer
@@ -30,6 +31,11 @@ class Batch:
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
     trains: list[bool]
+
+    def kinds_at(self, places: Sequence[int]) -> Kinds:
+        """Dtypes and shapes at some places."""
+        dtypes, shapes = self.dtypes, self.shapes
+        return [dtypes[k] for k in places], [shapes[k] for k in places]
 
 
 class Copies:
@@ -109,9 +115,9 @@ class Gradients:
         """The samples of these, if all have their parameters' dtypes and shapes, as the batch has them."""
         if batch is not self._batch:
             return None
-        taken = self._taken
-        numbers = [number for number in [taken[key] for key in keys] if isinstance(number, int)]
-        return numbers if len(numbers) == len(list(keys)) else None
+        taken = [self._taken[key] for key in keys]
+        numbers = [number for number in taken if isinstance(number, int)]
+        return numbers if len(numbers) == len(taken) else None
 
     def consume(self, owned: Owned, pairs: Iterable[tuple[Any, Any]], batch: Batch | None) -> set[int]:
         """Copy the gradients that an optimizer is about to step with.
@@ -127,18 +133,13 @@ class Gradients:
             self._taken = {key: self.pop(key, owned) for key in list(self._taken)}
             self._batch = batch
         index = owned.index
-        unknown: set[int] = set()
-        keys: list[int] = []
-        gradients: list[Any] = []
-        for parameter, gradient in owned.apart(pairs):
-            if gradient is None:
-                continue
-            key = parameter if isinstance(parameter, int) else id(parameter)
-            if key in index:
-                keys.append(key)
-                gradients.append(gradient)
-            else:
-                unknown.add(key)
+        given = [pair for pair in owned.apart(pairs) if pair[1] is not None]
+        keys = [parameter if isinstance(parameter, int) else id(parameter) for parameter, _ in given]
+        unknown = {*keys} - index.keys()
+        if unknown:
+            given = [pair for key, pair in zip(keys, given) if key in index]
+            keys = [key for key in keys if key in index]
+        gradients = [gradient for _, gradient in given]
         numbers = self._sample(owned, tuple([index[key] for key in keys]), gradients) if batch is not None else None
         if numbers is not None:
             self._taken.update(zip(keys, numbers))
@@ -153,7 +154,6 @@ class Gradients:
         batch, gathered = self._batch, owned.gathered_before(places)
         if batch is None or gathered is None:
             return None
-        for k, lies in zip(places, gathered.lies):
-            if lies.shape != batch.shapes[k] or lies.dtype != batch.dtypes[k]:
-                return None
+        if gathered.kinds != batch.kinds_at(places):
+            return None
         return gathered.take_like(self._records.copier, gradients)

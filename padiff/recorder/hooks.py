@@ -70,12 +70,11 @@ class Hooks:
         there = {id(node.layer): node.layer for node in within_reach(nodes)}
         for key in [key for key in self._layers if key not in there]:
             _take_off(self._layers.pop(key))
+        before, after = self._before_call, self._after_call
         for key, layer in there.items():
             if key not in self._layers:
                 # By identity, not by node: a layer may get another path while it is hooked.
-                self._layers[key] = self._framework.hooks.on_calls(
-                    layer, partial(self._before_call, key), partial(self._after_call, key)
-                )
+                self._layers[key] = self._framework.hooks.on_calls(layer, key, before, after)
         self._nodes = nodes
 
     def on_gradients(self, tensors: Iterable[tuple[int, Any]]) -> None:

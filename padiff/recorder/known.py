@@ -40,10 +40,14 @@ class Known:
 
     Attributes:
         pattern: the last step's, with what its trace was made of.
+        steady: whether the last step was like the one before, as far as there was one.
+        plan: what the next step is expected to do; `None`: that is not known.
         sites: every site that was recorded: one that is met again is the same object.
     """
 
     pattern: tuple[Pattern, Sequence[object]] | None = None
+    steady: bool = True
+    plan: Any = None
     sites: dict[Site, Site] = field(default_factory=dict)
     #: Likewise of outputs.
     _outputs: dict[_About, OutputSite] = field(default_factory=dict)

@@ -47,6 +47,10 @@ class LeftOut:
         #: By what it is, why, and whether in training mode: how often in which layer.
         self._counts: dict[tuple[str, str, bool], dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
+    def __bool__(self) -> bool:
+        """Whether anything is."""
+        return bool(self._counts)
+
     def add(self, path: str, reason: str, training: bool, what: str = "tensor") -> None:
         """Count a tensor, or a call, of a layer."""
         self._counts[what, reason, training][path] += 1

@@ -45,8 +45,13 @@ class Levels(dict[tuple[str, str], str]):
         """Look all up for these layers: paddle's ``to_static`` reads what hooks do, and can't follow a look-up."""
         if self._filled is not nodes:
             self._filled = nodes
-            for path in (*(node.path for node in nodes), LOOP):
-                for stage in STAGES:
+            paths = [*(node.path for node in nodes), LOOP]
+            alike = not self._detail.rules and not isinstance(self._full, frozenset)
+            for stage in STAGES:
+                if alike:  # whichever layer it is
+                    self.update(dict.fromkeys([(path, stage) for path in paths], self[LOOP, stage]))
+                    continue
+                for path in paths:
                     self[path, stage]
 
     def __missing__(self, key: tuple[str, str]) -> str:
@@ -90,9 +95,11 @@ class LevelsOfSteps:
         if run is not None and (self._detail.sketches or self._wanted):
             self._requests = requests_of(run)
 
-    def begin(self, owned: float, spent: float) -> None:
-        """The model owns so many bytes of parameters and buffers, and the run that is gone on with has so many."""
-        self._owned, self.spent = owned, spent
+    def begin(self, owned: Callable[[], float], spent: float) -> None:
+        """The run that is gone on with has so many bytes; ``owned`` says how many the model's parameters and buffers
+        have, where that matters.
+        """
+        self._owned, self.spent = owned() if self._keeping else 0.0, spent
 
     @property
     def room(self) -> float:

@@ -171,6 +171,7 @@ class Output:
             return False
         finally:
             self.sink = None
+            self._known.plan = None  # it keeps the layers
             self.pool.clear()
 
     def say_what_is_there(self, processes: int) -> None:

@@ -90,6 +90,8 @@ class Owned:
                 else:
                     self.owners.setdefault(id(tensor), Owner(node, slot, tensor, role))
         self.spread = any(owner.part is not None for owner in self.owners.values())
+        self._held = any(owner.held is not None for owner in self.owners.values())
+        self._parameters = [owner.role == "parameter" for owner in self.owners.values()]
         self.tensors = [owner.tensor for owner in self.owners.values()]
         self.index = {key: place for place, key in enumerate(self.owners)}
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
@@ -106,10 +108,10 @@ class Owned:
     def training(self) -> list[bool]:
         """Which of them are parameters that a backward gives gradients now."""
         trains = self._framework.tensors.all_trainable(self.tensors)
-        return [
-            owner.role == "parameter" and (each if owner.held is None else owner.held.trainable)
-            for each, owner in zip(trains, self.owners.values())
-        ]
+        if self._held:
+            held = [owner.held for owner in self.owners.values()]
+            trains = [each if one is None else one.trainable for each, one in zip(trains, held)]
+        return [each and parameter for each, parameter in zip(trains, self._parameters)]
 
     def trains(self, key: int) -> bool:
         """Whether one of them is a parameter that a backward gives gradients now."""
@@ -191,6 +193,8 @@ class Owned:
             now = self._framework.tensors.memories(tensors)
         except Exception:  # of a kind that has no memory, or no shape
             now = [self._memory(tensor) for tensor in tensors]
+        if now == [known[k] for k in places] and None not in now:
+            return
         for place, memory in zip(places, now):
             if known[place] != memory or memory is None:
                 known[place], self._lies[place] = memory, self._where(place)

@@ -162,9 +162,7 @@ class Parameters:
         if gathered is None or numbers is None:
             return False
         records.write_all(owned.weight_sites(records.known), numbers)
-        shapes = [lies.shape for lies in gathered.lies]
-        dtypes = [lies.dtype for lies in gathered.lies]
-        self._batch = Batch(numbers, dtypes, shapes, owned.training())
+        self._batch = Batch(numbers, *gathered.kinds, owned.training())
         return True
 
     def _snapshot_of(self, key: int) -> None:
@@ -301,9 +299,8 @@ class Parameters:
         gathered = owned.gathered(places)
         if gathered is None:
             return False
-        for place, lies in zip(places, gathered.lies):
-            if not batch.trains[place] or lies.shape != batch.shapes[place] or lies.dtype != batch.dtypes[place]:
-                return False
+        if gathered.kinds != batch.kinds_at(places) or False in [batch.trains[k] for k in places]:
+            return False
         after = gathered.take(records.copier)
         if after is None:
             return False
@@ -313,9 +310,9 @@ class Parameters:
         sites = owned.stepped_sites(places, calls, records.known)
         numbers = [0] * (2 * len(places))
         numbers[::2], numbers[1::2] = gradients, range(difference, difference + len(places))
-        for key, place, call, number in zip(keys, places, calls, after):
+        for place, number in zip(places, after):
             batch.numbers[place] = number
-            self._steps[key] = call + 1
+        dict.update(self._steps, zip(keys, [call + 1 for call in calls]))
         self._consumed.forget(keys)
         records.write_all(sites, numbers)
         return True

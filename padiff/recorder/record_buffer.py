@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -10,10 +11,17 @@ from padiff.model.selection import Node
 from padiff.recorder.copying import Copier
 from padiff.recorder.known import Known, OutputSite
 from padiff.recorder.left_out import Left, LeftOut
-from padiff.recorder.taken import OnItsWay, Sampled, Taken
+from padiff.recorder.taken import Numbered, OnItsWay, Sampled, Taken
 from padiff.records import LOOP, InMemory, Record, Sketched, TensorSource, TracedCall, TracedTensor
 from padiff.records.alike import NO_SAMPLE, Alike, Pattern, Site, TracedSite, alike, sketched
 from padiff.records.parts import Part
+
+
+class Writes(Protocol):
+    """Has records that are still to be written."""
+
+    def write(self) -> None:
+        """Write them."""
 
 
 class RecordBuffer:
@@ -26,6 +34,7 @@ class RecordBuffer:
     Attributes:
         copier: likewise.
         left_out: what could not be copied.
+        following: what follows a plan, whose records come before all that is written; `None`: nothing does.
     """
 
     def __init__(self, copier: Copier, known: Known | None = None) -> None:
@@ -36,9 +45,19 @@ class RecordBuffer:
         self._numbers: list[int] = []
         self._sources: dict[int, TensorSource] = {}
         self.left_out = LeftOut()
+        self.following: Writes | None = None
 
     def __len__(self) -> int:
+        self._settle()
         return len(self._sites)
+
+    def _settle(self) -> None:
+        if self.following is not None:
+            self.following.write()
+
+    def since(self, first: int) -> tuple[list[Site], list[int]]:
+        """What the records are from one on, and their samples."""
+        return self._sites[first:], self._numbers[first:]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -53,6 +72,7 @@ class RecordBuffer:
         self, path: str, kind: str, stage: str, slot: str, taken: Taken | Left, call: int, training: bool
     ) -> None:
         """`write`, given a layer's path and class."""
+        self._settle()
         if isinstance(taken, Sampled):
             about = path, kind, stage, slot, taken.dtype, taken.shape, call, training, taken.transposed, taken.part
             self._sites.append(self.known.sites.get(about) or self.known.site(Site(*about)))  # type: ignore[call-overload]
@@ -84,12 +104,14 @@ class RecordBuffer:
                 taken.part,
             )
             last = self.known.site(site)
+        self._settle()
         self._sites.append(last)
         self._numbers.append(taken.number)
         return last
 
     def write_all(self, sites: Iterable[Site], numbers: Iterable[int]) -> None:
         """Write down samples, given what they are: sites that `Known.site` gave."""
+        self._settle()
         self._sites += sites
         self._numbers += numbers
 
@@ -135,7 +157,7 @@ class RecordBuffer:
         self._put(site, taken.source, place)
 
     def _put(self, site: Site, source: TensorSource, place: int | None = None) -> None:
-        end = len(self._sites)
+        end = len(self)
         if place is not None and place < end:
             self._sources = {at + (at >= place): other for at, other in self._sources.items()}
             end = place
@@ -183,7 +205,7 @@ class RecordBuffer:
 
     def alike(
         self,
-        traced: Sequence[Taken | None],
+        traced: Sequence[Taken | Numbered | None],
         unknown: Mapping[int, TracedSite],
         calls: Sequence[object],
         made: Callable[[], Sequence[TracedCall]],
@@ -204,7 +226,7 @@ class RecordBuffer:
         numbers: list[int] = []
         others: dict[int, TensorSource] = {}
         for place, taken in enumerate(traced):
-            if isinstance(taken, Sampled) and taken.samples is self._samples:
+            if isinstance(taken, Numbered) or (isinstance(taken, Sampled) and taken.samples is self._samples):
                 dtype, shape, transposed = taken.dtype, taken.shape, taken.transposed
                 numbers.append(taken.number)
             elif taken is None:
@@ -223,6 +245,12 @@ class RecordBuffer:
                 sites.append(TracedSite(dtype, shape, transposed))
         same = same and before is not None and before[1] == calls
         if pattern is None or not same or not pattern.same_as(self._sites, self._numbers, numbers):
-            pattern = Pattern(self._sites, self._numbers, sites, numbers, made())
+            if pattern is not None and same and pattern.sites == self._sites:
+                pattern = pattern.renumbered(self._numbers, numbers)
+            else:
+                pattern = Pattern(self._sites, self._numbers, sites, numbers, made())
+            self.known.steady = before is None
             self.known.pattern = pattern, calls
+        else:
+            self.known.steady = True
         return (*alike(pattern, self._samples, self._sources, others), pattern.calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from padiff.frameworks.base import Framework
 from padiff.recorder.detail import FULL
@@ -58,15 +58,36 @@ class SeenTensor:
         return self.full if level == FULL else self.sketched
 
 
+class Shows(Protocol):
+    """Knows of tensors what `SeenTensors` does not know yet."""
+
+    def show(self, tensor: Any, last: int = 0) -> None:
+        """Have it know what there is to know of a tensor, and of so many of the last ones."""
+
+
 class SeenTensors:
-    """Knows a tensor again; keeps none."""
+    """Knows a tensor again; keeps none.
+
+    Attributes:
+        following: what follows a plan, and has to be asked first; `None`: nothing does.
+    """
 
     def __init__(self, framework: Framework) -> None:
         self._version_of, self._same_values = framework.tensors.version_of, framework.tensors.same_values
         self._seen: dict[int, SeenTensor] = {}
+        self.following: Shows | None = None
+
+    def know(self, seen: SeenTensor) -> None:
+        """What is known of a tensor was found out elsewhere."""
+        tensor = seen.alive()
+        if tensor is not None:
+            self._seen.pop(id(tensor), None)
+            self._seen[id(tensor)] = seen
 
     def of(self, tensor: Any) -> SeenTensor:
         """What is known of a tensor as it is now."""
+        if self.following is not None:
+            self.following.show(tensor)
         version = self._version_of(tensor)
         seen = self._seen.get(id(tensor))
         if seen is None or seen.alive() is not tensor or seen.version != version or version < 0:
@@ -80,6 +101,8 @@ class SeenTensors:
 
         `None` where nothing was.
         """
+        if self.following is not None:
+            self.following.show(tensor, _LAST)
         version = self._version_of(tensor)
         for seen in self._that_hold(tensor):
             taken = seen.copied(level) if seen.version == version >= 0 else None

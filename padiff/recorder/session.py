@@ -198,7 +198,7 @@ class Recorder(UnderWay):
             return
         self._levels.listen(self._output.folder)
         before = self._output.size_before() / self.info.world_size
-        self._levels.begin(bytes_owned(self._framework, self._layers.nodes), before)
+        self._levels.begin(lambda: bytes_owned(self._framework, self._layers.nodes), before)
         if self._packs is not None and not self.watched and not self._description.rank:
             say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
         self._claim = Claim.set(self._model, self)

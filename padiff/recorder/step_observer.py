@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from padiff.frameworks.hooking import TRANSFORMED
@@ -22,25 +21,13 @@ from padiff.recorder.losses import Losses
 from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import Packing
 from padiff.recorder.parameters import Parameters
+from padiff.recorder.planning import Planning
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.tracer import Tracer
+from padiff.recorder.wanted import Wanted
 from padiff.recorder.watched import Watched
 from padiff.system.switches import Switches
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What else is wanted of a step than its tensors; see `padiff.recorder.capture.Capture`."""
-
-    stepped: Callable[[int], None] | None = None
-    stacks: bool = False
-    consuming: Callable[[Any], None] | None = None
-    functions: bool = False
-    losses: bool = False
-    packing: bool = False
-    whole: bool = False
-    loss_logged: bool = False
 
 
 class StepObserver:
@@ -111,6 +98,8 @@ class StepObserver:
         self._begun = self._backward = self._autocast_open = False
         #: Whether of a layer's call more is looked at than its tensors.
         self._closely = True
+        self._about = levels, wanted.loss_logged, self._switches.skip_wrappers
+        self.planning = Planning(framework, records, self.tracer, self.calls, self.activations)
 
     # -- hooks on and off ---------------------------------------------------------------------------------
 
@@ -120,9 +109,9 @@ class StepObserver:
         self.hooks.on_layers(self.watched.nodes)
         self.hooks.on_others(self._optimizers, self._switches)
         self.functions.attach()
-        self._closely = (
-            self.functions.attached or self.packing is not None or self._wanted.stacks or self._switches.path_log
-        )
+        packing, switches = self.packing is not None, self._switches
+        more = self.functions.attached, packing, self._wanted.stacks, switches.path_log, switches.api_check
+        self._closely = any(more)
         if self.packing is not None:
             self.packing.attach(self.watched.nodes)
         if self._begun:
@@ -151,7 +140,8 @@ class StepObserver:
         self.activations.close()
 
     def clear(self) -> None:
-        """Forget what was seen."""
+        """Forget what was seen; but for what the next step is expected to do."""
+        self.planning.end()
         self.records.clear()
         self.tracer.clear()
         self.tensors.clear()
@@ -162,6 +152,7 @@ class StepObserver:
         """
         self._begun = True
         if self._layers.look():
+            self.records.known.plan = None
             self.watched.take()
             if self.losses is not None:
                 self.losses.follow(self.watched.nodes, self.watched.chosen)
@@ -173,6 +164,8 @@ class StepObserver:
         if self.packing is not None:
             self.packing.begin(self.watched.nodes)
         self._hook_parameters()
+        if not self._closely:
+            self.planning.begin((self.watched.nodes, *self._about))
 
     def _hook_parameters(self) -> None:
         if not self._optimizers:
@@ -186,14 +179,23 @@ class StepObserver:
             self._before_any_call(key, layer, args, kwargs)
             return
         # What nearly all calls are: of a layer inside of the model, of which nothing but its tensors is looked at.
+        following = self.planning.following
+        if following is not None and following.begins(key, layer, args, kwargs):
+            if self._autocast_open:
+                self._look_at_autocast(running[-1].node)
+            return
         node = self.watched.known.get(key)
         if node is None:  # a layer that the model had before
             return
+        if following is not None:
+            following.leave()
         call = self.calls.begin(node, running[0].training, False)
         if self._autocast_open:
             self._look_at_autocast(node)
         if node.path in self.watched.traced:
             call.inputs = self.tracer.inputs(node, args, kwargs)
+        if self.planning.draft is not None:
+            self.planning.draft.begun(key, call, False)
 
     def _before_any_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.functions.leave_loop()
@@ -206,6 +208,9 @@ class StepObserver:
             if node is None:
                 return
             recomputed = self._recomputing()
+            if transforming or recomputed or self._running:
+                self.planning.leave()
+            self.planning.write()
             training = self._running[0].training if self._running else bool(watched.nodes[0].layer.training)
             if transforming:
                 # vmap, grad and their like call the layer with stand-ins: there are no values, no one call for each.
@@ -232,6 +237,7 @@ class StepObserver:
                 self._model_begins(call, layer, args, kwargs)
             if node.path in watched.traced or (outermost and node.path in watched.chosen):
                 call.inputs, call.stack = self.tracer.inputs(node, args, kwargs), self.tracer.stack()
+            self.planning.model_begins(key, call)
         finally:
             self.functions.resume()
 
@@ -242,7 +248,7 @@ class StepObserver:
             self.hooks.on_losses(not self._framework.layers.compiled(layer))
         self.parameters.snapshot()
         self.watched.note_modes(call.training, self.settings)
-        if self._chose(call.node):
+        if self.watched.chose(call.node):
             for slot, tensor in flatten_inputs(layer.forward, args, kwargs, self._is_tensor):
                 self.activations.see_input(call, slot, tensor)
 
@@ -256,13 +262,24 @@ class StepObserver:
         if failed or self._closely or len(running) < 2:
             self._after_any_call(key, output, failed)
             return
+        following = self.planning.following
+        if following is not None and following.ends(key, output):
+            running.pop()
+            return
         node = self.watched.known.get(key)
-        call = None if node is None else self.calls.end(node)
-        if call is None or call.transformed or call.node.path not in self.watched.chosen:
+        if node is None:
+            return
+        if following is not None:
+            following.leave()
+        call = self.calls.end(node)
+        if call is None or call.transformed:
+            self.planning.leave()
             return
         if not running:  # those above it had ended in an exception
-            self._model_ended(call, output)
-        self._see(call, output)
+            self.planning.leave()
+            if self.watched.chose(node):
+                self._model_ended(call, output)
+        self._see(key, call, output)
 
     def _after_any_call(self, key: int, output: Any, failed: bool) -> None:
         self.functions.pause()
@@ -277,13 +294,15 @@ class StepObserver:
             if not self._running and not failed:
                 self._model_ended(call, output)
                 ended = call
-            if call is not None and not failed and not call.transformed and self._chose(node):
-                self._see(call, output)
+            if failed or call is None or call.transformed or call.recomputed:
+                self.planning.leave()
+            if call is not None and not failed and not call.transformed and not self.planning.model_ends(key, output):
+                self._see(key, call, output)
         finally:
             self.functions.resume()
             if ended is not None and self.losses is not None and self.hooks.hears_losses:
                 own = ended.training and not ended.recomputed and not ended.transformed
-                if own and self._chose(self.watched.nodes[0]):
+                if own and self.watched.chose(self.watched.nodes[0]):
                     self.functions.enter_loop()
 
     def _model_ended(self, call: Call | None, output: Any) -> None:
@@ -294,8 +313,14 @@ class StepObserver:
             self.losses.called(output)
             self.hooks.on_losses(True)
 
-    def _see(self, call: Call, output: Any) -> None:
-        """Record what a call has given."""
+    def _see(self, key: int, call: Call, output: Any) -> None:
+        """Record what a call has given, if the layer is chosen."""
+        draft = self.planning.draft
+        if not self.watched.chose(call.node):
+            if draft is not None:
+                draft.ended(key, call, (), len(self.records))
+            return
+        first = len(self.records) if draft is not None else 0
         see, logged = self.activations.see, self._wanted.loss_logged and not self._running
         if isinstance(output, self._tensor_type) and not logged:
             seen = [("output.0", output, see(call, "output.0", output))]
@@ -307,10 +332,8 @@ class StepObserver:
             ]
         if call.inputs is not None:
             self.tracer.layer_ended(call, seen)
-
-    def _chose(self, node: Node) -> bool:
-        """Whether the layer's tensors are recorded."""
-        return node.path in self.watched.chosen
+        if draft is not None:
+            draft.ended(key, call, [(slot, each) for slot, _, each in seen], first)
 
     def _is_loss(self, slot: str, tensor: Any) -> bool:
         """Whether an output of the model is its loss: by name, or the first of a tuple."""

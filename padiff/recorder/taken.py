@@ -221,5 +221,20 @@ class OnItsWay:
     source: Awaited
 
 
+class Numbered:
+    """A tensor of the trace that a plan knows.
+
+    Attributes:
+        place: which of the plan's tensors it is.
+        dtype, shape, number: of the tensor, and of its sample.
+    """
+
+    __slots__ = ("dtype", "number", "place", "shape")
+    transposed = False
+
+    def __init__(self, place: int, dtype: str, shape: tuple[int, ...], number: int) -> None:
+        self.place, self.dtype, self.shape, self.number = place, dtype, shape, number
+
+
 #: What was copied of a tensor.
 Taken = Whole | Sampled

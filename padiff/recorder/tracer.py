@@ -18,7 +18,7 @@ from padiff.recorder.left_out import Left
 from padiff.recorder.plain_arguments import plain_arguments
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
-from padiff.recorder.taken import Taken
+from padiff.recorder.taken import Numbered, Taken
 from padiff.records import LOOP, Alike, Operand, Record, Trace, TracedCall, TracedTensor
 from padiff.records.alike import TracedSite
 from padiff.sketches.sketch import ELEMENTS
@@ -75,7 +75,7 @@ class Tracer:
         #: Whether in training mode, and a function's call; or of a layer's call its path, number, class and stack, how
         #: long its inputs are, these, and its outputs.
         self._calls: list[tuple[Any, ...]] = []
-        self._numbered: list[SeenTensor] = []
+        self._numbered: list[SeenTensor | Numbered] = []
         #: Of what nothing was copied: what it is.
         self._unknown: dict[int, TracedSite] = {}
         self._nth: Counter[tuple[str, int, str, bool]] = Counter()
@@ -143,6 +143,32 @@ class Tracer:
         inputs = call.inputs or ()
         # Flat: one object for each call, and none that leads to others, for the collector to go through.
         self._calls.append((call.training, node.path, call.number, kind, call.stack, len(inputs), *inputs, *given))
+
+    # -- plans ---------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> tuple[Any, ...]:
+        """What was noted of the call that ended last."""
+        return self._calls[-1]
+
+    def numbered(self, number: int) -> SeenTensor | Numbered:
+        """The tensor of a number."""
+        return self._numbered[number]
+
+    def seen(self, number: int) -> SeenTensor:
+        """The same, of a step that follows no plan."""
+        seen = self._numbered[number]
+        assert isinstance(seen, SeenTensor)
+        return seen
+
+    def add(self, calls: Sequence[tuple[Any, ...]], numbered: Sequence[Numbered]) -> None:
+        """Note calls that have ended, and the tensors that get the next numbers."""
+        self._calls += calls
+        self._numbered += numbered
+
+    def put_in(self, seen: Mapping[int, SeenTensor]) -> None:
+        """From now on tensors are not those of a plan: by their places there, what they are."""
+        self._numbered = [seen[each.place] if isinstance(each, Numbered) else each for each in self._numbered]
 
     # -- functions -----------------------------------------------------------------------------------------
 
@@ -224,14 +250,15 @@ class Tracer:
     # -- the end of the step -------------------------------------------------------------------------------
 
     def trace(self, training_only: bool) -> Trace:
-        """The trace so far.
+        """The trace so far, of a step that follows no plan.
 
         Args:
             training_only: leave out calls in evaluation mode.
         """
         calls = tuple([_call(each) for each in self._calls if each[0] or not training_only])
-        copies = zip(self._copies(), range(len(self._numbered)))
-        return Trace(tuple([_traced(taken, self._unknown.get(k)) for taken, k in copies]), calls, self.functions)
+        copies = [seen.best for seen in self._numbered if isinstance(seen, SeenTensor)]
+        tensors = tuple([_traced(taken, self._unknown.get(place)) for place, taken in enumerate(copies)])
+        return Trace(tensors, calls, self.functions)
 
     def finished(self) -> tuple[tuple[Record, ...] | Alike[Record], Trace]:
         """The records of a whole step, nothing of which is left out, and its trace."""
@@ -239,9 +266,9 @@ class Tracer:
         records, tensors, calls = self._records.alike(self._copies(), self._unknown, self._calls, made)
         return records, Trace(tensors, calls, self.functions)
 
-    def _copies(self) -> list[Taken | None]:
+    def _copies(self) -> list[Taken | Numbered | None]:
         """The best copy of each numbered tensor."""
-        return [seen.best for seen in self._numbered]
+        return [seen if isinstance(seen, Numbered) else seen.best for seen in self._numbered]
 
     def clear(self) -> None:
         """Forget all."""

@@ -39,6 +39,10 @@ class Watched:
             self.chosen -= _wrappers(layers.nodes, layers.framework)
         self.traced = self.chosen if self._functions else self.chosen & layers.computing
 
+    def chose(self, node: Node) -> bool:
+        """Whether a layer's tensors are recorded."""
+        return node.path in self.chosen
+
     def note_modes(self, training: bool, settings: dict[str, Any]) -> None:
         """Note which layers train, in the step's first call; in its first one in training mode, where there is one."""
         if (not training and "training" in settings) or settings.get("training"):

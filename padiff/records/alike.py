@@ -64,6 +64,7 @@ class Pattern:
         traced: the tensors of the trace.
         traced_numbers: likewise.
         calls: those of the trace.
+        like: the pattern before, where nothing is another but the numbers of samples; `None`: more is.
     """
 
     sites: Sequence[Site]
@@ -71,10 +72,22 @@ class Pattern:
     traced: Sequence[TracedSite]
     traced_numbers: Sequence[int]
     calls: Sequence[TracedCall]
+    like: Pattern | None = None
 
     def same_as(self, sites: Sequence[Site], numbers: Sequence[int], traced_numbers: Sequence[int]) -> bool:
         """Whether another step, whose traced tensors are the same, has the same records, and samples in their order."""
         return self.numbers == numbers and self.sites == sites and self.traced_numbers == traced_numbers
+
+    def renumbered(self, numbers: Sequence[int], traced_numbers: Sequence[int]) -> Pattern:
+        """The pattern of a step that is like this one but for the numbers of its samples."""
+        self.like = None  # or all that ever were would be kept
+        return Pattern(self.sites, numbers, self.traced, traced_numbers, self.calls, self)
+
+    def new_numbers(self, other: Pattern) -> dict[int, int] | None:
+        """By the numbers of samples here, those there; `None` where what is one here is not one there."""
+        pairs = {*zip(self.numbers, other.numbers), *zip(self.traced_numbers, other.traced_numbers)}
+        found = dict(pairs)
+        return found if len(found) == len(pairs) == len({*found.values()}) else None
 
 
 class Alike(Sequence[_Thing], Generic[_Thing]):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ class Isolator:
         self._again = False
         self._handles: list[Handle] = []
         for path in partners:
-            self._handles += self._framework.hooks.on_calls(model.layer(path), partial(self._before, path), self._after)
+            self._handles += self._framework.hooks.on_calls(model.layer(path), path, self._before, self._after)
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -88,7 +87,7 @@ class Isolator:
         if not self._again and not self._framework.hooks.recomputing():
             self._under_way.append((path, args, kwargs, len(self._feeder.log)))
 
-    def _after(self, layer: Any, output: Any, failed: bool) -> None:
+    def _after(self, _: str, layer: Any, output: Any, failed: bool) -> None:
         if self._again or self._framework.hooks.recomputing() or not self._under_way:
             return
         path, args, kwargs, masks = self._under_way.pop()

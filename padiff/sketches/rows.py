@@ -140,6 +140,22 @@ class Rows:
         self._piece_of[number], self._row_of[number] = piece.number, row
         return np.asarray(piece.rows[row])
 
+    def lay(self, kinds: Sequence[tuple[Kind, int]]) -> list[int]:
+        """Take rows, and the next numbers, for so many samples of each kind; where the rows begin in memory."""
+        addresses: list[int] = []
+        for kind, count in kinds:
+            for piece, row, some in self.spans(kind, count):
+                self._piece_of += [piece.number] * some
+                self._row_of += range(row, row + some)
+                addresses += range(
+                    piece.address + row * piece.stride, piece.address + (row + some) * piece.stride, piece.stride
+                )
+        return addresses
+
+    def has_row(self, number: int) -> bool:
+        """Whether a sample has a row."""
+        return self._piece_of[number] != _NOWHERE
+
     def row(self, number: int) -> np.ndarray:
         """Where a sample is; one axis, or blocks."""
         return np.asarray(self.pieces[self._piece_of[number]].rows[self._row_of[number]])

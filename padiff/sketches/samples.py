@@ -49,6 +49,32 @@ class Samples:
         """Copy a sample; returns its number."""
         return self._rows.put(cut)
 
+    def lay(self, kinds: Sequence[tuple[Kind, int]], others: int) -> list[int]:
+        """Take the next numbers for samples that are to come: so many of each kind, and others.
+
+        Returns:
+            Where in memory those of the kinds are to be copied to, as they are in numpy's own arithmetic.
+        """
+        addresses = self._rows.lay(kinds)
+        self._rows.reserve(others)
+        return addresses
+
+    def fill(self, number: int, taken: Cut | Any) -> None:
+        """Copy a sample that has a number already, or note that it is on another device, until `fetch`."""
+        if not isinstance(taken, Cut):
+            self._elsewhere[number] = taken
+        elif self._rows.has_row(number):
+            taken.copy_to(self._rows.row(number))
+        else:
+            taken.copy_to(self._rows.place(number, taken.kind))
+
+    def row(self, number: int) -> np.ndarray:
+        """Where a sample is copied to."""
+        return self._rows.row(number)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def add_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: Sequence[int]) -> list[int]:
         """Copy samples that follow a layout; returns their numbers (`padiff.sketches.rows.Rows.put_all`)."""
         return self._rows.put_all(layout, cuts, addresses)
@@ -149,7 +175,8 @@ class Samples:
                 if number in self._own:
                     self._put_part(number, array)
                     continue
-                row = self._rows.place(number, (array.size, arithmetic(array.dtype)))
+                kind = array.size, arithmetic(array.dtype)
+                row = self._rows.row(number) if self._rows.has_row(number) else self._rows.place(number, kind)
                 row.reshape(-1)[...] = array
             self._elsewhere.clear()
             self._fetched = None

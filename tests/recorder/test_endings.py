@@ -200,14 +200,14 @@ def test_ctrl_c_in_a_hook_of_backward_is_a_keyboard_interrupt(kit, given, monkey
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with padiff.record(model, optimizer=optimizer if given else None) as rec:
-            see = rec._capture._observer.activations._see_gradient
+            see = rec._capture._observer.activations.see_gradient
 
             def interrupted(*args):
                 monkeypatch.undo()
                 signal.raise_signal(signal.SIGINT)
                 return see(*args)
 
-            monkeypatch.setattr(rec._capture._observer.activations, "_see_gradient", interrupted)
+            monkeypatch.setattr(rec._capture._observer.activations, "see_gradient", interrupted)
             for _ in range(2):
                 one_step(kit, model, optimizer, x, y, rec)
     except BaseException as error:

@@ -26,21 +26,21 @@ from padiff.frameworks.paddle.losses import on_losses as on_losses
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
 
 
-def on_calls(layer: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
-    def hook_before(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+    def hook_before(key: Any, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Inside of to_static, while it builds its graph, there are no values, and asking for them crashes paddle.
         if paddle.in_dynamic_mode():
-            before(called, args, kwargs)
+            before(key, called, args, kwargs)
 
-    def hook(called: Any, _: Any, output: Any) -> None:
+    def hook(key: Any, called: Any, _: Any, output: Any) -> None:
         if not paddle.in_dynamic_mode():
             return
         # always_call also calls after an exception in forward, with no output.
-        after(called, output, output is None and sys.exc_info()[0] is not None)
+        after(key, called, output, output is None and sys.exc_info()[0] is not None)
 
     return [
-        layer.register_forward_pre_hook(Hook(hook_before), with_kwargs=True),
-        layer.register_forward_post_hook(Hook(hook), always_call=True),
+        layer.register_forward_pre_hook(Hook(key, hook_before), with_kwargs=True),
+        layer.register_forward_post_hook(Hook(key, hook), always_call=True),
     ]
 
 
@@ -60,6 +60,10 @@ def hear_functions(listener: FunctionListener) -> Hearing:
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     handle: Handle | None = None if tensor.stop_gradient else tensor.register_hook(gradient)
     return handle
+
+
+def gradient_hook(gradient: OnGradient) -> None:
+    return None  # paddle makes an object of its own for each
 
 
 def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:

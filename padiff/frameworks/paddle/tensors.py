@@ -148,11 +148,23 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
 def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
     found = []
     for tensor, form in zip(tensors, forms):
-        cut_now = cut(tensor)
-        if cut_now is None or cut_now.form is not form:
+        start = 0 if form is None else address(tensor, form)
+        if not start:
             return None
-        found.append(cut_now.address)
+        found.append(start)
     return found
+
+
+def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
+    if dtype not in _SHARED:
+        return None
+    found = _form(shape, getattr(paddle, dtype))
+    return found if found is not None and found.nbytes else None
+
+
+def address(tensor: Any, form: Form) -> int:
+    found = cut(tensor)
+    return 0 if found is None or found.form is not form else found.address
 
 
 #: A slice of a tensor of paddle's may be a copy.

@@ -29,21 +29,29 @@ def compiled_in_place(module: Any) -> bool:
     return vars(module).get("_compiled_call_impl") is not None
 
 
-def on_calls(module: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
     """Call ``before`` and ``after`` around each call of a module."""
     if compiled_in_place(module):
-        return [_hook_around(module, before, after)]
+        return [_hook_around(module, key, before, after)]
 
-    def hook_before(module: Any, args: Any, kwargs: Any) -> None:
+    return [_Hooked(module, _Before(key, before), _After(key, after))]
+
+
+class _Before(Hook):
+    __slots__ = ()
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            before(module, args, kwargs)
+            self._call(self._key, module, args, kwargs)
 
-    def hook_after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+
+class _After(Hook):
+    __slots__ = ()
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
             # Always called, after an exception in forward too, with no output then.
-            after(module, output, output is None and sys.exc_info()[0] is not None)
-
-    return [_Hooked(module, Hook(hook_before), Hook(hook_after))]
+            self._call(self._key, module, output, output is None and sys.exc_info()[0] is not None)
 
 
 class _Hooked:
@@ -70,20 +78,20 @@ class _Hooked:
             getattr(self._module, name).pop(self._key, None)
 
 
-def _hook_around(module: Any, before: BeforeCall, after: AfterCall) -> Handle:
+def _hook_around(module: Any, key: Any, before: BeforeCall, after: AfterCall) -> Handle:
     """See the calls of a module that is compiled in place, whose own hooks are compiled with it."""
     compiled = vars(module)["_compiled_call_impl"]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside of another compiled module
             return compiled(*args, **kwargs)
-        before(module, args, kwargs)
+        before(key, module, args, kwargs)
         try:
             output = compiled(*args, **kwargs)
         except BaseException:
-            after(module, None, True)
+            after(key, module, None, True)
             raise
-        after(module, output, False)
+        after(key, module, output, False)
         return output
 
     return Override(module, "_compiled_call_impl", call)
@@ -91,6 +99,8 @@ def _hook_around(module: Any, before: BeforeCall, after: AfterCall) -> Handle:
 
 def compiled_paths(model: Any) -> Iterator[str]:
     """Paths of the compiled modules that have others inside."""
+    if "torch._dynamo.eval_frame" not in sys.modules:  # nothing is compiled without it
+        return
     for name, module in model.named_modules():
         compiled = original(module) is not module or compiled_in_place(module)
         if compiled and any(True for _ in original(module).children()):

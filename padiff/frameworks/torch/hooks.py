@@ -37,12 +37,15 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     if node is None or tensor._backward_hooks is not None or type(tensor) is not torch.Tensor:
         handle: Handle = tensor.register_hook(gradient)
         return handle
-    # What `register_hook` does, in half its time: its handles are counted in an attribute of their class, and so all
-    # that is known of the class has to be looked up anew for each of them.
-    tensor._backward_hooks = hooks = _Hooks()
-    hooks[_KEY] = gradient
-    node._register_hook_dict(tensor)
+    hooks = gradient_hook(gradient)
+    hooks.put(tensor)
     return _OfGraph(hooks)
+
+
+def gradient_hook(gradient: OnGradient) -> _Hooks:
+    hooks = _Hooks()
+    hooks[_KEY] = gradient
+    return hooks
 
 
 # torch counts its own from 0 on.
@@ -53,6 +56,21 @@ class _Hooks(dict[int, OnGradient]):
     """As torch's own, which refers to it weakly; but for the order that torch keeps in a list beside it."""
 
     __slots__ = ("__weakref__",)
+
+    @property
+    def callback(self) -> Any:
+        return self[_KEY]
+
+    def put(self, tensor: Any) -> bool:
+        """What `register_hook` does, in half its time: its handles are counted in an attribute of their class, and so
+        all that is known of the class has to be looked up anew for each of them.
+        """
+        node = tensor.grad_fn
+        if node is None or tensor._backward_hooks is not None or type(tensor) is not torch.Tensor or len(self) != 1:
+            return not tensor.requires_grad
+        tensor._backward_hooks = self
+        node._register_hook_dict(tensor)
+        return True
 
 
 class _OfGraph:
@@ -75,6 +93,9 @@ def learning() -> bool:
     return bool(torch.is_grad_enabled())
 
 
+_backward_now = torch._C._current_graph_task_id
+
+
 def recomputing() -> bool:
     # The number of the running backward, -1 outside of one. torch.utils.checkpoint itself asks this way.
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(_backward_now() != -1)

@@ -37,6 +37,9 @@ def _spelt(dtype: torch.dtype) -> tuple[str, int, bool]:
 #: By dtype: its name in numpy's array interface, bytes of an element, whether it is complex.
 _SPELT = {dtype: _spelt(dtype) for dtype in (*PLAIN, *_OTHERS, *_UNSIGNED, *_BITS)}
 
+#: By what numpy calls them, the dtypes that it calculates with as torch does.
+_NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN}
+
 # Kinds of tensors whose memory is their own.
 _OWN_KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -128,22 +131,36 @@ def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int]
     tensor lives: in a step of many small layers that takes longer than all else that is done with their gradients.
     """
     found = []
+    for tensor, form in zip(tensors, forms):
+        start = 0 if form is None else address(tensor, form)
+        if not start:
+            return None
+        found.append(start)
+    return found
+
+
+def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
+    """How a contiguous tensor lies in memory of the CPU; `None` where it has none that is plain."""
+    of_torch = _NAMED.get(dtype)
+    return None if of_torch is None or 0 in shape else _form(torch.Size(shape), of_torch)
+
+
+def address(tensor: Any, form: Form) -> int:
+    """Where the memory of a tensor begins, if it is contiguous on the CPU and of a form; else 0. See `addresses`."""
     try:
-        for tensor, form in zip(tensors, forms):
-            if form is None or _form(tensor.shape, tensor.dtype) is not form or not tensor.is_cpu:
-                return None
-            if not tensor.is_contiguous() or tensor.is_neg():
-                return None
-            start = tensor.data_ptr()
-            # A null pointer with an offset is no null pointer: only the storage says whether there is memory.
-            if type(tensor) not in _OWN_KINDS or tensor.storage_offset():
-                storage = tensor.untyped_storage()
-                if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
-                    return None
-            found.append(start)
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, NotImplementedError):
-        return None
-    return found if all(found) else None
+        if tensor.shape != form.shape or tensor.dtype is not _NAMED.get(form.dtype) or not tensor.is_cpu:
+            return 0
+        if not tensor.is_contiguous() or tensor.is_neg():
+            return 0
+        start: int = tensor.data_ptr()
+        # A null pointer with an offset is no null pointer: only the storage says whether there is memory.
+        if type(tensor) not in _OWN_KINDS or tensor.storage_offset():
+            storage = tensor.untyped_storage()
+            if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
+                return 0
+        return start
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
+        return 0
 
 
 def memory(tensor: Any) -> tuple[Any, ...]:
@@ -182,9 +199,13 @@ def _arrived(tensor: Any) -> Any:
     return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
 
 
+# Looked up once: it is asked in each call of a layer.
+_interpreters = torch._C._functorch.peek_interpreter_stack
+
+
 def transforming() -> bool:
     """Whether code that runs now is being transformed by ``torch.func`` (vmap, grad, jvp, ...)."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _interpreters() is not None
 
 
 def readable(tensor: Any) -> Any:

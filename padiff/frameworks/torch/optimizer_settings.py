@@ -48,7 +48,9 @@ def settings_stamp(optimizer: Any) -> Any:
     return [
         (
             [(name, _stamp(value)) for name, value in group.items() if name not in ("params", "lr")],
-            [(id(parameter), parameter.requires_grad) for parameter in group["params"]],
+            # Lists of plain values: pairs would be as many objects for the garbage collector.
+            list(map(id, group["params"])),
+            [parameter.requires_grad for parameter in group["params"]],
         )
         for group in optimizer.param_groups
     ]

@@ -1,0 +1,21 @@
+"""What else is wanted of a step than its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """See `padiff.recorder.capture.Capture`."""
+
+    stepped: Callable[[int], None] | None = None
+    stacks: bool = False
+    consuming: Callable[[Any], None] | None = None
+    functions: bool = False
+    losses: bool = False
+    packing: bool = False
+    whole: bool = False
+    loss_logged: bool = False
