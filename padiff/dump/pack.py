@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -314,17 +315,12 @@ class PackReader:
                 headers[where] = beside, beside.header()[1]
             outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
-            entries, sketches = structure.entries, structure.sketches
+            make, sketches = partial(_record, stored, structure.entries), structure.sketches
             if sketches.max(initial=-1) >= len(stored.rows):
-                raise ValueError(f"{len(stored.rows)} sketches, but a record of the {sketches.max() + 1}th")
-            # Sketches are there: a record of one is made when it is looked at.
-            made = [
-                None if row >= 0 else _record(stored, order, entry)
-                for order, (row, entry) in enumerate(zip(sketches.tolist(), entries))
-            ]
-            records: Sequence[Record] = Structured(
-                made, structure, lambda order: _record(stored, order, entries[order]), sketches, stored.rows
-            )
+                raise ValueError(f"a sketch in row {sketches.max()} of {len(stored.rows)}")
+            # A record of a sketch is made when it is looked at; all others show now that they can be.
+            made = [None if row >= 0 else make(order) for order, row in enumerate(sketches.tolist())]
+            records: Sequence[Record] = Structured(made, structure, make, sketches, stored.rows)
             file.forget()
             if not about["structure"]:
                 records = tuple(records)  # a step that says itself what its records are called is like no other one
@@ -392,8 +388,8 @@ class _Stored:
         raise ValueError(f"kept as {kept_as!r}")
 
 
-def _record(stored: _Stored, order: int, entry: Entry) -> Record:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where, part = entry
+def _record(stored: _Stored, entries: Sequence[Entry], order: int) -> Record:
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where, part = entries[order]
     source: TensorSource
     if kept_as in SKETCHES:
         source = Sketched(stored.rows[where], numbers, kept_as == "turned")

@@ -141,10 +141,10 @@ class Structure:
         """
         found: np.ndarray | None = self.facts.get("sketches")
         if found is None:
-            kept = [(kept_as in SKETCHES, where) for *_, kept_as, where, _ in self.entries]
-            if any(sketched and where < 0 for sketched, where in kept):
-                raise ValueError("a sketch before the first")
-            found = np.array([where if sketched else -1 for sketched, where in kept], np.intp)
+            rows = [where if kept_as in SKETCHES else None for *_, kept_as, where, _ in self.entries]
+            if any(row is not None and row < 0 for row in rows):
+                raise ValueError("a sketch in a row before the first")
+            found = np.array([-1 if row is None else row for row in rows], np.intp)
             self.facts["sketches"] = found
         return found
 

@@ -244,8 +244,9 @@ class StepDiffs(OnDemand[Diff]):
         l2, size = self.rows["l2"], self.rows["reference_l2"]
         with np.errstate(divide="ignore", invalid="ignore"):
             found: np.ndarray = l2 / size
-            if not size.all():
-                found[size == 0] = np.where(l2[size == 0] == 0, 0.0, np.inf)
+        without = self.measured & ~(size > 0)
+        if without.any():
+            found[without] = np.where(l2[without] == 0, 0.0, np.inf)
         return found
 
     @cached_property
@@ -302,9 +303,6 @@ class StepDiffs(OnDemand[Diff]):
                 if place not in self._made:
                     self._made[place] = self._of_row(place, row)
         return iter([self._made[place] for place in range(len(self))])
-
-    def __add__(self, other: Sequence[Diff]) -> list[Diff]:
-        return [*self, *other]
 
     def _at(self, place: int) -> Diff:
         found = self._made.get(place)
