@@ -67,11 +67,6 @@ class Tensors(Protocol):
         Holds for as long as `live` does. ``transposed`` looks at a matrix transposed.
         """
 
-    def addresses(self, tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
-        """Where the memory of tensors begins, if each is contiguous on the CPU and of its form (that of a `cut`); else
-        `None`.
-        """
-
     def form(self, dtype: str, shape: tuple[int, ...]) -> Form | None:
         """How a tensor of this dtype and shape lies in contiguous memory of the CPU; `None`: not to be said."""
 

@@ -70,12 +70,12 @@ class Here:
 
     def take_like(self, copier: Copier, tensors: Sequence[Any]) -> list[int] | None:
         layout, cuts = self._layout, self.lies
-        found = self._tensors.addresses([tensors[k] for k in layout.plain], self._forms)
-        if found is None:
-            return None
-        addresses, cuts = [0] * len(cuts), list(cuts)
-        for k, address in zip(layout.plain, found):
-            addresses[k] = address
+        addresses, cuts, address = [0] * len(cuts), list(cuts), self._tensors.address
+        for k, form in zip(layout.plain, self._forms):
+            start = 0 if form is None else address(tensors[k], form)
+            if not start:
+                return None
+            addresses[k] = start
         for k in layout.others:
             cut = self._tensors.cut(tensors[k], self._transposed[k])
             if cut is None or cut.shape != cuts[k].shape or cut.dtype != cuts[k].dtype:

@@ -90,7 +90,7 @@ class Net(torch.nn.Module):
 
 
 class Training:
-    """A training in which something happens that is told by its name."""
+    """A training in which what its name says happens."""
 
     def __init__(self, odd):
         torch.manual_seed(5)

@@ -89,8 +89,8 @@ def test_what_lies_otherwise_has_no_address(other):
     parameter = torch.nn.Parameter(torch.zeros(7, 13))
     form = tensors.cut(parameter).form
     gradient = torch.ones(8, 13)[1:]
-    assert tensors.addresses([gradient, parameter], [form, form]) == [gradient.data_ptr(), parameter.data_ptr()]
-    assert tensors.addresses([gradient, other], [form, form]) is None
+    found = [tensors.address(each, form) for each in (gradient, parameter, other)]
+    assert found == [gradient.data_ptr(), parameter.data_ptr(), 0]
 
 
 @pytest.mark.parametrize("turned", ["weight", "bias"])

@@ -145,16 +145,6 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
     return form.at(start)
 
 
-def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
-    found = []
-    for tensor, form in zip(tensors, forms):
-        start = 0 if form is None else address(tensor, form)
-        if not start:
-            return None
-        found.append(start)
-    return found
-
-
 def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
     if dtype not in _SHARED:
         return None

@@ -123,22 +123,6 @@ def cut(tensor: Any, transposed: bool = False) -> Cut | None:
         return None
 
 
-def addresses(tensors: Sequence[Any], forms: Sequence[Form | None]) -> list[int] | None:
-    """Where the memory of tensors begins, if each is contiguous on the CPU and of its form; else `None`.
-
-    For tensors that the framework itself is about to read all of: a plain one is not asked how far its memory reaches.
-    torch would make an object of Python's for each storage, which the garbage collector goes through as long as the
-    tensor lives: in a step of many small layers that takes longer than all else that is done with their gradients.
-    """
-    found = []
-    for tensor, form in zip(tensors, forms):
-        start = 0 if form is None else address(tensor, form)
-        if not start:
-            return None
-        found.append(start)
-    return found
-
-
 def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
     """How a contiguous tensor lies in memory of the CPU; `None` where it has none that is plain."""
     of_torch = _NAMED.get(dtype)
@@ -146,7 +130,12 @@ def form(dtype: str, shape: tuple[int, ...]) -> Form | None:
 
 
 def address(tensor: Any, form: Form) -> int:
-    """Where the memory of a tensor begins, if it is contiguous on the CPU and of a form; else 0. See `addresses`."""
+    """Where the memory of a tensor begins, if it is contiguous on the CPU and of a form; else 0.
+
+    For tensors that the framework itself is about to read all of: a plain one is not asked how far its memory reaches.
+    torch would make an object of Python's for each storage, which the garbage collector goes through as long as the
+    tensor lives: in a step of many small layers that takes longer than all else that is done with their gradients.
+    """
     try:
         if tensor.shape != form.shape or tensor.dtype is not _NAMED.get(form.dtype) or not tensor.is_cpu:
             return 0

@@ -12,7 +12,6 @@ import torch
 
 from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
 from padiff.frameworks.torch.memory import address as address
-from padiff.frameworks.torch.memory import addresses as addresses
 from padiff.frameworks.torch.memory import cut as cut
 from padiff.frameworks.torch.memory import form as form
 from padiff.frameworks.torch.memory import memories as memories
