@@ -29,11 +29,10 @@ from padiff.records import (
     is_functional,
     unzipped,
 )
-from padiff.records.rows import BASES, FIGURE_NUMBERS, TENSORS
+from padiff.records.rows import FIGURE_NUMBERS, MOMENTS, TENSORS
 from padiff.records.step_diffs import Sites, StepDiffs
 
 _REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.AROUND_ZERO]
-_MOMENTS = BASES.index("moments")
 
 
 class Tally:
@@ -83,7 +82,7 @@ class Tally:
             self._own_samples = True
         count = int(compared.sum())
         sums = {"reference": count, "candidate": count, "compared": count}
-        bounded = int((sketched & (rows["basis"] == _MOMENTS)).sum())
+        bounded = int((sketched & (rows["basis"] == MOMENTS)).sum())
         self._counts.update(sums, sketched=int(sketched.sum()), bounded=bounded)
 
     def _see(self, diffs: StepDiffs, compared: np.ndarray) -> None:

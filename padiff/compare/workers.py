@@ -28,7 +28,7 @@ from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import in_one, rank_steps, step_pairs
 from padiff.pair.united import united
 from padiff.records import Both, Pair, Problem, Record, Run, Step
-from padiff.records.planned import PlannedPairs, sites_of
+from padiff.records.planned import fact_of_pairs, sites_of
 from padiff.records.rows import empty_rows
 from padiff.records.step_diffs import StepDiffs
 from padiff.system.follow import follow
@@ -158,8 +158,7 @@ class Workers:
             plain = replace(alignment, storage=None)  # there are no answers to be given any more
             self._job = alignment, pickle.dumps((self._paths, self._identities, plain, frozenset(stages), elementwise))
         try:
-            planned = pairs.sites.fact(_seconds_of, pairs) if isinstance(pairs, PlannedPairs) else None
-            self._submit(numbers, _seconds_of(None, pairs) if planned is None else planned)
+            self._submit(numbers, fact_of_pairs(pairs, _seconds_of))
             if not self._ahead or self._ahead[0][0] != numbers:
                 return None
             parts = [future.result() for future in self._ahead.popleft()[1]]
@@ -273,7 +272,7 @@ def _parts(step: Step) -> int:
     return max(1, int(_seconds(step.records) / _PART))
 
 
-def _seconds_of(_: object, pairs: Sequence[Pair]) -> float:
+def _seconds_of(pairs: Sequence[Pair]) -> float:
     """About how long it takes to measure pairs."""
     return _seconds([pair.anchor for pair in pairs])
 

@@ -129,6 +129,7 @@ class Structure:
     records: list[Any]
     trace: Any
     _entries: list[Entry] | None = field(default=None, init=False)
+    _sketches: np.ndarray | None = field(default=None, init=False)
     #: What was found out from the records (`padiff.records.structured.Structured.fact`).
     facts: dict[Any, Any] = field(default_factory=dict, init=False)
 
@@ -139,14 +140,12 @@ class Structure:
         Raises:
             ValueError: one of them is nowhere.
         """
-        found: np.ndarray | None = self.facts.get("sketches")
-        if found is None:
+        if self._sketches is None:
             rows = [where if kept_as in SKETCHES else None for *_, kept_as, where, _ in self.entries]
             if any(row is not None and row < 0 for row in rows):
                 raise ValueError("a sketch in a row before the first")
-            found = np.array([-1 if row is None else row for row in rows], np.intp)
-            self.facts["sketches"] = found
-        return found
+            self._sketches = np.array([-1 if row is None else row for row in rows], np.intp)
+        return self._sketches
 
     @property
     def entries(self) -> list[Entry]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
 from padiff.records.both import Both
 from padiff.records.compared import UNSCALED, Pair
+from padiff.records.facts import once
 from padiff.records.layout import Layout
 from padiff.records.on_demand import OnDemand
 from padiff.records.step_diffs import Sites
 from padiff.records.structured import Structured
+
+_Fact = TypeVar("_Fact")
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +29,7 @@ class PairColumns:
         layouts, optional: as `Pair` has them.
         scaled: whether both sides are divided by their steps' loss scales.
         sites: what they are.
+        facts: what was found out from the pairs of one step.
     """
 
     references: list[int | None]
@@ -33,6 +38,7 @@ class PairColumns:
     scaled: list[bool]
     optional: list[bool]
     sites: Sites
+    facts: dict[Any, Any] = field(default_factory=dict)
 
 
 class PlannedPairs(OnDemand[Pair]):
@@ -68,6 +74,15 @@ class PlannedPairs(OnDemand[Pair]):
         """What they are."""
         return self.columns.sites
 
+    @property
+    def tabled(self) -> bool:
+        """Whether the sketches of both sides lie in tables; not where steps were put together of several."""
+        return all(side.table is not None for side in self.records)
+
+    def fact(self, find: Callable[[PlannedPairs], _Fact]) -> _Fact:
+        """What a function finds out from the pairs, but for their values; of steps alike it is called once."""
+        return once(self.columns.facts, find, self)
+
     def _at(self, place: int) -> Pair:
         found = self._made[place]
         if found is None:
@@ -92,13 +107,17 @@ def sites_of(pairs: Sequence[Pair]) -> Sites:
     return pairs.sites if isinstance(pairs, PlannedPairs) else Sites(pairs)
 
 
-def sketch_rows(sites: Sites, pairs: PlannedPairs) -> Both[np.ndarray]:
-    """Where the sketches of planned pairs are in their steps' tables; -1 where a side has none."""
+def fact_of_pairs(pairs: Sequence[Pair], find: Callable[[Sequence[Pair]], _Fact]) -> _Fact:
+    """What a function finds out from pairs, but for their values; of steps alike it is called once."""
+    return pairs.fact(find) if isinstance(pairs, PlannedPairs) else find(pairs)
+
+
+def sketch_rows(pairs: PlannedPairs) -> Both[np.ndarray]:
+    """Where the sketches of planned pairs are in their steps' tables, where there are tables; -1: a side has none."""
 
     def rows(places: list[int | None], records: Structured) -> np.ndarray:
         known = records.sketches
-        if known is None:
-            return np.full(len(sites), -1)
+        assert known is not None
         return np.array([known[place] if place is not None else -1 for place in places], np.intp)
 
     own, (a, b) = pairs.columns, pairs.records

@@ -38,7 +38,7 @@ _CODES = ("", *SIDES)
 FIGURE_NUMBERS = {figure: number for number, figure in enumerate(FIGURES)}
 RULE_NUMBERS = {rule: number for number, rule in enumerate(RULES)}
 _BASE_NUMBERS = {basis: number for number, basis in enumerate(BASES)}
-TENSORS, SKETCHES = _BASE_NUMBERS["tensors"], _BASE_NUMBERS["sketches"]
+TENSORS, SKETCHES, MOMENTS = (_BASE_NUMBERS[basis] for basis in BASES[1:])
 
 #: What is known of a diff but for its pair and its problem. The index of the worst element is counted through all
 #: elements; `NO_INDEX`: there is none.

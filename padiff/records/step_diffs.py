@@ -11,6 +11,7 @@ import numpy as np
 
 from padiff.records.both import Both
 from padiff.records.compared import Diff, Pair
+from padiff.records.facts import once
 from padiff.records.judgement import Figure, Problem, Rule
 from padiff.records.on_demand import OnDemand
 from padiff.records.recorded import STAGES
@@ -61,15 +62,9 @@ class Sites:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def fact(self, find: Callable[..., _Fact], *besides: Any) -> _Fact:
-        """What a function finds out from the sites; it is called once.
-
-        Args:
-            besides: what it is given besides, and which is the same for all steps that are alike.
-        """
-        if find not in self._facts:
-            self._facts[find] = find(self, *besides)
-        return self._facts[find]  # type: ignore[no-any-return]
+    def fact(self, find: Callable[[Sites], _Fact]) -> _Fact:
+        """What a function finds out from the sites; it is called once."""
+        return once(self._facts, find, self)
 
     @cached_property
     def keys(self) -> list[Key]:
@@ -162,9 +157,7 @@ class StepDiffs(OnDemand[Diff]):
 
     def fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
         """What a function finds out from the diffs; it is called once."""
-        if find not in self._facts:
-            self._facts[find] = find(self)
-        return self._facts[find]  # type: ignore[no-any-return]
+        return once(self._facts, find, self)
 
     @classmethod
     def of(cls, diffs: Sequence[Diff], sites: Sites | None = None) -> StepDiffs:

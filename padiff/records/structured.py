@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from padiff.records.facts import once
 from padiff.records.on_demand import OnDemand
 from padiff.records.recorded import Record
 
@@ -43,11 +44,7 @@ class Structured(OnDemand[Record]):
     def fact(self, find: Callable[[Structured], _Fact]) -> _Fact:
         """What a function finds out from the records, but for their values; of steps alike it is called once."""
         facts: dict[Any, Any] | None = getattr(self.structure, "facts", None)
-        if facts is None:
-            return find(self)
-        if find not in facts:
-            facts[find] = find(self)
-        return facts[find]  # type: ignore[no-any-return]
+        return find(self) if facts is None else once(facts, find, self)
 
     def rows_of(self, rows: np.ndarray) -> np.ndarray:
         """Some rows of the table of sketches."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kit.records import info, linear, record, root, step, write_run
+from kit.records import as_sketch, info, linear, record, root, step, write_run
 
+from padiff import compare_runs
 from padiff.align import align
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
@@ -168,3 +169,25 @@ def test_steps_whose_parameters_are_spread_are_paired_once_for_each_process(coun
         expected = np.random.default_rng(number).normal(size=(9, 4)).astype(np.float32)
         np.testing.assert_array_equal(whole.reference.value, expected)
     assert len(counted) == count
+
+
+def test_sketches_of_a_process_that_holds_a_part_are_compared_in_each_step(tmp_path):
+    values, runs = np.random.default_rng(0).normal(size=(3, 2, 70, 60)).astype(np.float32), []
+    for name, factor in (("a", 1.0), ("b", 1.5)):
+        steps = [
+            step(
+                number,
+                [
+                    as_sketch(
+                        record("a", "forward", "output.0", output[:5, :7] * np.float32(factor if number == 2 else 1.0))
+                    ),
+                    replace(record("a", "weight", "weight", weight), part=Part((70, 60), (0, 0), "shard")),
+                ],
+            )
+            for number, (output, weight) in enumerate(values)
+        ]
+        runs.append(write_run(tmp_path / name, info(root(1), linear("a", 60, 70)), steps, storage=PACKED))
+    report = compare_runs(*runs, workers=1)
+    assert [diff.passed for diff in report.diffs] == [True] * 5 + [False]
+    assert report.first_diff.stage == "forward" and report.first_diff.step == 2
+    assert report.failed[0].figures.rel_l2 == pytest.approx(0.5, rel=1e-6)

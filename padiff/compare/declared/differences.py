@@ -74,9 +74,9 @@ class Declared:
         rate, number = rate_of(ranks), next((diffs.number for diffs in ranks if diffs), None)
         if rate is not None and number is not None:
             self._rates[number] = rate
-        open_ = [one for one in self._lasting if one.changes and one.key not in self._made_up]
-        diffs = [diff for rank in ranks for diff in rank] if open_ else []
-        for one in open_:
+        left = [one for one in self._lasting if one.changes and one.key not in self._made_up]
+        diffs = [diff for rank in ranks for diff in rank] if left else []
+        for one in left:
             if number is not None and made_up(one, diffs, self._rates):
                 self._made_up[one.key] = number
 

@@ -155,6 +155,7 @@ NONE = Drift()
 EQUAL = Drift(equal=True)
 
 
+@np.errstate(all="ignore")
 def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Drift:
     """How far the runs are apart in a step, given its judged diffs and the step that was compared before it.
 
@@ -231,6 +232,7 @@ def _inner(sites: Sites) -> np.ndarray:
     return np.array([shape != last for shape in sites.shapes], np.bool_)
 
 
+@np.errstate(all="ignore")
 def inherited(diffs: Sequence[Diff], unseen: float = 0.0, besides: np.ndarray | None = None) -> float:
     """Relative L2 error that a step starts with: of all weights together, plus the largest of an input.
 

@@ -10,16 +10,12 @@ import numpy as np
 from padiff.compare.judge import limits
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.records import Diff, Rule
-from padiff.records.rows import BASES, RULE_NUMBERS
+from padiff.records.rows import MOMENTS, RULES
 from padiff.records.step_diffs import Key, StepDiffs
 
 # A gradient that is judged by its layer's largest, or an update that noise drives, says nothing of its own size.
-_NO_WITNESS = [
-    RULE_NUMBERS[rule] for rule in (None, Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL)
-]
-_IS_WITNESS = np.ones(len(RULE_NUMBERS), np.bool_)
-_IS_WITNESS[_NO_WITNESS] = False
-_MOMENTS = BASES.index("moments")
+_NO_WITNESS = frozenset({None, Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL})
+_IS_WITNESS = np.array([rule not in _NO_WITNESS for rule in RULES])
 
 
 class Offs(NamedTuple):
@@ -61,8 +57,8 @@ class Offs(NamedTuple):
 
 def ratios_of(rows: np.ndarray) -> np.ndarray:
     """By how much of itself each candidate is larger than the reference, as far as they have one direction."""
-    square = rows["reference_l2"] ** 2
     with np.errstate(all="ignore"):
+        square = rows["reference_l2"] ** 2
         ratio = (rows["candidate_l2"] ** 2 - square - rows["l2"] ** 2) / (2 * square)
     return np.where(square > 0, ratio, 0.0)
 
@@ -79,7 +75,7 @@ class AllOffs:
         self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
         rows, facts, reference = diffs.rows, diffs.sites.fact(SiteFacts), diffs.rows["reference_l2"]
         # An error that is finite, of a reference that is neither zero nor infinite.
-        known = diffs.known & _IS_WITNESS[rows["rule"]] & (rows["basis"] != _MOMENTS) & facts.own
+        known = diffs.known & _IS_WITNESS[rows["rule"]] & (rows["basis"] != MOMENTS) & facts.own
         known &= (rows["size"] >= limits.WITNESS) & np.isfinite(diffs.relative) & (reference > 0) & (reference < np.inf)
         self._known = known & ~diffs.troubled if diffs.problems else known
         self._ratios = ratios_of(rows)

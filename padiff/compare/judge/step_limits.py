@@ -97,7 +97,7 @@ class StepLimits:
         limit, explained = self._limit(place, stage, of_loop)
         if not explained and (not of_loop or stage == "loss"):
             grown = self._grown["forward" if self._facts.into_loss[place] else stage] * self._reference[place]
-            if grown > limit[0]:
+            if grown > limit.value:
                 limit = Limit(grown, Rule.GROWN)
         if self._has_floor[place]:
             limit = self._by_floor(place, stage, limit)
@@ -127,7 +127,7 @@ class StepLimits:
         """Hold a diff against its limit; of a gradient or an update, a few elements may be left out."""
         value, scale = self._l2[place], self._reference[place]
         # An estimate is reported only where chance does not explain it.
-        most, figure = limit[0] * (1 + limits.SURE * self._spread[place]), Figure.REL_L2
+        most, figure = limit.value * (1 + limits.SURE * self._spread[place]), Figure.REL_L2
         passed = value <= most
         if not passed:
             few = limits.FEW_OF_UPDATES if stage == "update" else limits.FEW_AT_MOST
@@ -138,7 +138,7 @@ class StepLimits:
             value, most = value / scale, most / scale
         else:
             figure = Figure.L2
-        self._set(place, passed, figure, value, most, limit[1])
+        self._set(place, passed, figure, value, most, limit.rule)
         return figure
 
     def _by_floor(self, place: int, stage: str, modelled: Limit) -> Limit:

@@ -31,6 +31,7 @@ class Scales:
         self.outputs = np.sqrt(sites.sums_of_layers("backward", np.where(diffs.known[places], squares, 0.0)))
 
 
+@np.errstate(all="ignore")
 def rounding_gradients(diffs: StepDiffs, scales: Scales | None = None) -> np.ndarray:
     """Which gradients are nothing but rounding: tiny beside what they are made of, and another on either side.
 

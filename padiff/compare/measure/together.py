@@ -13,7 +13,7 @@ import numpy as np
 
 from padiff.compare.measure.sketches import bulk_of_squares
 from padiff.records import TRANSPOSED, Both, Pair, Sketched, unzipped
-from padiff.records.planned import PlannedPairs, sketch_rows
+from padiff.records.planned import PlannedPairs, fact_of_pairs, sketch_rows
 from padiff.records.rows import SKETCHES
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD
 
@@ -54,8 +54,8 @@ def measure_together(pairs: Sequence[Pair], rows: np.ndarray) -> np.ndarray:
         Which were measured.
     """
     done = np.zeros(len(pairs), np.bool_)
-    planned = pairs if isinstance(pairs, PlannedPairs) else None
-    for group in _groups(None, pairs) if planned is None else planned.sites.fact(_groups, planned):
+    planned = pairs if isinstance(pairs, PlannedPairs) and pairs.tabled else None
+    for group in fact_of_pairs(pairs, _groups):
         sketches = _gathered(pairs, group) if planned is None else _planned(planned, group)
         with np.errstate(all="ignore"):
             columns = (_exact if group.length else _estimates)(group, sketches, _scales(pairs, group))
@@ -73,7 +73,7 @@ def measure_together(pairs: Sequence[Pair], rows: np.ndarray) -> np.ndarray:
     return done
 
 
-def _groups(_: object, pairs: Sequence[Pair]) -> list[_Group]:
+def _groups(pairs: Sequence[Pair]) -> list[_Group]:
     """The pairs of sketches of a step that can be measured together."""
     found: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
     for place, pair in enumerate(pairs):
@@ -86,7 +86,7 @@ def _groups(_: object, pairs: Sequence[Pair]) -> list[_Group]:
 
 def _planned(pairs: PlannedPairs, group: _Group) -> Both[np.ndarray]:
     """The sketches of a group, out of the steps' tables."""
-    where = pairs.sites.fact(sketch_rows, pairs).zip(pairs.records)
+    where = pairs.fact(sketch_rows).zip(pairs.records)
     return where.map(lambda side: side[1].rows_of(side[0][group.places]))
 
 
