@@ -12,7 +12,8 @@ from padiff.compare.judge.limits import UNRELATED
 from padiff.compare.judge.siblings import key_of
 from padiff.compare.judge.zero import noted, rounding_gradients
 from padiff.records import Diff, Step
-from padiff.records.step_diffs import Key, StepDiffs
+from padiff.records.sites import Key
+from padiff.records.step_diffs import StepDiffs
 
 
 @dataclass
@@ -27,7 +28,7 @@ class NoiseDriven:
     def see(self, diffs: Sequence[Diff]) -> None:
         """Look at a step's gradients."""
         step = StepDiffs.of(diffs)
-        self._keys |= step.keys_of(rounding_gradients(step))
+        self._keys |= step.keys_of(step.measured_fact(rounding_gradients))
 
     def stepped(self, before: Step, after: Step) -> None:
         """The reference's optimizer has stepped: its largest updates are how far noise may have moved a parameter."""

@@ -48,7 +48,7 @@ class Distance:
             self._alignment = resolved(align(self._infos.reference, self._infos.candidate, self._map, seen), seen)
         pairs = pair_steps(steps.reference, steps.candidate, self._alignment)
         diffs = StepDiffs.of([measure_pair(pair) for pair in pairs if pair.complete and pair.stage in _STAGES])
-        noise = diffs.keys_of(rounding_gradients(diffs))
+        noise = diffs.keys_of(diffs.measured_fact(rounding_gradients))
         updates, losses = [0.0, 0.0], [0.0, 0.0]
         for diff in diffs:
             figures, anchor = diff.figures, diff.pair.anchor

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,9 +26,8 @@ from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
 from padiff.compare.judge.rates import with_rates
 from padiff.compare.judge.unrecorded import with_unrecorded
-from padiff.compare.measure.many import measured
-from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.picture import picture_of
+from padiff.compare.measuring import Measuring
 from padiff.compare.models import Stacks, models_of, stacks_of
 from padiff.compare.step import Before, ComparisonPlan, compare_step
 from padiff.compare.workers import Workers
@@ -55,8 +53,6 @@ from padiff.records import (
 from padiff.records.environment import differences
 from padiff.records.step_diffs import StepDiffs
 
-# Seconds between two looks at how much of a step is measured.
-_TICK = 0.2
 _NO_STEPS: Both[Sequence[int]] = Both((), ())
 
 
@@ -97,7 +93,6 @@ class RunComparison:
         alone: bool = False,
     ) -> None:
         self._alone = alone
-        self._workers, self._measuring = workers, measuring
         self.runs = Both(reference, candidate)
         self._infos = self.runs.map(lambda run: run.info)
         self._map = GivenMap.of(layer_map)
@@ -105,6 +100,7 @@ class RunComparison:
         self._asked = Asked.of(stages, layers, self._infos)
         # A limit comes from the rest of the step, too.
         self._measured_stages = frozenset(STAGES) if self._policy.in_context else self._asked.stages
+        self._measuring = Measuring(self.runs, self._measured_stages, self._policy.elementwise, workers, measuring)
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
@@ -149,17 +145,23 @@ class RunComparison:
         """The judged diffs of one step, in causal order."""
         return StepDiffs.joined(self.rank_diffs(Both(number, number)))
 
-    def rank_diffs(self, numbers: Both[int]) -> list[StepDiffs]:
-        """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any."""
+    def rank_diffs(self, numbers: Both[int], later: Sequence[Both[int]] = ()) -> list[StepDiffs]:
+        """The judged diffs of each rank of two steps of whatever numbers; first, what is not compared of any.
+
+        Args:
+            later: those that are asked for next; where steps are small, they are read and measured together.
+        """
         # Two steps at a time would take twice the memory, and the garbage collector twice as long to look at it.
         self._compared, self._latest = [], ()
-        return self._diffs(self.runs.zip(numbers).map(lambda side: side[0].steps(side[1])), numbers)
+        return self._diffs(self._measuring.steps(numbers), numbers, later)
 
     def step_diffs(self, steps: Both[Step]) -> Sequence[Diff]:
         """The judged diffs of two given steps."""
         return StepDiffs.joined(self._diffs(steps.map(lambda step: [step])))
 
-    def _diffs(self, steps: Both[list[Step]], numbers: Both[int] | None = None) -> list[StepDiffs]:
+    def _diffs(
+        self, steps: Both[list[Step]], numbers: Both[int] | None = None, later: Sequence[Both[int]] = ()
+    ) -> list[StepDiffs]:
         steps = steps.map(united)
         self.spread = self.spread or any(side and side[0].spread for side in steps)
         if self._alone:
@@ -167,7 +169,9 @@ class RunComparison:
         if self._plan is None:
             self._plan, diffs, before = self._first(steps, numbers)
         else:
-            plan = replace(self._plan, measure=partial(self._measured, numbers, self._plan.alignment))
+            alignment, plans = self._plan.alignment, self._plan.plans
+            measure = partial(self._measuring.diffs, numbers=numbers, alignment=alignment, plans=plans, later=later)
+            plan = replace(self._plan, measure=measure)
             diffs, before = compare_step(steps, plan, self._before)
         self._before, self._latest = before, diffs[0] if diffs else []
         self._compared = [Both(*sides) for sides in zip(*steps)]
@@ -192,26 +196,16 @@ class RunComparison:
         self, steps: Both[list[Step]], numbers: Both[int] | None
     ) -> tuple[ComparisonPlan, list[StepDiffs], Before]:
         """The first step shows what is called, whether both start equal, and which layers end elsewhere."""
-        if self._workers is not None:
-            self._workers.start(steps.reference[0])  # they import while this process aligns
+        self._measuring.start(steps.reference[0])  # workers import while this process aligns
         seen = steps.map(lambda ranks: Seen.of(ranks[0]))
         alignment = resolved(self._aligned(*self._infos, self._map, seen), seen)
         before_now: list[StepDiffs] = []
 
         def measure(pairs: Sequence[Pair]) -> StepDiffs:
             if not before_now:
-                before_now.append(self._measured(numbers, alignment, pairs))
+                before_now.append(self._measuring.diffs(pairs, numbers, alignment))
                 return before_now[0]
-            # Of a step that was measured by another alignment most pairs are the same.
-            known = {_key(diff.pair): diff for diff in before_now[0]}
-            again = [(pair, known.get(_key(pair))) for pair in pairs]
-            elementwise = self._policy.elementwise
-            return StepDiffs.of(
-                [
-                    replace(diff, pair=pair) if diff is not None else measure_pair(pair, elementwise)
-                    for pair, diff in again
-                ]
-            )
+            return self._measuring.again(pairs, before_now[0])
 
         plan = ComparisonPlan(self.runs, alignment, self._policy, self._measured_stages, measure)
         diffs, before = compare_step(steps, plan, self._before)
@@ -221,22 +215,6 @@ class RunComparison:
             plan = replace(plan, alignment=replace(alignment, cut_elsewhere=others))
             diffs, before = compare_step(steps, plan, self._before)
         return replace(plan, measure=None), diffs, before
-
-    def _measured(self, numbers: Both[int] | None, alignment: Alignment, pairs: Sequence[Pair]) -> StepDiffs:
-        elementwise = self._policy.elementwise
-        if self._workers is not None and numbers is not None:
-            diffs = self._workers.diffs(numbers, pairs, alignment, self._measured_stages, elementwise)
-            if diffs is not None:
-                return diffs
-        looked = time.monotonic()
-
-        def done(count: int) -> None:
-            nonlocal looked
-            if self._measuring is not None and time.monotonic() - looked > _TICK and count < len(pairs):
-                self._measuring(count / len(pairs))
-                looked = time.monotonic()
-
-        return measured(pairs, elementwise, done)
 
     def before(self, step: int, candidate: RunInfo) -> Report | None:
         """A report of what the runs declare differently before a step is there to compare; `None` if there is nothing
@@ -392,8 +370,3 @@ class RunComparison:
             independent=self._around.independent(first, tensor, differ, steps, self._asked.has),
             models=models_of(self._infos, self.alignment, self._stacks),
         )
-
-
-def _key(pair: Pair) -> Hashable:
-    """What is measured of a pair depends on nothing else."""
-    return id(pair.reference), id(pair.candidate), pair.layout, pair.scales

@@ -30,7 +30,8 @@ from padiff.records import (
     unzipped,
 )
 from padiff.records.rows import FIGURE_NUMBERS, MOMENTS, TENSORS
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.sites import Sites
+from padiff.records.step_diffs import StepDiffs
 
 _REL_L2, _AROUND_ZERO = FIGURE_NUMBERS[Figure.REL_L2], FIGURE_NUMBERS[Figure.AROUND_ZERO]
 

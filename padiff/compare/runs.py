@@ -11,6 +11,7 @@ from padiff.compare.comparison import RunComparison
 from padiff.compare.executors import executor_of, shown_to_workers
 from padiff.compare.findings import Findings
 from padiff.compare.judge.policy import Policy
+from padiff.compare.measuring import STEPS_AT_A_TIME
 from padiff.compare.workers import Workers, check_workers
 from padiff.dump import FolderRun, SingleDump, open_run
 from padiff.dump.local import is_remote
@@ -111,9 +112,9 @@ def compare_runs(
             measuring=report_progress,
             alone=_is_replay(runs) if alone is None else alone,
         )
-        for number in common:
+        for place, number in enumerate(common):
             report_progress()
-            ranks = comparison.rank_diffs(number)
+            ranks = comparison.rank_diffs(number, common[place + 1 : place + STEPS_AT_A_TIME])
             found = StepDiffs.joined(ranks)
             if findings is None:
                 again = in_folders and not (comparison.spread or processes_differ(runs.map(lambda run: run.info)))

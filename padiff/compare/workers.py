@@ -139,6 +139,11 @@ class Workers:
         except Exception:  # no semaphores, no memory, no more processes: the comparison goes on in this one
             self._close()
 
+    @property
+    def at_work(self) -> bool:
+        """Whether there are any."""
+        return self._pool is not None
+
     def diffs(
         self,
         numbers: Both[int],

@@ -342,7 +342,7 @@ def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
         return np.zeros((0, len(FIGURES) + BUCKETS))
     if place.dtype != np.float64 or place.shape[1:] != (len(FIGURES) + BUCKETS,):
         raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
-    return file.array(place)
+    return file.view(place)
 
 
 @dataclass(frozen=True, slots=True)

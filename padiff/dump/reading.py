@@ -35,6 +35,21 @@ def fill(descriptor: int, start: int, *parts: np.ndarray) -> None:
         start += part.size
 
 
+def read(descriptor: int, start: int, size: int) -> bytes:
+    """So many bytes of a file from one on.
+
+    Raises:
+        ValueError, OSError: as there.
+    """
+    if hasattr(os, "pread"):
+        found = os.pread(descriptor, size, start)
+        if len(found) == size:  # as a rule
+            return found
+    memory = np.empty(size, np.uint8)
+    fill(descriptor, start, memory)
+    return memory.tobytes()
+
+
 def _read(descriptor: int, start: int, memory: np.ndarray) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [memory.data], start)

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from padiff.dump.files import bytes_of, write_all
-from padiff.dump.reading import fill
+from padiff.dump.reading import fill, read
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.spool import Spool, spool_of
 from padiff.dump.untrusted import parse_json, shape_of
@@ -186,6 +186,17 @@ class ArrayFile:
         file.fill(place.start, memory)
         return memory.view(place.dtype).reshape(place.shape)
 
+    def view(self, place: Place) -> np.ndarray:
+        """One of the arrays, not to be written to. Where the file was read at once, it is no copy.
+
+        Raises:
+            OSError, ValueError: as there.
+        """
+        content = self._open().content
+        if content is None or place.start + place.size > len(content):
+            return self.array(place)
+        return np.frombuffer(content, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
+
     def forget(self) -> None:
         """Read again what is asked for from now on: a small file is read at once, with its header."""
         if self._descriptor is not None:
@@ -226,12 +237,12 @@ class _Descriptor:
     that is to be forgotten.
     """
 
-    __slots__ = ("_at_once", "_content", "number", "size")
+    __slots__ = ("_at_once", "content", "number", "size")
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self._at_once = size <= _AT_ONCE
-        self._content: np.ndarray | None = None
+        self.content: bytes | None = None
 
     def __del__(self) -> None:
         os.close(self.number)
@@ -243,27 +254,29 @@ class _Descriptor:
             ValueError: the file ends before.
             OSError: it cannot be read.
         """
-        if not self._at_once:
+        if self._at_once:
+            memory[:] = np.frombuffer(self.bytes_at(start, memory.size), np.uint8)
+        else:
             fill(self.number, start, memory)
-            return
-        if self._content is None:
-            content = np.empty(self.size, np.uint8)
-            fill(self.number, 0, content)
-            self._content = content
-        found = self._content[start : start + memory.size]
-        if found.size != memory.size:
-            raise ValueError("the file was cut off")
-        memory[:] = found
 
     def forget(self) -> None:
         """Forget what was read."""
-        self._content, self._at_once = None, False
+        self.content, self._at_once = None, False
 
     def bytes_at(self, start: int, size: int) -> bytes:
-        """So many bytes from one on."""
-        memory = np.empty(size, np.uint8)
-        self.fill(start, memory)
-        return memory.tobytes()
+        """So many bytes from one on.
+
+        Raises:
+            ValueError, OSError: as there.
+        """
+        if not self._at_once:
+            return read(self.number, start, size)
+        if self.content is None:
+            self.content = read(self.number, 0, self.size)
+        found = self.content[start : start + size]
+        if len(found) != size:
+            raise ValueError("the file was cut off")
+        return found
 
 
 def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], dict[str, Place]]:

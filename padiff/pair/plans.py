@@ -10,7 +10,7 @@ from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
 from padiff.records import UNSCALED, Both, Pair, Step
 from padiff.records.planned import PairColumns, PlannedPairs
-from padiff.records.step_diffs import Sites
+from padiff.records.sites import Sites
 from padiff.records.structured import Structured
 
 # Structures of a run that are remembered: most steps of a run have one, or take turns at a few; where parameters are

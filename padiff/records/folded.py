@@ -17,8 +17,9 @@ from padiff.records.on_demand import OnDemand
 from padiff.records.planned import PlannedPairs
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.rows import measured_and_judged
+from padiff.records.sites import Sites
 from padiff.records.sources import TensorSource
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.step_diffs import StepDiffs
 from padiff.sketches.sketch import Sketch
 
 

@@ -13,7 +13,7 @@ from padiff.records.compared import UNSCALED, Pair
 from padiff.records.facts import once
 from padiff.records.layout import Layout
 from padiff.records.on_demand import OnDemand
-from padiff.records.step_diffs import Sites
+from padiff.records.sites import Sites
 from padiff.records.structured import Structured
 
 _Fact = TypeVar("_Fact")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import padiff.compare.comparison
+import padiff.compare.measuring
 
 
 @pytest.fixture
 def measured_here(monkeypatch) -> list[int]:
     """Steps of the pairs that this process measured itself, outside of any worker."""
     found: list[int] = []
-    measure, measure_all = padiff.compare.comparison.measure_pair, padiff.compare.comparison.measured
+    measure, measure_all = padiff.compare.measuring.measure_pair, padiff.compare.measuring.measured
 
     def noted(pair, elementwise):
         found.append(pair.step)
@@ -21,6 +21,6 @@ def measured_here(monkeypatch) -> list[int]:
         found.extend(pair.step for pair in pairs)
         return measure_all(pairs, *rest)
 
-    monkeypatch.setattr(padiff.compare.comparison, "measure_pair", noted)
-    monkeypatch.setattr(padiff.compare.comparison, "measured", noted_all)
+    monkeypatch.setattr(padiff.compare.measuring, "measure_pair", noted)
+    monkeypatch.setattr(padiff.compare.measuring, "measured", noted_all)
     return found

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from padiff.compare.judge.drift import Drift, Update, drift, inherited, with_caveat
+from padiff.compare.judge.block_facts import apart_at_start
+from padiff.compare.judge.drift import Drift, Update, drift, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.measure.pairs import measure_pair
 from padiff.records import Coverage, Diff, Figure, Figures, FirstDiff, Judgement, Pair, Rule
+from padiff.records.step_diffs import StepDiffs
 
 from .test_tolerance import near, two
 
@@ -166,6 +168,10 @@ def sampled(stage: str, l2: float, norm: float, step: int) -> Diff:
     return Diff(two(stage, "weight", values, values, step=step), figures=own)
 
 
+def apart(diffs: list[Diff], unseen: float) -> float:
+    return apart_at_start(StepDiffs.of(diffs).block)[0].error(unseen)
+
+
 def test_where_samples_are_all_that_is_known_updates_may_have_left_more_than_is_seen():
     # An update of a hundredth of the weight, a hundredth of which rounding may turn over between the samples.
     first = drift([sampled("weight", 0.0, 100.0, 0), sampled("update", 0.0, 1.0, 0)])
@@ -173,11 +179,11 @@ def test_where_samples_are_all_that_is_known_updates_may_have_left_more_than_is_
     assert first.unseen_in(1) == pytest.approx(1e-4)
     assert first.unseen_in(3) == pytest.approx(3e-4)
     second = [sampled("weight", 0.0, 100.0, 1), sampled("update", 0.0, 1.0, 1)]
-    assert inherited(second, first.unseen_in(1)) == pytest.approx(1e-4)
+    assert apart(second, first.unseen_in(1)) == pytest.approx(1e-4)
     assert drift(second, first).unseen_in(2) == pytest.approx(2e-4)
     # Whole tensors show all there is.
     w = RNG.normal(size=(8, 8))
-    assert inherited(judged(two("weight", "weight", w, w, step=1)), first.unseen_in(1)) == 0.0
+    assert apart(judged(two("weight", "weight", w, w, step=1)), first.unseen_in(1)) == 0.0
 
 
 def test_a_first_diff_after_rounding_has_grown_large_may_be_more_of_that():

@@ -12,7 +12,8 @@ from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.together import measure_together
 from padiff.records import TRANSPOSED, Both
 from padiff.records.rows import empty_rows
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.sites import Sites
+from padiff.records.step_diffs import StepDiffs
 from padiff.sketches.sketch import BUCKETS, ELEMENTS
 
 SHAPES = [(1,), (2,), (7, 8), (BUCKETS,), (BUCKETS + 1,), (40, 70), (ELEMENTS,), (ELEMENTS + 1,), (150, 200)]
@@ -33,7 +34,7 @@ def sketched(reference, candidate, **rest):
 def alike(pairs):
     """The places that were measured together, after a look that each has its own figures."""
     rows = empty_rows(len(pairs))
-    done = measure_together(pairs, rows)
+    (done,) = measure_together([pairs], rows[None])
     diffs = StepDiffs(pairs, Sites(pairs), rows, {}, {})
     for place in np.flatnonzero(done).tolist():
         diff, own = diffs[place], measure_pair(pairs[place])

@@ -9,7 +9,8 @@ import pytest
 from kit.records import record
 
 from padiff.records import Both, Diff, Figure, Figures, Judgement, Kind, Pair, Problem, Rule, Third
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.sites import Sites
+from padiff.records.step_diffs import StepDiffs
 
 
 def some_diffs():

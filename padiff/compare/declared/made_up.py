@@ -9,7 +9,8 @@ from statistics import median
 
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.records import LOOP, Diff, Difference
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.sites import Sites
+from padiff.records.step_diffs import StepDiffs
 
 #: Rules of which a step without decay leaves the weights ``rate * decay`` of themselves larger.
 _LINEAR = frozenset({"AdamW", "SGD"})

@@ -14,7 +14,8 @@ from padiff.model import equivalents
 from padiff.records import LOOP, PARAMETER_STAGES, Diff, Extent, Figure, Within
 from padiff.records.extent import CAUSAL
 from padiff.records.planned import PlannedPairs
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.sites import Sites
+from padiff.records.step_diffs import StepDiffs
 
 # A part of a tensor is worth naming if it is at most this share of it, and so many slices; elements are counted only.
 _SHARE, _NAMED, _ELEMENTS = 0.25, 4, 0.01

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from padiff.compare.judge.block_facts import apart_at_start, is_sampled
 from padiff.compare.judge.limits import (
     GROWN_AT_MOST,
     GROWTH,
-    MOST,
     SURE,
     TYPICAL_KINKS,
     TYPICALLY_OFF,
@@ -23,9 +23,10 @@ from padiff.compare.judge.siblings import offs
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.compare.measure.arrays import few
 from padiff.records import Coverage, Diff, Figure, FirstDiff
-from padiff.records.rows import FIGURE_NUMBERS, FIGURES, TENSORS
-from padiff.records.step_diffs import Key, Sites, StepDiffs
-from padiff.sketches.sketch import ELEMENTS
+from padiff.records.block import Block
+from padiff.records.rows import FIGURE_NUMBERS, FIGURES
+from padiff.records.sites import Key, Sites
+from padiff.records.step_diffs import StepDiffs
 
 # From so many steps on updates may be unrelated.
 _LONG = math.ceil(UNRELATED / UNSEEN_KINKS)
@@ -165,13 +166,13 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     diffs = StepDiffs.of(diffs)
     sites, rows, facts = diffs.sites, diffs.rows, diffs.sites.fact(SiteFacts)
     step = diffs.number if diffs.number is not None else before.step
-    used = diffs.known & np.isfinite(rows["l2"])
+    moved, number = diffs.block.fact(_Moved), diffs.in_block
+    used = moved.used[number]
     followed = ~(facts.running | facts.of_loss)
     passed = used & rows["passed"] & _IS_RELATIVE[rows["figure"]]
     # Without what an estimate was allowed beyond its limit.
     ordinary = passed & followed & (rows["limit"] <= GROWN_AT_MOST * (1 + SURE * rows["spread"]))
-    values = np.where(ordinary, np.fmax(rows["value"], 0.0), -1.0)
-    largest = {stage: float(values[places].max(initial=-1.0)) for stage, places in sites.places.items()}
+    largest = sites.largest_of_stages(np.where(ordinary, np.fmax(rows["value"], 0.0), -1.0))
     stages = {stage: error for stage, error in largest.items() if error >= 0 and stage != "input"}
     places = sites.places["forward"]
     places = places[(passed & (rows["figure"] == _REL_L2))[places]]
@@ -184,24 +185,19 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     for place, error in zip(places.tolist(), rows["l2"][places].tolist()):
         key = sites.keys[place]
         weights[key] = max(weights.get(key, 0.0), error)
-    places = places[followed[places]]
-    scale = float(np.square(rows["reference_l2"][places]).sum())
-    began = before.began
-    new = [place for place in places.tolist() if sites.keys[place] not in began]
-    if new:
+    scale, began = moved.scale[number], before.began
+    if any(key not in began for key in weights):
+        new = [place for place in places[followed[places]].tolist() if sites.keys[place] not in began]
         began = {**{sites.keys[place]: float(rows["reference_l2"][place]) for place in reversed(new)}, **began}
 
     places = sites.places["update"]
     places = places[(used & ~facts.of_loop)[places]]
-    sizes = np.maximum(rows["reference_l2"], rows["candidate_l2"])[places]
-    # An adaptive optimizer turns rounding in a few elements into updates of full size.
-    sampled = is_sampled(diffs)[places] & (facts.rounding[places] > 0)
-    unseen = float(np.square(facts.update_noise[places] * sizes)[sampled].sum())
-    updates = _updates([sites.keys[place] for place in places.tolist()], rows[places], sizes)
+    unseen = moved.unseen[number]
+    updates = _updates([sites.keys[place] for place in places.tolist()], rows[places], moved.sizes[number, places])
 
     each = math.sqrt(unseen / scale) if scale > 0 else 0.0
     unseen = before.unseen_in(step)
-    start = rounding + inherited(diffs, unseen)
+    start = rounding + diffs.block.fact(apart_at_start)[number].error(unseen)
     gain = before.gain
     if start > 0 and (known or before.step < 0):
         gain = max(gain, outputs / start)
@@ -211,6 +207,29 @@ def drift(diffs: Sequence[Diff], before: Drift = NONE, known: bool = True) -> Dr
     element = math.sqrt(1 / inner.min()) if len(inner) else before.element
     ratio = max(before.ratio, *(abs(found[stage].typical_ratio) for stage in ("grad", "update")))
     return Drift(step, stages, weights, updates, gain, known, unseen, each, typical, rounding, element, ratio, began)
+
+
+class _Moved:
+    """How far weights were moved in each of several steps.
+
+    Attributes:
+        used: which diffs are known, and finite.
+        scale: squared norm of all weights.
+        sizes: the larger norm of the two sides of each diff.
+        unseen: squared norm of what rounding may have made of updates where no sample looks.
+    """
+
+    def __init__(self, block: Block) -> None:
+        rows, facts = block.rows, block.sites.fact(SiteFacts)
+        self.used = block.known & np.isfinite(rows["l2"])
+        weights = block.of_stage("weight", self.used & ~(facts.running | facts.of_loss))
+        squares = block.of_stage("weight", rows["reference_l2"] ** 2)
+        self.scale: list[float] = np.where(weights, squares, 0.0).sum(axis=-1).tolist()
+        self.sizes = np.maximum(rows["reference_l2"], rows["candidate_l2"])
+        # An adaptive optimizer turns rounding in a few elements into updates of full size.
+        sampled = self.used & ~facts.of_loop & is_sampled(block) & (facts.rounding > 0)
+        noise = np.where(sampled, (facts.update_noise * self.sizes) ** 2, 0.0)
+        self.unseen: list[float] = block.of_stage("update", noise).sum(axis=-1).tolist()
 
 
 def _updates(keys: list[Key], rows: np.ndarray, sizes: np.ndarray) -> dict[Key, Update]:
@@ -232,28 +251,6 @@ def _inner(sites: Sites) -> np.ndarray:
     return np.array([shape != last for shape in sites.shapes], np.bool_)
 
 
-@np.errstate(all="ignore")
-def inherited(diffs: Sequence[Diff], unseen: float = 0.0, besides: np.ndarray | None = None) -> float:
-    """Relative L2 error that a step starts with: of all weights together, plus the largest of an input.
-
-    Args:
-        unseen: what to add where samples are all that is known of a weight.
-        besides: which diffs are left out.
-    """
-    diffs = StepDiffs.of(diffs)
-    rows, facts = diffs.rows, diffs.sites.fact(SiteFacts)
-    used = facts.starting if besides is None else facts.starting & ~besides
-    places = diffs.known_places("weight")
-    places = places[used[places]]
-    scale = float(np.square(rows["reference_l2"][places]).sum())
-    weights = math.sqrt(np.square(rows["l2"][places]).sum() / scale) if scale > 0 else 0.0
-    sampled = bool(is_sampled(diffs)[places].any())
-    inputs = diffs.known_places("input")
-    errors = diffs.relative[inputs[used[inputs]]]
-    largest = float(errors[np.isfinite(errors)].max(initial=0.0))
-    return min(weights + (unseen if sampled else 0.0) + largest, MOST)
-
-
 def with_caveat(first: FirstDiff, coverage: Coverage) -> FirstDiff:
     """The first diff, with a word that it may be nothing but drift where the runs were far apart before.
 
@@ -267,9 +264,3 @@ def with_caveat(first: FirstDiff, coverage: Coverage) -> FirstDiff:
         "rounding: this may be more of that."
     )
     return replace(first, caveat=caveat)
-
-
-def is_sampled(diffs: StepDiffs) -> np.ndarray:
-    """Of which tensors only some elements were looked at."""
-    rows = diffs.rows
-    return np.asarray(diffs.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))

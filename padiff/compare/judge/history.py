@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from padiff.records import LOOP, PARAMETER_STAGES, Both, Step
-from padiff.records.step_diffs import Key
+from padiff.records.sites import Key
 from padiff.records.structured import Structured
 
 

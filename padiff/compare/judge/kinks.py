@@ -6,18 +6,19 @@ import numpy as np
 
 from padiff.compare.judge.limits import FEW_LOOK, SPARSE
 from padiff.compare.judge.site_facts import SiteFacts
+from padiff.records.block import Block
 from padiff.records.rows import TENSORS
-from padiff.records.step_diffs import StepDiffs
 
 
-def may_have_kinks(diffs: StepDiffs) -> bool:
-    """Whether a step's layers, or functions, have kinks; or an activation gradient's error looks as if they had.
+def may_have_kinks(block: Block) -> np.ndarray:
+    """Whether each step's layers, or functions, have kinks; or an activation gradient's error looks as if they had.
 
     What a model calls without a layer need not be recorded.
     """
-    if diffs.sites.fact(SiteFacts).kinked:
-        return True
-    return bool(look_like_few(diffs.rows[diffs.known_places("backward")]).any())
+    if block.sites.fact(SiteFacts).kinked:
+        return np.ones(len(block.rows), np.bool_)
+    few = look_like_few(block.rows) & block.known
+    return np.asarray(block.of_stage("backward", few).any(axis=-1))
 
 
 def look_like_few(rows: np.ndarray) -> np.ndarray:

@@ -89,7 +89,7 @@ class Tolerance:
 
     def judge(self, diffs: Sequence[Diff], before: Drift = NONE) -> StepDiffs:
         step = StepDiffs.of(diffs)
-        rounding = rounding_gradients(step).tolist()
+        rounding = step.measured_fact(rounding_gradients).tolist()
         alone = [self._judge(diff) for diff in step]
         found = [noted(diff) if noise and not diff.passed else diff for diff, noise in zip(alone, rounding)]
         return judged_together(step.replaced(found))

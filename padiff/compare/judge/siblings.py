@@ -10,8 +10,10 @@ import numpy as np
 from padiff.compare.judge import limits
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.records import Diff, Rule
+from padiff.records.block import Block
 from padiff.records.rows import MOMENTS, RULES
-from padiff.records.step_diffs import Key, StepDiffs
+from padiff.records.sites import Key
+from padiff.records.step_diffs import StepDiffs
 
 # A gradient that is judged by its layer's largest, or an update that noise drives, says nothing of its own size.
 _NO_WITNESS = frozenset({None, Rule.LAYER, Rule.NOISE_DRIVEN, Rule.AROUND_ZERO, Rule.STATISTICS, Rule.EQUAL})
@@ -63,6 +65,19 @@ def ratios_of(rows: np.ndarray) -> np.ndarray:
     return np.where(square > 0, ratio, 0.0)
 
 
+def _ratios(block: Block) -> np.ndarray:
+    return ratios_of(block.rows)
+
+
+def _may_witness(block: Block) -> np.ndarray:
+    """Which have an error that is finite, of a reference that is neither zero nor infinite."""
+    rows, reference = block.rows, block.rows["reference_l2"]
+    known = block.known & (rows["basis"] != MOMENTS) & block.sites.fact(SiteFacts).own & ~block.troubled
+    return np.asarray(
+        known & (rows["size"] >= limits.WITNESS) & np.isfinite(block.relative) & (reference > 0) & (reference < np.inf)
+    )
+
+
 class AllOffs:
     """How far the tensors of a step are off along themselves, where that is known.
 
@@ -73,12 +88,9 @@ class AllOffs:
     def __init__(self, diffs: StepDiffs) -> None:
         # Not the diffs: they keep this.
         self._places, self._rows, self._errors = diffs.sites.places, diffs.rows, diffs.relative
-        rows, facts, reference = diffs.rows, diffs.sites.fact(SiteFacts), diffs.rows["reference_l2"]
-        # An error that is finite, of a reference that is neither zero nor infinite.
-        known = diffs.known & _IS_WITNESS[rows["rule"]] & (rows["basis"] != MOMENTS) & facts.own
-        known &= (rows["size"] >= limits.WITNESS) & np.isfinite(diffs.relative) & (reference > 0) & (reference < np.inf)
-        self._known = known & ~diffs.troubled if diffs.problems else known
-        self._ratios = ratios_of(rows)
+        self._known = diffs.measured_fact(_may_witness) & _IS_WITNESS[diffs.rows["rule"]]
+        self._ratios = diffs.measured_fact(_ratios)
+        self._of_stage: dict[str, Offs] = {}
 
     def of(self, stage: str, noise: np.ndarray | None = None) -> Offs:
         """Those of a stage.
@@ -86,11 +98,15 @@ class AllOffs:
         Args:
             noise: which are of parameters whose gradients are rounding.
         """
+        if noise is None or not noise.any():
+            if stage not in self._of_stage:
+                self._of_stage[stage] = self._of(stage, self._known)
+            return self._of_stage[stage]
+        return self._of(stage, self._known & ~noise)
+
+    def _of(self, stage: str, known: np.ndarray) -> Offs:
         places = self._places[stage]
-        known = self._known[places]
-        if noise is not None:
-            known &= ~noise[places]
-        places = places[known]
+        places = places[known[places]]
         sizes, spreads = self._rows["size"][places], self._rows["spread"][places]
         return Offs(places, self._ratios[places], self._errors[places], sizes, spreads)
 

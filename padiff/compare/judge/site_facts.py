@@ -11,7 +11,7 @@ from padiff.compare.judge import limits
 from padiff.model import equivalents
 from padiff.pair.parameters import is_fused
 from padiff.records import LOOP, STAGES, is_functional, loss_role
-from padiff.records.step_diffs import Sites
+from padiff.records.sites import Sites
 
 _FLOATING = ("float", "bfloat", "complex")
 

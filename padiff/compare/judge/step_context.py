@@ -7,15 +7,15 @@ import math
 import numpy as np
 
 from padiff.compare.judge import limits
-from padiff.compare.judge.drift import Drift, inherited
-from padiff.compare.judge.kinks import may_have_kinks
+from padiff.compare.judge.block_facts import BlockFacts
+from padiff.compare.judge.drift import Drift
 from padiff.compare.judge.limit import Limit
 from padiff.compare.judge.site_facts import SiteFacts
-from padiff.compare.judge.step_figures import bulk_of, deviations_of, hiding_noise, largest_errors, outputs_of
+from padiff.compare.judge.step_figures import deviations_of, outputs_of
 from padiff.compare.judge.systematic import Start
-from padiff.compare.judge.zero import Scales, largest_rms, rounding_gradients
 from padiff.records import Rule
-from padiff.records.step_diffs import Key, StepDiffs
+from padiff.records.sites import Key
+from padiff.records.step_diffs import StepDiffs
 
 
 class StepContext:
@@ -42,37 +42,31 @@ class StepContext:
     def __init__(self, diffs: StepDiffs, factor: float, before: Drift) -> None:
         self.diffs, self.factor, self.before = diffs, factor, before
         sites, rows = diffs.sites, diffs.rows
-        self.facts = sites.fact(SiteFacts)
+        self.facts, known = sites.fact(SiteFacts), diffs.block.fact(BlockFacts)
+        number = diffs.in_block
         self._dtypes, self._places = self.facts.coarsest, sites.places
-        self._errors = diffs.relative
-        self.bulk = bulk_of(diffs)
+        self._errors, self.bulk = diffs.relative, known.bulk[number]
         grads = diffs.known_places("grad")
         grads = grads[~diffs.troubled[grads]] if diffs.problems else grads
         self.updates = self._by_key(self._places["update"][diffs.measured[self._places["update"]]])
         self.grads = self._by_key(grads)
-        scales = Scales(diffs)
-        self.grad_scales = scales.layers
-        self.update_scale = float(largest_rms(diffs, "update").max(initial=0.0))
-        self.noise = self._of_parameters(grads, rounding_gradients(diffs, scales) | hiding_noise(diffs))
+        self.grad_scales, self.noise = known.grad_scales[number], known.noise[number]
+        self.update_scale = known.update_scale[number]
         self.deviations = deviations_of(diffs)
-        self._weights = float(np.square(rows["reference_l2"][diffs.known_places("weight")]).sum())
+        self._weights = known.weights[number]
         self.gain = limits.MORE_GAIN * before.gain
         unseen = before.unseen_in(diffs.number) if diffs.number is not None else 0.0
         unseen *= min(1.0, self.gain / limits.GAIN["forward"])
-        # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
-        start = inherited(diffs, unseen)
-        later = inherited(diffs, unseen, self.noise) if self.noise.any() else start
-        self.inherited = {"forward": start, "later": later}
+        self.inherited = {"forward": known.start[number].error(unseen), "later": known.later[number].error(unseen)}
         if before.step >= 0 and not before.known:
             self.inherited = dict.fromkeys(self.inherited, limits.MOST)
         self.apart = self._units_apart()
         self._forward_error = self._largest_forward()
-        self._kinked = may_have_kinks(diffs)
+        self._kinked = known.kinked[number]
         self._kinks = self._largest_kink()
         self.outputs = outputs_of(diffs)
-        self._came_back = largest_errors(diffs, "backward")
-        self._went_in = float(np.fmax.reduce(largest_errors(diffs, "forward")[self._places["forward"]], initial=0.0))
-        self.made_of = self.facts.simple & (self._went_in > 0) & ~np.isnan(self._came_back)
+        self._came_back, self._went_in = known.came_back[number], float(known.went_in[number])
+        self.made_of = known.made_of[number]
         values, _ = self.grad_limits()
         allowed = grads[rows["l2"][grads] <= values[np.searchsorted(self._places["grad"], grads)]]
         self.grad_errors = {sites.keys[place]: float(self._errors[place]) for place in allowed.tolist()}
@@ -81,16 +75,6 @@ class StepContext:
         """The last place of each parameter."""
         keys = self.diffs.sites.keys
         return {keys[place]: place for place in places.tolist()}
-
-    def _of_parameters(self, places: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Which diffs are of the parameters of some of the places."""
-        numbers = self.diffs.sites.key_numbers
-        which = which[places]
-        if not which.any():
-            return np.zeros(len(numbers), np.bool_)
-        found = np.zeros(self.diffs.sites.key_count, np.bool_)
-        found[numbers[places[which]]] = True
-        return np.asarray(found[numbers])
 
     def _units_apart(self) -> float | None:
         unit = 2 * limits.ROUNDING[self._dtypes["weight"]]

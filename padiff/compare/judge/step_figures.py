@@ -11,33 +11,36 @@ from padiff.compare.judge import limits
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.model import equivalents
 from padiff.records import LOOP
+from padiff.records.block import Block
 from padiff.records.rows import TENSORS
-from padiff.records.step_diffs import Sites, StepDiffs
+from padiff.records.sites import Sites
+from padiff.records.step_diffs import StepDiffs
 
 
-def bulk_of(diffs: StepDiffs) -> np.ndarray:
+def bulk_of(block: Block) -> np.ndarray:
     """Errors (L2) of gradients and updates without a few of their elements; of a small tensor, without the largest. NaN
     where that is not known.
     """
-    rows, places = diffs.rows, diffs.sites.places
+    rows = block.rows
     bulk = rows["bulk_l2"].copy()
     whole = (rows["basis"] == TENSORS) & np.isnan(bulk) & (rows["size"] >= limits.WITNESS)
     if whole.any():
-        some = np.concatenate([places["backward"], places["update"]])
-        some = some[whole[some]]
-        bulk[some] = np.sqrt(np.fmax(rows["l2"][some] ** 2 - rows["max_abs"][some] ** 2, 0.0))
+        for stage in ("backward", "update"):
+            some = np.zeros(whole.shape, np.bool_)
+            some[:, block.sites.places[stage]] = True
+            some &= whole
+            bulk[some] = np.sqrt(np.fmax(rows["l2"][some] ** 2 - rows["max_abs"][some] ** 2, 0.0))
     return bulk
 
 
-def largest_errors(diffs: StepDiffs, stage: str) -> np.ndarray:
+def largest_errors(block: Block, stage: str) -> np.ndarray:
     """Largest relative L2 error of what each diff's layer gave out, or of what came back to it; NaN: none is known.
 
     Args:
         stage: forward or backward.
     """
-    places = diffs.sites.places[stage]
-    errors = diffs.known_only(places, diffs.relative[places])
-    return diffs.sites.largest_of_layers(stage, np.where(errors < math.inf, errors, math.nan))
+    errors = block.known_of_stage(stage, block.relative)
+    return block.sites.largest_of_layers(stage, np.where(errors < math.inf, errors, math.nan))
 
 
 class Outputs(NamedTuple):
@@ -88,10 +91,10 @@ def outputs_of(diffs: StepDiffs) -> Outputs | None:
     return Outputs(error, first_order)
 
 
-def hiding_noise(diffs: StepDiffs) -> np.ndarray:
+def hiding_noise(block: Block) -> np.ndarray:
     """Where the key's bias, whose gradient is rounding, lies in one sketch with those of query and value."""
-    sketched = diffs.measured & (diffs.rows["basis"] != TENSORS)
-    return np.asarray(sketched & diffs.sites.fact(SiteFacts).fused)
+    sketched = block.measured & (block.rows["basis"] != TENSORS)
+    return np.asarray(sketched & block.sites.fact(SiteFacts).fused)
 
 
 def _running_variances(sites: Sites) -> list[int]:
@@ -100,9 +103,12 @@ def _running_variances(sites: Sites) -> list[int]:
 
 def deviations_of(diffs: StepDiffs) -> dict[str, float]:
     """L2 norm of the running standard deviations of a layer's channels."""
+    places = diffs.sites.fact(_running_variances)
+    if not places:
+        return {}
     rows, known = diffs.rows, diffs.known
     return {
         diffs.sites.layers[place]: math.sqrt(rows["mean_reference"][place] * rows["size"][place])
-        for place in diffs.sites.fact(_running_variances)
+        for place in places
         if known[place]
     }

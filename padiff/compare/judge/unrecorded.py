@@ -13,7 +13,8 @@ from padiff.compare.judge.history import History
 from padiff.errors import UsageError
 from padiff.recorder.detail import NOTHING, Detail
 from padiff.records import PARAMETER_STAGES, SIDES, Both, Coverage, RunInfo, Step
-from padiff.records.step_diffs import Key, StepDiffs
+from padiff.records.sites import Key
+from padiff.records.step_diffs import StepDiffs
 
 #: What holds for all steps of a run, and what it was seen to record.
 Side = tuple[RunInfo, History]

@@ -11,11 +11,11 @@ import numpy as np
 from padiff.compare.judge.limits import CLEARLY, DIFFERENT
 from padiff.compare.judge.site_facts import SiteFacts
 from padiff.records import Diff, Figure, Rule
-from padiff.records.step_diffs import StepDiffs
+from padiff.records.block import Block
 
 
 class Scales:
-    """How large the gradients of a step's parameters are, from its measured diffs.
+    """How large the gradients of steps' parameters are, from their measured diffs.
 
     Attributes:
         layers: largest root mean square of the reference's gradients of each diff's layer.
@@ -23,37 +23,34 @@ class Scales:
             gradient is their sum.
     """
 
-    def __init__(self, diffs: StepDiffs) -> None:
-        sites = diffs.sites
-        self.layers = largest_rms(diffs, "grad")
-        places = sites.places["backward"]
-        squares = diffs.rows["reference_l2"][places] ** 2
-        self.outputs = np.sqrt(sites.sums_of_layers("backward", np.where(diffs.known[places], squares, 0.0)))
+    def __init__(self, block: Block) -> None:
+        self.layers = largest_rms(block, "grad")
+        squares = block.known_of_stage("backward", block.rows["reference_l2"] ** 2, 0.0)
+        self.outputs = np.sqrt(block.sites.sums_of_layers("backward", squares))
 
 
 @np.errstate(all="ignore")
-def rounding_gradients(diffs: StepDiffs, scales: Scales | None = None) -> np.ndarray:
+def rounding_gradients(block: Block) -> np.ndarray:
     """Which gradients are nothing but rounding: tiny beside what they are made of, and another on either side.
 
     A bias's gradient is a sum of gradients of its layer's outputs; rounding leaves `SiteFacts.level` of the root of the
     sum of their squares. Where these are not known, or for another parameter, the layer's largest gradient says how
     large it could be. That is a guess (it goes with the layer's inputs), so noise then has to differ clearly.
-
-    Args:
-        scales: of the step. Default: worked out.
     """
-    facts, scales = diffs.sites.fact(SiteFacts), Scales(diffs) if scales is None else scales
-    found = np.zeros(len(diffs), np.bool_)
-    places = diffs.known_places("grad")
-    rows = diffs.rows[places]
-    size = rows["size"]
-    own = np.maximum(rows["reference_l2"], rows["candidate_l2"])
-    outputs = scales.outputs[places]
-    sums = (outputs != 0) & facts.biases[places]
-    most = facts.level * np.where(sums, outputs, scales.layers[places] * np.sqrt(size))
-    small = (own <= most) & (size > 0) & (rows["nonfinite"] == 0)
+    facts, scales, rows = block.sites.fact(SiteFacts), block.fact(Scales), block.rows
+
+    def of_grads(values: np.ndarray) -> np.ndarray:
+        return block.of_stage("grad", values)
+
+    found = np.zeros(rows.shape, np.bool_)
+    size, own = of_grads(rows["size"]), of_grads(np.maximum(rows["reference_l2"], rows["candidate_l2"]))
+    outputs = of_grads(scales.outputs)
+    sums = (outputs != 0) & of_grads(facts.biases)
+    most = facts.level * np.where(sums, outputs, of_grads(scales.layers) * np.sqrt(size))
+    small = of_grads(block.known) & (own <= most) & (size > 0) & (of_grads(rows["nonfinite"]) == 0)
     if small.any():
-        found[places] = small & (rows["l2"] > np.where(sums, DIFFERENT, CLEARLY) * own)
+        differ = of_grads(rows["l2"]) > np.where(sums, DIFFERENT, CLEARLY) * own
+        found[:, block.sites.places["grad"]] = small & differ
     return found
 
 
@@ -74,11 +71,10 @@ def noted(diff: Diff) -> Diff:
     return diff.judged(True, Figure.AROUND_ZERO, value, max(most, value), Rule.AROUND_ZERO)
 
 
-def largest_rms(diffs: StepDiffs, stage: str) -> np.ndarray:
+def largest_rms(block: Block, stage: str) -> np.ndarray:
     """Largest root mean square of the reference's gradients or updates, of each diff's layer."""
-    sites, places = diffs.sites, diffs.sites.places[stage]
-    size = diffs.rows["size"][places]
+    sites, size = block.sites, block.of_stage(stage, block.rows["size"])
     # Of nothing there is no such root; the loop's own numbers are no gradients.
-    known = diffs.known[places] & (size > 0) & ~sites.fact(SiteFacts).of_loop[places]
-    rms = np.where(known, diffs.rows["reference_l2"][places] / np.sqrt(np.maximum(size, 1)), 0.0)
+    known = block.of_stage(stage, block.known & ~sites.fact(SiteFacts).of_loop) & (size > 0)
+    rms = np.where(known, block.of_stage(stage, block.rows["reference_l2"]) / np.sqrt(np.maximum(size, 1)), 0.0)
     return np.asarray(np.fmax(sites.largest_of_layers(stage, rms), 0.0))

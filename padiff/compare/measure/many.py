@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.rows import measured_in_rows
 from padiff.compare.measure.together import measure_together
-from padiff.records import Diff, Pair
+from padiff.records import Pair, Problem
+from padiff.records.block import Block
 from padiff.records.planned import sites_of
 from padiff.records.rows import empty_rows, odd_indexes, row_of
 from padiff.records.step_diffs import StepDiffs
@@ -27,19 +30,32 @@ def measured(
     Raises:
         padiff.errors.RunFolderError: a tensor can't be read.
     """
-    rows = empty_rows(len(pairs))
-    alone: dict[int, Diff] = {}
-    places: Sequence[int] = range(len(pairs))
-    if elementwise is None:
-        places = (~measure_together(pairs, rows)).nonzero()[0].tolist()
-        small = measured_in_rows([pairs[place] for place in places])
+    return measured_alike([pairs], elementwise, done)[0]
+
+
+def measured_alike(
+    steps: Sequence[Sequence[Pair]],
+    elementwise: tuple[float, float] | None = None,
+    done: Callable[[int], None] | None = None,
+) -> list[StepDiffs]:
+    """The same of several steps, all of whose pairs are `PlannedPairs` of the same columns."""
+    sites, count = sites_of(steps[0]), len(steps[0])
+    rows = empty_rows(len(steps) * count).reshape(len(steps), count)
+    together = np.zeros(rows.shape, np.bool_) if elementwise is not None else measure_together(steps, rows)
+    problems: list[dict[int, Problem]] = []
+    odd = []
+    for pairs, own, known in zip(steps, rows, together):
+        places = np.flatnonzero(~known).tolist()
+        small = measured_in_rows([pairs[place] for place in places]) if elementwise is None else {}
         alone = {places[number]: diff for number, diff in small.items()}
-    for number, place in enumerate(places):
-        if place not in alone:
-            alone[place] = measure_pair(pairs[place], elementwise)
-            if done is not None:
-                done(len(pairs) - len(places) + number + 1)
-    for place, diff in alone.items():
-        rows[place] = row_of(diff)
-    problems = {place: diff.problem for place, diff in alone.items() if diff.problem is not None}
-    return StepDiffs(pairs, sites_of(pairs), rows, problems, odd_indexes(alone))
+        for number, place in enumerate(places):
+            if place not in alone:
+                alone[place] = measure_pair(pairs[place], elementwise)
+                if done is not None:
+                    done(count - len(places) + number + 1)
+        for place, diff in alone.items():
+            own[place] = row_of(diff)
+        problems.append({place: diff.problem for place, diff in alone.items() if diff.problem is not None})
+        odd.append(odd_indexes(alone))
+    block = Block(sites, rows, problems)
+    return [StepDiffs(pairs, sites, rows[k], problems[k], odd[k], block, k) for k, pairs in enumerate(steps)]

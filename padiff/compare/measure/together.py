@@ -40,37 +40,48 @@ class _Group(NamedTuple):
     sizes: np.ndarray
     elsewhere: np.ndarray
 
+    def times(self, count: int) -> _Group:
+        """The same of so many steps, one after the other."""
+        return self if count == 1 else _Group(self.length, *(np.tile(column, count) for column in self[1:]))
 
-def measure_together(pairs: Sequence[Pair], rows: np.ndarray) -> np.ndarray:
-    """Measure the pairs of sketches of a step.
+
+def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.ndarray:
+    """Measure the pairs of sketches of a step, or of several whose pairs are `PlannedPairs` of the same columns.
 
     Left out is what is not ordinary (one side in full, another layout, values that are not finite), and to be measured
     one by one.
 
     Args:
-        rows: of `padiff.records.rows.ROW`, one for each pair, which are filled.
+        rows: of `padiff.records.rows.ROW`, for each step one for each pair, which are filled.
 
     Returns:
-        Which were measured.
+        Which were measured, likewise.
     """
-    done = np.zeros(len(pairs), np.bool_)
-    planned = pairs if isinstance(pairs, PlannedPairs) and pairs.tabled else None
-    for group in fact_of_pairs(pairs, _groups):
-        sketches = _gathered(pairs, group) if planned is None else _planned(planned, group)
+    done = np.zeros(rows.shape, np.bool_)
+    for group in fact_of_pairs(steps[0], _groups):
+        sketches, scales = _sketches(steps, group), _scales(steps, group)
+        shape = len(steps), len(group.places)
         with np.errstate(all="ignore"):
-            columns = (_exact if group.length else _estimates)(group, sketches, _scales(pairs, group))
-        ordinary = columns.pop("ordinary")
+            columns = (_exact if group.length else _estimates)(group.times(len(steps)), sketches, scales)
+        ordinary = columns.pop("ordinary").reshape(shape)
+        columns["size"] = np.broadcast_to(group.sizes, shape)
+        columns["basis"] = np.full(shape, SKETCHES, np.uint8)
         if ordinary.all():
-            places = group.places
+            done[:, group.places] = True
+            for name, column in columns.items():
+                rows[name][:, group.places] = column.reshape(shape)
         else:
-            places = group.places[ordinary]
-            columns = {name: column[ordinary] for name, column in columns.items()}
-        done[places] = True
-        rows["basis"][places] = SKETCHES
-        rows["size"][places] = group.sizes if ordinary.all() else group.sizes[ordinary]
-        for name, column in columns.items():
-            rows[name][places] = column
+            which, those = ordinary.nonzero()
+            places = which, group.places[those]
+            done[places] = True
+            for name, column in columns.items():
+                rows[name][places] = column.reshape(shape)[ordinary]
     return done
+
+
+def count_together(pairs: Sequence[Pair]) -> int:
+    """How many of a step's pairs may be measured together."""
+    return sum(len(group.places) for group in fact_of_pairs(pairs, _groups))
 
 
 def _groups(pairs: Sequence[Pair]) -> list[_Group]:
@@ -84,10 +95,15 @@ def _groups(pairs: Sequence[Pair]) -> list[_Group]:
     return [_Group(length, *map(np.array, zip(*some))) for length, some in found.items()]
 
 
-def _planned(pairs: PlannedPairs, group: _Group) -> Both[np.ndarray]:
-    """The sketches of a group, out of the steps' tables."""
-    where = pairs.fact(sketch_rows).zip(pairs.records)
-    return where.map(lambda side: side[1].rows_of(side[0][group.places]))
+def _sketches(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray]:
+    """The sketches of a group, one step after the other."""
+    first = steps[0]
+    if not isinstance(first, PlannedPairs) or not first.tabled:
+        return _gathered(first, group)
+    where, tables = first.fact(sketch_rows), [pairs.records for pairs in steps if isinstance(pairs, PlannedPairs)]
+    return where.zip(unzipped(tables)).map(
+        lambda side: np.concatenate([records.rows_of(side[0][group.places]) for records in side[1]])
+    )
 
 
 def _gathered(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
@@ -99,11 +115,11 @@ def _gathered(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray]:
     )
 
 
-def _scales(pairs: Sequence[Pair], group: _Group) -> Both[np.ndarray] | None:
+def _scales(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray] | None:
     """What each side's values are divided by, as columns; `None`: by nothing."""
-    if isinstance(pairs, PlannedPairs) and pairs.unscaled:
+    if all(isinstance(pairs, PlannedPairs) and pairs.unscaled for pairs in steps):
         return None
-    scales = [pairs[place].scales for place in group.places.tolist()]
+    scales = [pairs[place].scales for pairs in steps for place in group.places.tolist()]
     return unzipped(scales).map(lambda side: np.array(side)[:, None])
 
 

@@ -1,0 +1,111 @@
+"""What the measured diffs of steps say of each step, before one of them is judged: for several steps at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from padiff.compare.judge.kinks import may_have_kinks
+from padiff.compare.judge.limits import MOST
+from padiff.compare.judge.site_facts import SiteFacts
+from padiff.compare.judge.step_figures import bulk_of, hiding_noise, largest_errors
+from padiff.compare.judge.zero import Scales, largest_rms, rounding_gradients
+from padiff.records.block import Block
+from padiff.records.rows import TENSORS
+from padiff.sketches.sketch import ELEMENTS
+
+
+class Apart(NamedTuple):
+    """How far apart both sides are as a step starts.
+
+    Attributes:
+        weights: relative L2 error of all weights together.
+        sampled: whether samples are all that is known of some of them.
+        inputs: largest relative L2 error of an input.
+    """
+
+    weights: float
+    sampled: bool
+    inputs: float
+
+    def error(self, unseen: float = 0.0) -> float:
+        """Relative L2 error that the step starts with.
+
+        Args:
+            unseen: what to add where samples are all that is known of a weight.
+        """
+        return min(self.weights + (unseen if self.sampled else 0.0) + self.inputs, MOST)
+
+
+@np.errstate(all="ignore")
+def apart_at_start(block: Block, besides: np.ndarray | None = None) -> list[Apart]:
+    """That of each step.
+
+    Args:
+        besides: which diffs are left out. Default: none.
+    """
+    rows, starting = block.rows, block.sites.fact(SiteFacts).starting
+    used = block.known & (starting if besides is None else starting & ~besides)
+    weights, inputs = block.of_stage("weight", used), block.of_stage("input", used)
+    squares = [
+        np.where(weights, block.of_stage("weight", rows[name]) ** 2, 0.0).sum(axis=-1)
+        for name in ("l2", "reference_l2")
+    ]
+    errors = np.where(squares[1] > 0, np.sqrt(squares[0] / squares[1]), 0.0)
+    sampled = (weights & block.of_stage("weight", is_sampled(block))).any(axis=-1)
+    relative = block.of_stage("input", block.relative)
+    largest = np.where(inputs & np.isfinite(relative), relative, 0.0).max(axis=-1, initial=0.0)
+    return list(map(Apart, errors.tolist(), sampled.tolist(), largest.tolist()))
+
+
+def is_sampled(block: Block) -> np.ndarray:
+    """Of which tensors only some elements were looked at."""
+    rows = block.rows
+    return np.asarray(block.measured & (rows["basis"] != TENSORS) & (rows["size"] > ELEMENTS))
+
+
+class BlockFacts:
+    """What is known of each step from its measured diffs. The first axis of arrays, and of lists, is the step.
+
+    Attributes:
+        bulk: errors without a few elements.
+        grad_scales: largest root mean square of the reference's gradients of each diff's layer.
+        noise: which are of parameters whose gradients are rounding.
+        update_scale: largest root mean square of an update.
+        weights: squared norm of all weights.
+        start, later: how far apart each starts; for what is later than its outputs, without what noise drives.
+        kinked: whether it may have kinks.
+        came_back: largest relative error of what came back to each diff's layer.
+        went_in: largest relative error of an output.
+        made_of: which gradients are made of what is known: of what came back to the layer, and went through the model.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.bulk = bulk_of(block)
+        self.grad_scales = block.fact(Scales).layers
+        self.noise = _of_parameters(block, rounding_gradients(block) | hiding_noise(block))
+        self.update_scale: list[float] = largest_rms(block, "update").max(axis=-1, initial=0.0).tolist()
+        squares = block.known_of_stage("weight", block.rows["reference_l2"] ** 2, 0.0)
+        self.weights: list[float] = squares.sum(axis=-1).tolist()
+        self.start = block.fact(apart_at_start)
+        # What noise drives (a bias before a normalisation) shows in outputs, and cancels out before the loss.
+        self.later = apart_at_start(block, self.noise) if self.noise.any() else self.start
+        self.kinked: list[bool] = may_have_kinks(block).tolist()
+        self.came_back = largest_errors(block, "backward")
+        errors = block.of_stage("forward", largest_errors(block, "forward"))
+        self.went_in = np.fmax.reduce(errors, axis=-1, initial=0.0)
+        simple = block.sites.fact(SiteFacts).simple
+        self.made_of = simple & (self.went_in > 0)[:, None] & ~np.isnan(self.came_back)
+
+
+def _of_parameters(block: Block, which: np.ndarray) -> np.ndarray:
+    """Which diffs are of the parameters of some of the gradients."""
+    sites = block.sites
+    which = block.of_stage("grad", which & block.known & ~block.troubled)
+    if not which.any():
+        return np.zeros(block.rows.shape, np.bool_)
+    found = np.zeros((len(which), sites.key_count), np.bool_)
+    steps, grads = which.nonzero()
+    found[steps, sites.key_numbers[sites.places["grad"][grads]]] = True
+    return np.take(found, sites.key_numbers, axis=1)
