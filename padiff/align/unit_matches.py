@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -44,7 +44,9 @@ class UnitMatches:
         rules = Both({a: f"{a}/{b}" for a, b in whole}, {b: f"{a}/{b}" for a, b in whole})
         self.units = with_layouts(Both(*(units_of(tree.layers, rule) for tree, rule in zip(trees, rules))))
         values = value_numbers(self.units, trees.map(lambda tree: None if "values" in without else tree.seen.values))
-        self._sides = Both(*map(_side, trees, self.units, values))
+        #: The layer trees of whole models.
+        self._roots = Both(*(layer_trees(tree.layers, side) for tree, side in zip(trees, self.units)))
+        self._sides = Both(*map(_side, trees, self.units, values, self._roots))
         self._trees, self._given, self._without = trees, given, without
 
     def found(self) -> list[Match]:
@@ -66,16 +68,7 @@ class UnitMatches:
         for entry in self._given:
             if not entry.one_to_one:
                 found += _given_parts(entry, self.units, self._sides)
-        mapped = [entry.map(lambda paths: paths[0]) for entry in self._given if entry.one_to_one]
-        layers = self._trees.map(lambda tree: grouped(tree.layers, lambda layer: tree.region[layer.path]))
-        units = Both(*(_by_region(side, tree) for side, tree in zip(self.units, self._trees)))
-        owned = self.units.map(lambda side: grouped(side, lambda unit: unit.path))
-        for number in sorted({-1, *layers.reference, *layers.candidate, *range(len(mapped))}):
-            nodes = Both(*(layer_trees(a.get(number, []), b.get(number, [])) for a, b in zip(layers, units)))
-            # What a given layer owns itself may, on the other side, stand in layers below its partner.
-            own: Both[list[Unit]] = Both([], [])
-            if number >= 0:
-                own = Both(*(side.get(path, []) for side, path in zip(owned, mapped[number])))
+        for nodes, own in self._regions():
             below = any(unit for side in nodes for node in side for unit in node.below())
             if len(own.reference) == len(own.candidate) == 1 and not below:
                 a, b = own.reference[0], own.candidate[0]
@@ -86,10 +79,27 @@ class UnitMatches:
                 found += region.matches
         return found
 
+    def _regions(self) -> Iterator[tuple[Both[list[LayerNode]], Both[list[Unit]]]]:
+        """The regions of the map: the layer trees of each, and what its own two layers own."""
+        if not self._given:
+            yield self._roots, Both([], [])
+            return
+        mapped = [entry.map(lambda paths: paths[0]) for entry in self._given if entry.one_to_one]
+        layers = self._trees.map(lambda tree: grouped(tree.layers, lambda layer: tree.region[layer.path]))
+        units = Both(*(_by_region(side, tree) for side, tree in zip(self.units, self._trees)))
+        owned = self.units.map(lambda side: grouped(side, lambda unit: unit.path))
+        for number in sorted({-1, *layers.reference, *layers.candidate, *range(len(mapped))}):
+            nodes = Both(*(layer_trees(a.get(number, []), b.get(number, [])) for a, b in zip(layers, units)))
+            # What a given layer owns itself may, on the other side, stand in layers below its partner.
+            own: Both[list[Unit]] = Both([], [])
+            if number >= 0:
+                own = Both(*(side.get(path, []) for side, path in zip(owned, mapped[number])))
+            yield nodes, own
 
-def _side(tree: Tree, units: list[Unit], values: Mapping[Unit, int]) -> ModelEvidence:
+
+def _side(tree: Tree, units: list[Unit], values: Mapping[Unit, int], roots: list[LayerNode]) -> ModelEvidence:
     nodes: dict[str, LayerNode] = {}
-    waiting = layer_trees(tree.layers, units)
+    waiting = list(roots)
     while waiting:
         node = waiting.pop()
         nodes[node.path] = node

@@ -25,10 +25,21 @@ from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Place, write_safetensors
 from padiff.dump.structures import OWN, SKETCHES, Entry, StructureReader, StructureWriter
 from padiff.dump.tensor_file import TensorFile
-from padiff.dump.traces import NOWHERE, trace_from_json
+from padiff.dump.traces import NOWHERE
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
-from padiff.records import Alike, Record, Room, Sketched, Step, Storable, TensorSource, Unread, settings_from_json
+from padiff.records import (
+    NO_TRACE,
+    Alike,
+    Record,
+    Room,
+    Sketched,
+    Step,
+    Storable,
+    TensorSource,
+    Unread,
+    settings_from_json,
+)
 from padiff.records.alike import Pattern
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
@@ -332,7 +343,7 @@ class PackReader:
                 micro_batches=int(about.get("micro_batches", 1)),
                 notes=tuple(str(note) for note in json.loads(about.get("notes", "[]"))),
                 settings=settings_from_json(plain(json.loads(about.get("settings", "{}")))),
-                trace=trace_from_json(structure.trace, stored.source, path),
+                trace=NO_TRACE if structure.trace is None else structure.trace.read(stored.source, path),
             )
 
 
@@ -389,10 +400,10 @@ class _Stored:
 
 
 def _record(stored: _Stored, entries: Sequence[Entry], order: int) -> Record:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, site, kept_as, where, part = entries[order]
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, kept_as, where, part = entries[order]
     source: TensorSource
     if kept_as in SKETCHES:
         source = Sketched(stored.rows[where], numbers, kept_as == "turned")
     else:
-        source = stored.source(kept_as, where, dtype, shape, site)
+        source = stored.source(kept_as, where, dtype, shape, f"{layer}/{stage}/{slot}")
     return Record(layer, stage, slot, source, dtype, shape, call, order, layer_type, recomputed, part)

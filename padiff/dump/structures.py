@@ -14,14 +14,15 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from padiff.dump.files import write_text
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import ArrayFile, Place
-from padiff.dump.traces import trace_key, trace_to_json
-from padiff.dump.untrusted import LARGEST_JSON, parse_json, read_text, shape_of
+from padiff.dump.traces import StoredTrace, trace_key, trace_to_json, without_trace
+from padiff.dump.untrusted import LARGEST_JSON, read_text, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import STAGES, Record, Step, Trace
 from padiff.records.alike import numbers_of
@@ -107,27 +108,27 @@ class StructureWriter:
 
 #: What a record is called, as `padiff.records.Record` has it (layer, stage, slot, call, layer type, dtype, shape,
 #: whether it is recomputed), and where it is kept: how many numbers it has, of a part the whole (a complex one is two),
-#: what messages call it, how and where the step's file has it, and which part it is. A plain tuple, which the garbage
-#: collector need not look at again and again: they are kept, and of many layers they are many.
-Entry: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, str, str, Any, Part | None]
+#: how and where the step's file has it, and which part it is. A plain tuple, which the garbage collector need not look
+#: at again and again: they are kept, and of many layers they are many.
+Entry: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, str, Any, Part | None]
 
 #: How a sketch is kept: of a tensor, or of the transposed matrix.
 SKETCHES = ("sketch", "turned")
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Structure:
-    """What the records of a step are called: one object for all steps of a run that refer to one file.
+    """What the records of a step are called: one object for all steps that refer to files of the same content.
 
     Attributes:
         compression: how its tensors are compressed.
         records: an entry for each, as JSON has it.
-        trace: its trace as JSON; `None` where it has none.
+        trace: its trace; `None` where it has none.
     """
 
     compression: str
     records: list[Any]
-    trace: Any
+    trace: StoredTrace | None
     _entries: list[Entry] | None = field(default=None, init=False)
     _sketches: np.ndarray | None = field(default=None, init=False)
     #: What was found out from the records (`padiff.records.structured.Structured.fact`).
@@ -176,7 +177,6 @@ def _entry(entry: Any) -> Entry:
         shape,
         bool(recomputed),
         numbers_of(dtype, shape, part),
-        f"{layer}/{stage}/{slot}",
         kept_as,
         where,
         part,
@@ -189,6 +189,10 @@ def _part(record: Record) -> tuple[Part, ...]:
 
 def _as_json(entry: tuple[Any, ...]) -> tuple[Any, ...]:
     return entry if len(entry) == len(_FIELDS) else (*entry[:-1], entry[-1].to_json())
+
+
+#: Those that somebody uses, by their content: runs of one model have the same.
+_IN_USE: WeakValueDictionary[bytes, Structure] = WeakValueDictionary()
 
 
 class StructureReader:
@@ -230,7 +234,11 @@ def _read(path: AnyPath) -> Structure:
         text = read_text(path)
         if _name_of(text) != path.stem:
             raise ValueError("its content is not what it is named after")
-        return _parsed(text)
+        content = hashlib.sha256(text).digest()
+        found = _IN_USE.get(content)
+        if found is None:
+            found = _IN_USE[content] = _parsed(text)
+        return found
     except FileNotFoundError:
         raise RunFolderError(
             f"{path} is missing: it names what the steps' files hold. Copy the whole run folder"
@@ -240,12 +248,12 @@ def _read(path: AnyPath) -> Structure:
 
 
 def _parsed(text: bytes) -> Structure:
-    content = parse_json(text)
+    content, trace = without_trace(text)
     if content["schema_version"] not in (SCHEMA_VERSION, WITH_PARTS):
         raise ValueError(
             f"schema version {content['schema_version']!r}; this padiff reads {SCHEMA_VERSION} and {WITH_PARTS}"
         )
-    return Structure(str(content["compression"]), list(content["records"]), content.get("trace"))
+    return Structure(str(content["compression"]), list(content["records"]), trace)
 
 
 def _unpacked(data: np.ndarray) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sys import intern
 from typing import Any, TypeVar
 
-from padiff.dump.untrusted import plain, shape_of, whole
+from padiff.dump.untrusted import parse_json, plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import NO_TRACE, Operand, TensorSource, Trace, TracedCall, TracedTensor
 from padiff.system.frames import Frame
@@ -68,11 +68,57 @@ def trace_from_json(content: Any, source: SourceAt, where: object) -> Trace:
     Args:
         where: the file that it is in, for errors.
     """
-    if not content:
-        return NO_TRACE
-    tensors = _Later(lambda: [_tensor(entry, source) for entry in content["tensors"]], where)
-    calls = _Later(lambda: _calls(content), where)
-    return Trace(tensors, calls, bool(content.get("functions")))
+    return _read(lambda: content, bool(content.get("functions")), source, where) if content else NO_TRACE
+
+
+def _read(content: Callable[[], Any], functions: bool, source: SourceAt, where: object) -> Trace:
+    tensors = _Later(lambda: [_tensor(entry, source) for entry in content()["tensors"]], where)
+    return Trace(tensors, _Later(lambda: _calls(content()), where), functions)
+
+
+# What comes before a trace in a text, and how it begins: inside of JSON's strings there are no bare quotes.
+_NAME = b', "trace": '
+_BEGINS = _NAME + b'{"functions": '
+
+
+class StoredTrace:
+    """A trace as JSON, parsed when it is looked at.
+
+    Args:
+        text: the JSON.
+        content: what it says, where that is known.
+    """
+
+    def __init__(self, text: bytes, content: Any = None) -> None:
+        self._text, self._content = text, content
+        known = content is not None
+        self._functions = bool(content.get("functions")) if known else text.startswith(b'{"functions": true')
+
+    def read(self, source: SourceAt, where: object) -> Trace:
+        """The trace of a step, as `trace_from_json` gives it."""
+        return _read(self._parsed, self._functions, source, where)
+
+    def _parsed(self) -> Any:
+        if self._content is None:
+            self._content = parse_json(self._text)
+            self._text = b""
+        return self._content
+
+
+def without_trace(text: bytes) -> tuple[Any, StoredTrace | None]:
+    """The content of JSON that may have a trace, and that. Where it comes last, as it is written, it is not parsed yet.
+
+    Raises:
+        ValueError: it is no JSON, or holds too much.
+        AttributeError: its trace is none.
+    """
+    begin = text.find(_BEGINS)
+    if begin >= 0:
+        trace = text[begin + len(_NAME) :].rstrip()
+        return parse_json(text[:begin] + b"}"), StoredTrace(trace.removesuffix(b"}"))
+    content = parse_json(text)
+    trace = content.get("trace")
+    return content, StoredTrace(b"", trace) if trace else None
 
 
 class _Later(Sequence[_Thing]):

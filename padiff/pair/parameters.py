@@ -138,16 +138,34 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
     calls = sorted(sides.reference.calls | sides.candidate.calls)
     pairs: list[RecordPair] = []
     for parameters in alignment.parameters:
+        layout = _whole_layout(parameters)
         for stage in PARAMETER_STAGES:
             for call in calls:
-                pairs += _pair(parameters, sides, stage, call)
+                pairs += _pair(parameters, layout, sides, stage, call)
     for side, index in zip(sides, indexes):
         for key in list(index):
             index[key] = [record for record in index[key] if id(record) not in side.used]
     return pairs
 
 
-def _pair(parameters: ParameterPair, sides: Both[_Side], stage: str, call: int) -> list[RecordPair]:
+def _whole_layout(parameters: ParameterPair) -> Layout | None:
+    """The layout between two parameters that are whole, of one shape, and not fused; `None` of any others."""
+    if not len(parameters.reference) == len(parameters.candidate) == 1:
+        return None
+    slices = Both(parameters.reference[0], parameters.candidate[0])
+    if not (slices.reference.whole and slices.candidate.whole) or all(slice_.label for slice_ in slices):
+        return None
+    return _layout(slices) if slices.reference.size == slices.candidate.size else None
+
+
+def _pair(
+    parameters: ParameterPair, layout: Layout | None, sides: Both[_Side], stage: str, call: int
+) -> list[RecordPair]:
+    """The pairs of two sides' records of parameters that answer to each other.
+
+    Args:
+        layout: as `_whole_layout` says.
+    """
     records = Both(
         sides.reference.find(parameters.reference, stage, call), sides.candidate.find(parameters.candidate, stage, call)
     )
@@ -157,7 +175,9 @@ def _pair(parameters: ParameterPair, sides: Both[_Side], stage: str, call: int) 
     if known and all(slice_.whole for slices in parameters for slice_ in slices):
         return []  # tied on both sides: compared where they were first seen
     for side, found in zip(sides, records):
-        side.used.update(id(record) for record in found)
+        side.used.update([id(record) for record in found])
+    if layout is not None:
+        return [RecordPair(records.reference[0], records.candidate[0], layout)]
     if len(parameters.reference) == len(parameters.candidate) == 1:
         one = Both(parameters.reference[0], parameters.candidate[0]), Both(records.reference[0], records.candidate[0])
         fused = _fused(*one)

@@ -210,6 +210,8 @@ def _apart(alignment: Alignment) -> Both[set[str]]:
 
 def _doubtful_calls(records: Both[list[Record]]) -> set[str]:
     """Functional calls that a layer makes more often, or with other shapes, on one side: which answers to which?"""
+    if not any(is_functional(record.slot) for side in records for record in side):
+        return set()
     shapes = records.map(_call_shapes)
     names = shapes.reference.keys() | shapes.candidate.keys()
     return {name for name in names if shapes.reference.get(name) != shapes.candidate.get(name)}

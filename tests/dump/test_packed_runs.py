@@ -197,3 +197,13 @@ def test_structures_of_many_processes_are_files_and_each_is_read_once(tmp_path, 
     for number in (0, 1):
         assert [step.rank for step in run.steps(number)] == list(range(count))
     assert len(read) == len(set(read)) == count
+
+
+def test_runs_whose_structures_have_the_same_content_share_them(tmp_path):
+    """Two runs of one model, of two versions of a framework, say: it is read, and paired, once."""
+    folders = [toy(tmp_path / side, storage=PACKED) for side in "ab"]
+    other = write_run(tmp_path / "c", info(*LAYERS), of_shapes([0]), storage=PACKED)
+    runs = [open_run(folder) for folder in (*folders, other)]
+    a, b, c = (run.steps(0)[0].records.structure for run in runs)
+    assert a is b is not c
+    assert structure_of(folders[0]).name == structure_of(folders[1]).name

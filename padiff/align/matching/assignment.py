@@ -102,19 +102,22 @@ def _assign(
     own = np.diag(swapped)
     loss = own[:, None] + own[None, :] - swapped - swapped.T
     np.fill_diagonal(loss, np.inf)
+    closest, margins = loss.argmin(axis=1), loss.min(axis=1)
+    decided = found.decided((rows, columns), (rows[closest], columns[closest]))
+    reasons = found.reasons((rows, columns))
+    about = zip(rows.tolist(), columns.tolist(), margins.tolist(), own.tolist(), reasons, decided)
     choices = []
     free = [sorted(set(range(n)) - set(taken)) for n, taken in zip(total.shape, (rows.tolist(), columns.tolist()))]
-    for k, (i, j) in enumerate(zip(rows.tolist(), columns.tolist())):
-        margin = float(loss[k].min()) if len(rows) > 1 else math.inf
-        closest = int(loss[k].argmin()) if len(rows) > 1 else k
-        decided = found.decided((i, j), (int(rows[closest]), int(columns[closest])))
-        rivals = [columns[r] for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
+    for k, (i, j, margin, value, words, what) in enumerate(about):
+        rivals: list[int] = []
+        if margin < CLOSE:
+            rivals = [int(columns[r]) for r in np.argsort(loss[k])[:3].tolist() if loss[k, r] < CLOSE]
         if free[1]:
-            spare = own[k] - total[i, free[1]]
+            spare = value - total[i, free[1]]
             margin = min(margin, float(spare.min()))
             rivals += [free[1][r] for r in np.argsort(spare)[:2].tolist() if spare[r] < CLOSE]
         if free[0]:
-            margin = min(margin, float((own[k] - total[free[0], j]).min()))
-        pair, rivals = (chosen.reference[i], chosen.candidate[j]), [chosen.candidate[r] for r in rivals]
-        choices.append(Choice(*pair, margin, tuple(rivals), float(own[k]), found.reasons(i, j), decided))
+            margin = min(margin, float((value - total[free[0], j]).min()))
+        others = tuple([chosen.candidate[r] for r in rivals])
+        choices.append(Choice(chosen.reference[i], chosen.candidate[j], margin, others, value, words, what))
     return choices

@@ -67,6 +67,10 @@ class Item:
         self.tail = self.tail or self.path
 
 
+#: Rows and columns of a matrix of scores.
+Places = tuple[np.ndarray, np.ndarray]
+
+
 @dataclass
 class Scores:
     """The scores of two groups of items, and what each kind of evidence gave to them."""
@@ -74,21 +78,24 @@ class Scores:
     total: np.ndarray
     parts: dict[str, np.ndarray]
 
-    def decided(self, pair: tuple[int, int], rival: tuple[int, int]) -> str:
-        """Which evidence speaks most for two pairs against swapping their partners; empty if nothing does."""
-        (i, j), (k, n) = pair, rival
-        gains = {what: float(m[i, j] + m[k, n] - m[i, n] - m[k, j]) for what, m in self.parts.items()}
-        best = max(gains, key=lambda what: gains[what], default="")
-        return best if best and gains[best] > 0 else ""
+    def decided(self, pairs: Places, rivals: Places) -> list[str]:
+        """Which evidence speaks most for each pair and a rival against swapping partners; empty if nothing does."""
+        (i, j), (k, n) = pairs, rivals
+        if not self.parts:
+            return [""] * len(i)
+        gains = np.array([m[i, j] + m[k, n] - m[i, n] - m[k, j] for m in self.parts.values()])
+        names = list(self.parts)
+        best = gains.argmax(axis=0)
+        some = zip(best.tolist(), np.take_along_axis(gains, best[None], axis=0)[0].tolist())
+        return [names[what] if gain > 0 else "" for what, gain in some]
 
-    def reasons(self, i: int, j: int) -> tuple[str, ...]:
-        """In words, what speaks for a pair and against it."""
-        words = []
-        for what, matrix in self.parts.items():
-            value = float(matrix[i, j])
-            if abs(value) >= 0.5:
-                words.append(what if value > 0 else f"but not by {what}")
-        return tuple(words)
+    def reasons(self, pairs: Places) -> list[tuple[str, ...]]:
+        """In words, what speaks for each pair and against it."""
+        values = [matrix[pairs].tolist() for matrix in self.parts.values()]
+        words = [(what, f"but not by {what}") for what in self.parts]
+        return [
+            tuple([own[value < 0] for own, value in zip(words, each) if abs(value) >= 0.5]) for each in zip(*values)
+        ] or [()] * len(pairs[0])
 
 
 def scores(items: Both[list[Item]], without: Collection[str], linked: names.Linked) -> Scores:
@@ -109,18 +116,19 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
         context = _each(items, lambda x: x.context).map(_distinguishing)
         parts["surroundings"] = _CONTEXT * _by_class(context, _overlap)
     defined = _each(items, lambda x: x.defined)
+    near = _Near()
     if "order" not in without:
         in_names = Both(None, None) if "names" in without else items.map(_order_in_names)
         if any(in_names):
             # Numbers on one side alone are set against the other's order of definition.
             what = "numbers in the names" if all(in_names) else "numbers on one side"
             places = Both(in_names.reference or defined.reference, in_names.candidate or defined.candidate)
-            parts[what] = (_NUMBERED if all(in_names) else 2 * _DEFINED) * _near(places)
-        parts["order of definition"] = _DEFINED * _near(defined)
+            parts[what] = (_NUMBERED if all(in_names) else 2 * _DEFINED) * near.of(places)
+        parts["order of definition"] = _DEFINED * near.of(defined)
     if "execution" not in without:
         ran = _ran(items)
         if ran is not None:
-            parts["order of execution"] = _RAN * _near(ran)
+            parts["order of execution"] = _RAN * near.of(ran)
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     if "values" not in without:
         parts["values"] = _by_values(_each(items, lambda x: x.values))
@@ -289,9 +297,24 @@ def _order_in_names(side: Sequence[Item]) -> list[int] | None:
     return [places[k] for k in range(len(side))]
 
 
-def _near(places: Both[list[int]]) -> np.ndarray:
-    """1 for things at the same place in two orders, less the farther apart; counted from the nearer end."""
-    ranks = places.map(lambda side: np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable"))
+class _Near:
+    """How near things are in two orders: 1 for those at the same place, less the farther apart; counted from the nearer
+    end. Orders are mostly the same, whatever they are orders of.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], np.ndarray] = {}
+
+    def of(self, places: Both[list[int]]) -> np.ndarray:
+        """As a matrix."""
+        ranks = places.map(lambda side: np.argsort(np.argsort(np.asarray(side), kind="stable"), kind="stable"))
+        key = ranks.reference.tobytes(), ranks.candidate.tobytes()
+        if key not in self._known:
+            self._known[key] = _near(ranks)
+        return self._known[key]
+
+
+def _near(ranks: Both[np.ndarray]) -> np.ndarray:
     ahead = np.abs(ranks.reference[:, None] - ranks.candidate[None])
     if ranks.reference.size == ranks.candidate.size:
         return np.asarray(1.0 / (1.0 + ahead))
@@ -305,5 +328,7 @@ def _by_class(keys: Both[list[K]], alike: Callable[[K, K], float]) -> np.ndarray
     """A matrix of a function of two keys, worked out once for each pair of distinct keys."""
     distinct = keys.map(lambda side: {key: k for k, key in enumerate(dict.fromkeys(side))})
     table = np.array([[alike(a, b) for b in distinct.candidate] for a in distinct.reference], dtype=float)
+    if table.size == 1:
+        return np.full(tuple(keys.map(len)), table.item())
     where = [np.array([place[key] for key in side]) for side, place in zip(keys, distinct)]
     return np.asarray(table[np.ix_(*where)])

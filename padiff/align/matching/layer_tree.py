@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from padiff.align.matching.parameter_units import Signature, Unit, grouped, inside
@@ -16,8 +16,8 @@ class LayerNode:
     """A layer with what is below it."""
 
     layer: Layer
-    units: list[Unit] = field(default_factory=list)
-    children: list[LayerNode] = field(default_factory=list)
+    units: Sequence[Unit] = ()
+    children: Sequence[LayerNode] = ()
     parent: LayerNode | None = None
 
     @property
@@ -73,13 +73,16 @@ def layer_trees(layers: Sequence[Layer], units: Iterable[Unit]) -> list[LayerNod
     """The trees of these layers (depth first, in order of definition; not all of a model's need be there)."""
     owned = grouped(units, lambda unit: unit.path)
     roots: list[LayerNode] = []
-    above: list[LayerNode] = []
+    above: list[tuple[LayerNode, list[LayerNode]]] = []
     for layer in layers:
-        while above and not inside(layer.path, above[-1].path):
+        while above and not inside(layer.path, above[-1][0].path):
             above.pop()
-        node = LayerNode(layer, owned.get(layer.path, []), parent=above[-1] if above else None)
-        (above[-1].children if above else roots).append(node)
-        above.append(node)
+        node = LayerNode(layer, owned.get(layer.path, ()), parent=above[-1][0] if above else None)
+        beside = above[-1][1] if above else roots
+        beside.append(node)
+        if above:
+            above[-1][0].children = beside
+        above.append((node, []))
     return roots
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from padiff.align.slices import Slice
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """Parameters of one layer that move together: a matrix and its bias, a norm and its statistics.
 
@@ -49,18 +50,18 @@ class Unit:
     layout: str = ""
     optional: bool = False
     opaque: str = ""
-    #: What only says the shape: computed once, it is asked for often.
+    #: What only says the shape: computed once, it is asked for often, as what follows is.
     signature: Signature = field(default=(), compare=False)
+    path: str = field(init=False, compare=False)
+    #: The path, with the group where the layer has several units.
+    name: str = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def path(self) -> str:
-        return self.layer.path
-
-    @property
-    def name(self) -> str:
-        """The path, with the group where the layer has several units."""
-        path = "" if self.path == ROOT and self.group else self.path
-        return ".".join(part for part in (path, self.group) if part)
+    def __post_init__(self) -> None:
+        path = self.layer.path
+        name = ".".join(part for part in ("" if path == ROOT else path, self.group) if part) if self.group else path
+        for attribute, value in (("path", path), ("name", name), ("_hash", hash((path, self.group)))):
+            object.__setattr__(self, attribute, value)
 
     @property
     def size(self) -> int:
@@ -83,7 +84,7 @@ class Unit:
         return replace(self, layout=layout, signature=_signature(self.parameters, layout, self.opaque))
 
     def __hash__(self) -> int:
-        return hash((self.path, self.group))
+        return self._hash
 
 
 def units_of(layers: Sequence[Layer], whole: Mapping[str, str]) -> list[Unit]:
@@ -200,13 +201,18 @@ def _groups(layer: Layer) -> dict[str, dict[str, Parameter]]:
         if slot in equivalents.STATISTICS:
             named.setdefault("", {})[slot] = p
             continue
-        match = _KIND_OF_SLOT.search(slot)
-        if match is None:
-            named.setdefault(slot, {})["weight"] = p
-            continue
-        group = (slot[: match.start()] + slot[match.end() :]).strip("_")
-        named.setdefault(group, {})["weight" if match[1] else "bias"] = p
+        group, role = _group_and_role(slot)
+        named.setdefault(group, {})[role] = p
     return {group: members for group, members in named.items() if members}
+
+
+@lru_cache(maxsize=1024)
+def _group_and_role(slot: str) -> tuple[str, str]:
+    """What moves together with a parameter, and what it is among them."""
+    match = _KIND_OF_SLOT.search(slot)
+    if match is None:
+        return slot, "weight"
+    return (slot[: match.start()] + slot[match.end() :]).strip("_"), "weight" if match[1] else "bias"
 
 
 def _free(layer: Layer) -> bool:

@@ -71,7 +71,7 @@ class RegionPairing:
             if choice.margin < TOO_CLOSE or not _may_hold_the_same(a, b):
                 continue
             before = len(self.matches)
-            left = self._region(Both(a.children, b.children), Both(a.units, b.units))
+            left = self._region(Both([*a.children], [*b.children]), Both([*a.units], [*b.units]))
             covered = sum(unit.size for match in self.matches.since(before) for unit in match.reference)
             if covered < _ENOUGH * a.size:
                 self.matches.take_back(before)
