@@ -326,12 +326,14 @@ class PackReader:
                 headers[where] = beside, beside.header()[1]
             outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
-            make, sketches = partial(_record, stored, structure.entries), structure.sketches
-            if sketches.max(initial=-1) >= len(stored.rows):
-                raise ValueError(f"a sketch in row {sketches.max()} of {len(stored.rows)}")
+            make = partial(_record, stored, structure.entries)
+            if structure.rows > len(stored.rows):
+                raise ValueError(f"a sketch in row {structure.rows - 1} of {len(stored.rows)}")
             # A record of a sketch is made when it is looked at; all others show now that they can be.
-            made = [None if row >= 0 else make(order) for order, row in enumerate(sketches.tolist())]
-            records: Sequence[Record] = Structured(made, structure, make, sketches, stored.rows)
+            made: list[Record | None] = [None] * len(structure.entries)
+            for place in structure.others:
+                made[place] = make(place)
+            records: Sequence[Record] = Structured(made, structure, make, structure.sketches, stored.rows)
             file.forget()
             if not about["structure"]:
                 records = tuple(records)  # a step that says itself what its records are called is like no other one
@@ -341,8 +343,8 @@ class PackReader:
                 rank=int(about.get("rank", 0)),
                 loss_scale=float(about.get("loss_scale", 1.0)),
                 micro_batches=int(about.get("micro_batches", 1)),
-                notes=tuple(str(note) for note in json.loads(about.get("notes", "[]"))),
-                settings=settings_from_json(plain(json.loads(about.get("settings", "{}")))),
+                notes=tuple([str(note) for note in json.loads(about.get("notes", "[]"))]),
+                settings=settings_from_json(plain(json.loads(about["settings"]))) if "settings" in about else {},
                 trace=NO_TRACE if structure.trace is None else structure.trace.read(stored.source, path),
             )
 

@@ -42,8 +42,9 @@ from padiff.records import (
 from padiff.records.environment import environment_from_json
 from padiff.records.pack import Pack
 
-# The folder of a run's only process.
+# The folder of a run's only process, and its step in one file.
 _ALONE = "rank_0"
+_ALONE_PACKED = f"{os.sep}{_ALONE}{os.sep}{PACK_FILE}"
 _STEP_NAME = re.compile(r"\d{8,}")
 
 
@@ -106,20 +107,23 @@ class FolderRun(_OnDisk):
         return sorted(int(name) for name in names_of(self.path / STEPS) if _STEP_NAME.fullmatch(name))
 
     def steps(self, number: int) -> list[Step]:
-        ranks = self._folders(number)
         if not self._info_fixed:
             self._info = replace(self._info, settings=read_info(self.path / RUN_FILE).settings)
             self._info_fixed = True
-        steps = [self._read_rank(rank) for rank in ranks]
+        steps = self._ranks(number)
         floors = read_floors(self.path, number) if len(steps) == 1 and self._has_floors(number) else None
         return steps if floors is None else [replace(steps[0], floors=floors)]
 
-    def _folders(self, number: int) -> Sequence[AnyPath]:
-        folder = self._steps / step_folder(number)
-        assert isinstance(folder, Path)
+    def _ranks(self, number: int) -> list[Step]:
+        """A step of all ranks that wrote it."""
+        name = step_folder(number)
         # To look for one name takes a fraction of what listing the folder does.
-        if self._info.world_size == 1 and os.path.lexists(os.path.join(folder, _ALONE, PACK_FILE)):
-            return [folder / _ALONE]  # who reads it makes sure that it lies in the run
+        if self._info.world_size == 1 and os.path.lexists(f"{self._steps}{os.sep}{name}{_ALONE_PACKED}"):
+            return [self._packed.read(self._steps / name / _ALONE)]  # which makes sure that it lies in the run
+        return [self._read_rank(rank) for rank in self._folders(self._steps / name)]
+
+    def _folders(self, folder: AnyPath) -> Sequence[Path]:
+        assert isinstance(folder, Path)
         ranks = ranks_of(folder)
         if not ranks:
             raise RunFolderError(f"{folder} holds no rank_N folder: the step is damaged. Record it again")
@@ -127,8 +131,7 @@ class FolderRun(_OnDisk):
             check_inside(rank, self.path)
         return ranks
 
-    def _read_rank(self, rank: AnyPath) -> Step:
-        assert isinstance(rank, Path)
+    def _read_rank(self, rank: Path) -> Step:
         return self._packed.read(rank) if _is_packed(rank) else self._read(rank)
 
     def _has_floors(self, number: int) -> bool:

@@ -6,7 +6,7 @@ from padiff.dump.fetching import Fetching
 from padiff.dump.format import FLOORS, RUN_FILE, STEPS, step_folder
 from padiff.dump.pack import PackReader
 from padiff.dump.read import FolderRun
-from padiff.dump.remote_path import AnyPath, RemotePath
+from padiff.dump.remote_path import RemotePath
 from padiff.dump.remote_steps import STEP_FILE, is_whole, steps_in
 from padiff.errors import PadiffError, RunFolderError
 from padiff.records import Step
@@ -49,7 +49,7 @@ class StoreRun(FolderRun):
     def _whole(self) -> list[int]:
         return sorted(n for n, there in self._there.items() if is_whole(there, self._info.world_size))
 
-    def _folders(self, number: int) -> list[AnyPath]:
+    def _ranks(self, number: int) -> list[Step]:
         if not is_whole(self._there.get(number, {}), self._info.world_size):
             self.numbers()
         there = self._there.get(number, {})
@@ -62,13 +62,10 @@ class StoreRun(FolderRun):
         self._fetching.expect(
             {self._rank(n, rank) / STEP_FILE: self._there[n][rank] for n in later for rank in sorted(self._there[n])}
         )
-        return [self._rank(number, rank) for rank in sorted(there)]
+        return [self._packed.read(self._rank(number, rank)) for rank in sorted(there)]
 
     def _rank(self, number: int, rank: int) -> RemotePath:
         return self._place / STEPS / step_folder(number) / f"rank_{rank}"
-
-    def _read_rank(self, rank: AnyPath) -> Step:
-        return self._packed.read(rank)
 
     def _has_floors(self, number: int) -> bool:
         return step_folder(number) in self._floored

@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -147,6 +148,17 @@ class Structure:
                 raise ValueError("a sketch in a row before the first")
             self._sketches = np.array([-1 if row is None else row for row in rows], np.intp)
         return self._sketches
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows the step's table of sketches has at least."""
+        return int(self.sketches.max(initial=-1)) + 1
+
+    @cached_property
+    def others(self) -> list[int]:
+        """The places of the records that are no sketches."""
+        found: list[int] = np.flatnonzero(self.sketches < 0).tolist()
+        return found
 
     @property
     def entries(self) -> list[Entry]:
