@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from padiff.records import LOOP, PARAMETER_STAGES, Both, Step
+from padiff.records import LOOP, PARAMETER_STAGES, Both, Record, Step
 from padiff.records.sites import Key
-from padiff.records.structured import Structured
+from padiff.records.structured import Structured, fact_of
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,22 @@ class History:
         called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
         for step in steps:
             notes = notes or step.notes
-            seen = {(record.stage, record.layer, record.slot) for record in step.records if record.layer != LOOP}
-            stages |= {stage for stage, _, _ in seen}
-            called |= {layer for stage, layer, _ in seen if stage == "forward"}
-            parameters |= {(layer, slot) for stage, layer, slot in seen if stage in PARAMETER_STAGES}
+            seen = fact_of(step.records, _Seen)
+            stages |= seen.stages
+            called |= seen.called
+            parameters |= seen.parameters
         known = structures if len(structures) == len(steps) else ()
         return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes, known)
+
+
+class _Seen:
+    """What the records of a step show."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        seen = {(record.stage, record.layer, record.slot) for record in records if record.layer != LOOP}
+        self.stages = {stage for stage, _, _ in seen}
+        self.called = {layer for stage, layer, _ in seen if stage == "forward"}
+        self.parameters: set[Key] = {(layer, slot) for stage, layer, slot in seen if stage in PARAMETER_STAGES}
 
 
 NOTHING_YET = Both(History(), History())
