@@ -236,6 +236,10 @@ class _Descriptor:
     def __del__(self) -> None:
         os.close(self.number)
 
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """None at all: a copy of what holds this opens the file for itself, or two would close one number."""
+        return type(None), ()
+
     def fill(self, start: int, memory: np.ndarray) -> None:
         """Fill memory with what stands from a byte on.
 
