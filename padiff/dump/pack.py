@@ -30,6 +30,7 @@ from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
 from padiff.records import Alike, Record, Room, Sketched, Step, Storable, TensorSource, Unread, settings_from_json
 from padiff.records.alike import Pattern
+from padiff.records.frozen import quickly_made
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
 from padiff.system.memory import new_memory
@@ -218,6 +219,7 @@ def plain_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PackedTensor(TensorSource):
     """A tensor source: one tensor of a step's file, read when asked.

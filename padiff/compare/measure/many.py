@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from padiff.compare.measure.pairs import measure_pair
 from padiff.compare.measure.rows import measured_in_rows
 from padiff.compare.measure.together import measure_together
-from padiff.records import Diff, Pair
+from padiff.records import Pair
 from padiff.records.planned import sites_of
 from padiff.records.rows import empty_rows, odd_indexes, row_of
 from padiff.records.step_diffs import StepDiffs
@@ -28,15 +28,15 @@ def measured(
         padiff.errors.RunFolderError: a tensor can't be read.
     """
     rows = empty_rows(len(pairs))
-    alone: dict[int, Diff] = {}
     places: Sequence[int] = range(len(pairs))
     if elementwise is None:
         places = (~measure_together(pairs, rows)).nonzero()[0].tolist()
-        small = measured_in_rows([pairs[place] for place in places])
-        alone = {places[number]: diff for number, diff in small.items()}
-    for number, place in enumerate(places):
+    left = [pairs[place] for place in places]
+    small = measured_in_rows(left) if elementwise is None else {}
+    alone = {places[number]: diff for number, diff in small.items()}
+    for number, (place, pair) in enumerate(zip(places, left)):
         if place not in alone:
-            alone[place] = measure_pair(pairs[place], elementwise)
+            alone[place] = measure_pair(pair, elementwise)
             if done is not None:
                 done(len(pairs) - len(places) + number + 1)
     for place, diff in alone.items():
