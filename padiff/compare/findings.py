@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from padiff.align import Alignment
 from padiff.compare.coverage import Tally
 from padiff.records import Both, Diff, FoldedDiffs, Run
+from padiff.records.on_demand import Joined
 from padiff.records.step_diffs import StepDiffs
 
 # Diffs that are kept as they are: some 2 kB each, with what a sketch of them holds.
@@ -51,4 +52,4 @@ class Findings:
         """All of them, in causal order."""
         if self._folded is not None:
             return self._folded
-        return tuple(diff for _, ranks in self._kept for diffs in ranks for diff in diffs)
+        return Joined(diffs for _, ranks in self._kept for diffs in ranks)

@@ -18,8 +18,9 @@ from padiff.records import Room
 # Length of the header that numpy writes for all but arrays of many axes.
 _USUAL = 128
 
-# Bytes of values below which nobody asks how large a file is: reading tells.
-_LITTLE = 1 << 14
+# Bytes of values up to which nobody asks how large a file is: reading tells. Chosen: so much memory may be taken for a
+# file that does not hold it.
+_LITTLE = 1 << 20
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 

@@ -41,6 +41,7 @@ from padiff.records import (
     settings_from_json,
 )
 from padiff.records.alike import Pattern
+from padiff.records.frozen import quickly_made
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES
 from padiff.system.memory import new_memory
@@ -229,6 +230,7 @@ def plain_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class PackedTensor(TensorSource):
     """A tensor source: one tensor of a step's file, read when asked.

@@ -27,6 +27,7 @@ from padiff.dump.spool import Spool, spool_of
 from padiff.dump.untrusted import parse_json, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import Room, Storable, Unread
+from padiff.records.frozen import quickly_made
 from padiff.system.memory import new_memory
 
 #: The format's names of dtypes, and those of numpy's.
@@ -120,6 +121,7 @@ def _pieces(ordered: Iterable[tuple[str, Storable]]) -> Iterator[np.ndarray]:
             yield array
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a tensor lies in a file, and what it is.
@@ -246,6 +248,10 @@ class _Descriptor:
 
     def __del__(self) -> None:
         os.close(self.number)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """None at all: a copy of what holds this opens the file for itself, or two would close one number."""
+        return type(None), ()
 
     def fill(self, start: int, memory: np.ndarray) -> None:
         """Fill memory with what stands from a byte on.

@@ -19,9 +19,11 @@ from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.untrusted import open_plain
 from padiff.errors import TensorFileError
 from padiff.records import Room, TensorSource
+from padiff.records.frozen import quickly_made
 from padiff.system.memory import check_free, new_memory
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class TensorFile(TensorSource):
     """A tensor source: one ``.npy`` file, read when asked."""

@@ -184,7 +184,8 @@ def replicas_of(source: TensorSource) -> int:
     """How many replicas a tensor has that are to be looked at: one, where all processes hold the same."""
     if isinstance(source, Pieces):
         return source.replicas
-    return max((replicas_of(inner) for inner in source.inside), default=1)
+    inside = source.inside
+    return max(map(replicas_of, inside)) if inside else 1
 
 
 def as_held(source: TensorSource, choice: int) -> TensorSource:

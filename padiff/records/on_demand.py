@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import TypeVar, overload
 
 _Thing = TypeVar("_Thing")
@@ -33,3 +35,22 @@ class OnDemand(Sequence[_Thing], ABC):
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Joined(OnDemand[_Thing]):
+    """Sequences one after the other, as one; theirs are not looked at before somebody asks for them."""
+
+    def __init__(self, parts: Iterable[Sequence[_Thing]]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        self._ends = list(accumulate(map(len, self._parts)))
+
+    def _at(self, place: int) -> _Thing:
+        number = bisect_right(self._ends, place)
+        part = self._parts[number]
+        return part[place - self._ends[number] + len(part)]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[_Thing]:
+        return chain.from_iterable(self._parts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 from pathlib import Path
 
 import ml_dtypes
@@ -172,3 +174,14 @@ def test_few_files_are_open_however_many_steps_are_read(tmp_path):
     del kept, step, record, run
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copy_of_a_packed_tensor_opens_its_file_for_itself(tmp_path, copied):
+    source = open_run(_write(tmp_path / "run", True)).steps(0)[0].records[0].source
+    expected = source.read().copy()
+    again = copied(source)
+    np.testing.assert_array_equal(again.read(), expected)
+    del again
+    gc.collect()
+    np.testing.assert_array_equal(source.read(), expected)

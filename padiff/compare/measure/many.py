@@ -46,11 +46,12 @@ def measured_alike(
     odd = []
     for pairs, own, known in zip(steps, rows, together):
         places = np.flatnonzero(~known).tolist()
-        small = measured_in_rows([pairs[place] for place in places]) if elementwise is None else {}
+        left = [pairs[place] for place in places]
+        small = measured_in_rows(left) if elementwise is None else {}
         alone = {places[number]: diff for number, diff in small.items()}
-        for number, place in enumerate(places):
+        for number, (place, pair) in enumerate(zip(places, left)):
             if place not in alone:
-                alone[place] = measure_pair(pairs[place], elementwise)
+                alone[place] = measure_pair(pair, elementwise)
                 if done is not None:
                     done(count - len(places) + number + 1)
         for place, diff in alone.items():
