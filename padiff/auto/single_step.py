@@ -14,6 +14,7 @@ from padiff.align import Alignment
 from padiff.auto.settings import ModelSetup
 from padiff.frameworks.hooking import Handle
 from padiff.model.nested import flatten, replace_tensors
+from padiff.recorder.copying import own_calls
 from padiff.records import Step
 
 #: Values of the reference by its layer's path and call, then by slot.
@@ -83,7 +84,8 @@ def hooked(
         counter = again if side.framework.hooks.recomputing() else calls
         call = counter[path]
         counter[path] += 1
-        return replaced(partners[path], call, args, output)
+        with own_calls():
+            return replaced(partners[path], call, args, output)
 
     try:
         for path in partners:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.recorder.copying import COPYING, EVERYTHING, Copier, LevelOf
+from padiff.recorder.copying import EVERYTHING, Copier, LevelOf, own_calls
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.losses import Losses
@@ -145,11 +145,11 @@ class Capture:
         """What is called inside is not recorded."""
         hooks = self._observer.hooks
         observer, hooks.observer = hooks.observer, None
-        before, COPYING.now = COPYING.now, True
         try:
-            yield
+            with own_calls():
+                yield
         finally:
-            hooks.observer, COPYING.now = observer, before
+            hooks.observer = observer
 
     @property
     def micro_batch(self) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -60,6 +61,16 @@ class _Copying:
 
 # Not an attribute of a class: to set one has Python look up all attributes of its objects anew.
 COPYING = _Copying()
+
+
+@contextmanager
+def own_calls() -> Iterator[None]:
+    """What is called inside is padiff's own, and no call of the model's."""
+    before, COPYING.now = COPYING.now, True
+    try:
+        yield
+    finally:
+        COPYING.now = before
 
 
 class Copier:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from padiff.frameworks.values import UncopiedError
 from padiff.model.selection import Node
 from padiff.recorder.batches import Batches
 from padiff.recorder.calls import Call
-from padiff.recorder.copying import COPYING
+from padiff.recorder.copying import COPYING, own_calls
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
@@ -210,14 +210,9 @@ class Packing:
             text = str(error) if isinstance(error, (PadiffError, UncopiedError)) else f"{type(error).__name__}: {error}"
             self._notes[f"{what} not kept: {text}"] = None
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """What is called inside is not the model's."""
-        before, COPYING.now = COPYING.now, True
-        try:
-            yield
-        finally:
-            COPYING.now = before
+        return own_calls()
 
     def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
         """A call of dropout has ended."""

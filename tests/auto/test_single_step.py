@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from kit.nets import both, data, spoiled, tanh_mlp
 
@@ -198,3 +200,28 @@ def test_same_dropout_really_drops_and_does_not_hide_another_rate(pair):
     kept = report.failed[0].pair.candidate.value[value != 0]
     # Of two matrix products that cancel nearly to zero, rounding is a large part: hence the absolute share.
     assert kept == pytest.approx(value[value != 0] * (1 / 0.75) / (1 / 0.5), rel=1e-5, abs=1e-6)
+
+
+def called_in(proxy):
+    """Functions that the model was seen to call, by the dump."""
+    (step,) = padiff.open_run(Path(proxy.dump_path) / "auto_diff").steps(0)
+    return [(call.layer, call.function) for call in step.trace.calls if call.function]
+
+
+@pytest.mark.parametrize("phase", ["both", "forward", "backward"])
+def test_what_is_put_in_is_no_call_of_the_model(pair, phase, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def net(kit):
+        class Net(kit.Net):
+            def build(self):
+                self.first, self.last = kit.Linear(4, 4), kit.Linear(4, 3)
+
+            def forward(self, x):
+                return self.last(kit.relu(self.first(x)))
+
+        return Net()
+
+    proxies = [padiff.create_model(net(kit)) for kit in pair]
+    assert padiff.auto_diff(*proxies, both(pair, data(5, 4)), single_step=True, diff_phase=phase, **CLOSE)
+    assert [called_in(proxy) for proxy in proxies] == [[("(root)", "relu")]] * 2
