@@ -19,7 +19,7 @@ from padiff.dump.files import write_json
 from padiff.dump.forks import own
 from padiff.dump.format import FINISHED_FILE, FLOORS, PACKS, RUN_FILE, SCHEMA_VERSION, STEPS, step_folder
 from padiff.dump.held_once import PACKED_FILE, REPLAY_FILE, HeldOnce, fold
-from padiff.dump.pack import PackWriter
+from padiff.dump.pack_writer import PackWriter
 from padiff.dump.prepare import identity_for, prepare, settings_for
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.replay_packs import room_of, write_pack

@@ -11,7 +11,7 @@ from kit.nets import batch, cnn, one_step
 from torch.utils.checkpoint import checkpoint
 
 import padiff
-from padiff.dump.pack import PackWriter
+from padiff.dump.pack_writer import PackWriter
 from padiff.recorder.following import Following
 from padiff.recorder.planning import Planning
 from padiff.records.alike import Pattern

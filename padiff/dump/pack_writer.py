@@ -1,0 +1,192 @@
+"""Writing steps into one file each, as `padiff.dump.pack` reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from padiff.dump import codecs
+from padiff.dump.deduplication import Deduplication
+from padiff.dump.held_once import HeldOnce
+from padiff.dump.pack import PACK_FILE, SCHEMA_VERSION, SKETCH_TABLE, plain_array
+from padiff.dump.remote_path import AnyPath
+from padiff.dump.safetensors import NAMES, write_safetensors
+from padiff.dump.structures import OWN, StructureWriter
+from padiff.dump.traces import NOWHERE
+from padiff.records import Alike, Record, Sketched, Step, Storable, TensorSource, Unread
+from padiff.records.alike import Pattern
+
+
+class PackWriter:
+    """Writes steps of one run, each into one file.
+
+    Args:
+        run: the run folder.
+        deduplication: what was written before, and is shared by steps.
+        compression: how tensors are compressed, as `padiff.dump.codecs` names it; empty: not.
+        processes: how many record the run.
+    """
+
+    def __init__(self, run: AnyPath, deduplication: Deduplication, compression: str = "", processes: int = 1) -> None:
+        self._run, self._deduplication, self._compression = run, deduplication, compression
+        self._structures = StructureWriter(run, compression, processes)
+        self._last: _Last | None = None
+
+    def write(self, folder: AnyPath, step: Step, once: HeldOnce | None = None) -> None:
+        """Write one rank's step into its folder.
+
+        Args:
+            once: what other ranks have written, and need not be written again.
+        """
+        tensors = self._as_before(step)
+        if tensors is not None:
+            assert self._last is not None
+            structure, own = self._last.structure, None
+        else:
+            tensors, places, traced = self._placed(step)
+            structure, own = self._structures.of(step, places, traced)
+            self._last = _Last.of(step, structure, places, traced) if own is None else None
+        if once is not None:
+            arrays = {name: all_of(array) for name, array in tensors.items()}
+            tensors = {n: array for n, array in arrays.items() if n == SKETCH_TABLE or not once.elsewhere(n, array)}
+            once.write(folder)
+        if self._compression:
+            tensors = {
+                name: codecs.compressed(all_of(array), self._compression) if name != SKETCH_TABLE else array
+                for name, array in tensors.items()
+            }
+        if own is not None:
+            tensors[OWN] = own
+        about = {
+            "schema_version": str(SCHEMA_VERSION),
+            "step": str(step.number),
+            "rank": str(step.rank),
+            "loss_scale": repr(step.loss_scale),
+            "micro_batches": str(step.micro_batches),
+            "notes": json.dumps(list(step.notes)),
+            "structure": structure,
+        }
+        if step.settings:
+            about["settings"] = json.dumps(dict(step.settings))
+        write_safetensors(folder / PACK_FILE, tensors, about)
+
+    def _placed(self, step: Step) -> tuple[dict[str, Storable], list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """The tensors of a step's file, and the place there of each record and of each tensor of the trace."""
+        tensors: dict[str, Storable] = {}
+        known: dict[Hashable, tuple[str, str]] = {}
+        rows: list[np.ndarray] = []
+        kept: dict[Hashable, int] = {}
+
+        def put(source: TensorSource, record: Record | None) -> tuple[str, Any]:
+            """Where the values of a record go, or of a tensor of the trace."""
+            if isinstance(source, Sketched):
+                row = kept.setdefault(source.identity, len(rows))
+                if row == len(rows):
+                    rows.append(source.row)
+                return "turned" if source.transposed else "sketch", row
+            # Records that share an array (a layer's output that is its parent's too) share a tensor.
+            place = known.get(source.identity)
+            if place is None:
+                array = source.to_store()
+                if isinstance(array, np.ndarray):
+                    shared = self._deduplication.share(record, array, self._run) if record is not None else ""
+                    if shared:
+                        return "shared", shared
+                    array = plain_array(array)
+                place = (str(len(tensors)), NAMES[array.dtype.name])
+                tensors[place[0]] = array
+                known[source.identity] = place
+            return "tensor", place
+
+        places = [put(record.source, record) for record in step.records]
+        traced = [NOWHERE if t.source is None else put(t.source, None) for t in step.trace.tensors]
+        if rows:
+            tensors[SKETCH_TABLE] = np.concatenate(rows).reshape(len(rows), -1)
+        return tensors, places, traced
+
+    def _as_before(self, step: Step) -> dict[str, Storable] | None:
+        """The tensors of the file of a step that is like the one before; `None` where it is not."""
+        last, records, traced = self._last, step.records, step.trace.tensors
+        if last is None or not isinstance(records, Alike) or not isinstance(traced, Alike):
+            return None
+        if records.pattern is traced.pattern and records.pattern.like is last.pattern:
+            last = self._last = last.renumbered(records.pattern)
+        if last is None or not records.pattern is traced.pattern is last.pattern:
+            return None
+        tensors: dict[str, Storable] = {}
+        sources = [*records.others.values(), *traced.others.values()]
+        names = {source.identity: name for source, (name, _) in zip(sources, last.others)}
+        if len(sources) != len(last.others) or len(names) != last.distinct:
+            return None
+        for source, (name, stored) in zip(sources, last.others):
+            if names[source.identity] != name:
+                return None
+            array = source.to_store()
+            if isinstance(array, np.ndarray):
+                array = plain_array(array)
+            if NAMES.get(array.dtype.name) != stored:
+                return None
+            tensors[name] = array
+        if len(last.rows):
+            tensors[SKETCH_TABLE] = records.samples.table[last.rows]
+        return tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Last:
+    """How a step was written that further ones may be like.
+
+    Attributes:
+        pattern: what it is like.
+        structure: the name of the file that says so.
+        rows: numbers of the samples, in the order in which their sketches are stored.
+        others: of what is more than a sample, what it is called in the step's file, and its dtype there.
+        distinct: how many different ones these are.
+    """
+
+    pattern: Pattern
+    structure: str
+    rows: np.ndarray
+    others: Sequence[tuple[str, str]]
+    distinct: int
+
+    @classmethod
+    def of(
+        cls, step: Step, structure: str, places: Sequence[tuple[str, Any]], traced: Sequence[tuple[str, Any]]
+    ) -> _Last | None:
+        """Given where records and the trace's tensors went; `None` where that may be elsewhere for a step that is
+        alike: what is stored once for several steps.
+        """
+        records, tensors = step.records, step.trace.tensors
+        if not isinstance(records, Alike) or not isinstance(tensors, Alike) or records.pattern is not tensors.pattern:
+            return None
+        pattern = records.pattern
+        if any(pattern.sites[place].stage == "weight" for place in records.others):
+            return None
+        rows: dict[int, int] = {}
+        for numbers, where in ((pattern.numbers, places), (pattern.traced_numbers, traced)):
+            for number, (kept_as, row) in zip(numbers, where):
+                if kept_as in ("sketch", "turned"):
+                    rows[row] = number
+        others = [*(places[k][1] for k in records.others), *(traced[k][1] for k in tensors.others)]
+        order = np.array([rows[row] for row in range(len(rows))], np.intp)
+        return cls(pattern, structure, order, others, len({name for name, _ in others}))
+
+    def renumbered(self, pattern: Pattern) -> _Last | None:
+        """The same, of a pattern in which samples have other numbers; `None` where that is not all."""
+        numbers = self.pattern.new_numbers(pattern)
+        if numbers is None:
+            return None
+        rows = np.array([numbers[row] for row in self.rows.tolist()], np.intp)
+        return replace(self, pattern=pattern, rows=rows)
+
+
+def all_of(array: Storable) -> np.ndarray:
+    """All elements of a tensor in memory."""
+    if isinstance(array, Unread):
+        return np.concatenate([piece.copy() for piece in array.pieces()]).reshape(array.shape)
+    return array
