@@ -38,7 +38,7 @@ class Observer(Protocol):
 
     def add_gradient(self, key: int, gradient: Any) -> None: ...
 
-    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None: ...
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None: ...
 
     def optimizer_stepped(self, optimizer: Any) -> None: ...
 
@@ -145,9 +145,9 @@ class Hooks:
         if self.observer is not None:
             self.observer.add_gradient(key, gradient)
 
-    def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def _consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         if self.observer is not None:
-            self.observer.consume(optimizer, pairs)
+            self.observer.consume(optimizer, parameters, gradients)
 
     def _clipping(self, norm: Any) -> None:
         if self.observer is not None and self.observer.losses is not None:

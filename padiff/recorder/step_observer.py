@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -374,14 +374,14 @@ class StepObserver:
         for slot, tensor in flatten(output, f"{name}()", self._is_tensor):
             self.activations.see(call, slot, tensor)
 
-    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         self.interrupts.raise_kept()
         self.functions.leave_loop()
         if self._wanted.consuming is not None:
             self._wanted.consuming(optimizer)
         if self.packing is not None:
             self.packing.consumed(optimizer)
-        self.parameters.consume(optimizer, pairs)
+        self.parameters.consume(optimizer, parameters, gradients)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         self.parameters.stepped(optimizer)

@@ -125,16 +125,15 @@ def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:
         length: of a sample.
         work: memory of the same shape and dtype to work in.
     """
-    count, width = samples.shape
-    out = np.zeros((count, len(FIGURES) + BUCKETS))
-    if not length or not count:
+    out = np.zeros((len(samples), len(FIGURES) + BUCKETS))
+    if not samples.size:
         return out
     values = samples[:, :length]
     with np.errstate(all="ignore"):
         least, most = values.min(axis=1), values.max(axis=1)
         largest = np.maximum(most, -least)
         # As a rule nothing more has to be looked at. What is not a number is neither more nor less than another.
-        if _TINY <= largest.min() and largest.max() <= _HUGE:
+        if largest.min() >= _TINY and largest.max() <= _HUGE:
             out[:, 0], out[:, 1] = least, most
             _add_up(samples, length, work, out)
         else:
