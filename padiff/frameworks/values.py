@@ -76,6 +76,9 @@ class Tensors(Protocol):
         For tensors that the framework itself has just written, or is about to read.
         """
 
+    def locator(self, forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
+        """What finds the `address` of each of as many tensors, in one go; `None` where one has none."""
+
     #: Whether there are views of tensors on another device, to be copied together.
     JOINS: bool
 

@@ -157,6 +157,14 @@ def address(tensor: Any, form: Form) -> int:
     return 0 if found is None or found.form is not form else found.address
 
 
+def locator(forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
+    def locate(tensors: Sequence[Any]) -> list[int] | None:
+        found = list(map(address, tensors, forms))
+        return None if 0 in found else found
+
+    return locate
+
+
 #: A slice of a tensor of paddle's may be a copy.
 JOINS = False
 

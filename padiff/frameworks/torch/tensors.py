@@ -14,6 +14,7 @@ from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
 from padiff.frameworks.torch.memory import address as address
 from padiff.frameworks.torch.memory import cut as cut
 from padiff.frameworks.torch.memory import form as form
+from padiff.frameworks.torch.memory import locator as locator
 from padiff.frameworks.torch.memory import memories as memories
 from padiff.frameworks.torch.memory import memory as memory
 from padiff.sketches import cuts
