@@ -101,6 +101,9 @@ class Tensors(Protocol):
     def same_values(self, tensor: Any, other: Any) -> bool:
         """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""
 
+    #: `version_of`, for those who ask in every call; raises an error where there is no such number.
+    WRITTEN: Callable[[Any], int]
+
     def version_of(self, tensor: Any) -> int:
         """A number that changes when the tensor is written in place; -1 where there is none."""
 

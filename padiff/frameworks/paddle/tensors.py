@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import ml_dtypes
@@ -192,6 +193,9 @@ def same_values(tensor: Any, other: Any) -> bool:
     if not all(t.is_dense() and not t.is_dist() and t.is_contiguous() for t in (tensor, other)):
         return False
     return bool(tensor.data_ptr() == other.data_ptr())
+
+
+WRITTEN: Callable[[Any], int] = attrgetter("inplace_version")
 
 
 def version_of(tensor: Any) -> int:

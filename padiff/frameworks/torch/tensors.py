@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,9 @@ def same_values(tensor: Any, other: Any) -> bool:
     if not plain or not tensor.numel() or tensor.data_ptr() != other.data_ptr() or not tensor.data_ptr():
         return False
     return bool(tensor.is_contiguous() and other.is_contiguous())
+
+
+WRITTEN: Callable[[Any], int] = attrgetter("_version")
 
 
 def version_of(tensor: Any) -> int:
