@@ -43,13 +43,16 @@ def test_each_number_is_that_of_its_tensor():
         np.testing.assert_array_equal(samples.table[number], row_of(tensor.numpy()))
 
 
-def test_differences_lie_in_other_pieces_than_what_they_are_of():
+@pytest.mark.parametrize("closed", [False, True])
+def test_differences_lie_in_other_pieces_than_what_they_are_of(closed):
     before, after = made(0), made(1)
     samples = Samples()
     first, second = added(samples, before), added(samples, after)
     # Not in the order in which they were copied: pieces are met in turn.
     order = np.random.default_rng(2).permutation(len(before)).tolist()
     number = samples.differences([second[k] for k in order], [first[k] for k in order])
+    if closed:
+        samples.close()
     for place, k in enumerate(order):
         expected = after[k].float().numpy() - before[k].float().numpy()
         np.testing.assert_array_equal(samples.table[number + place], row_of(expected))
