@@ -30,15 +30,15 @@ from recording import TorchTraining
 import padiff
 from padiff.dump.write import RunWriter
 from padiff.recorder.following import Following
+from padiff.recorder.hooks import Hooks
 from padiff.recorder.parameters import Parameters
 from padiff.recorder.session import Recorder
-from padiff.recorder.step_observer import StepObserver
 
 #: By part, what it is done in. The loop's thread goes through all but the last.
 PARTS: dict[str, tuple[type, str]] = {
-    "before": (StepObserver, "before_call"),
+    "before": (Hooks, "_before_call"),
     "weights": (Parameters, "snapshot"),
-    "outputs": (StepObserver, "after_call"),
+    "outputs": (Hooks, "_after_call"),
     "gradients": (Following, "gradient"),
     "consumed": (Parameters, "consume"),
     "updates": (Parameters, "stepped"),

@@ -228,7 +228,7 @@ class ModelFinder(ABC):
             if not self.gone:
                 self._on_top(optimizer)
 
-        self._tops[id(optimizer)] = framework.optimizers.hook(optimizer, lambda _: None, stepped)
+        self._tops[id(optimizer)] = framework.optimizers.hook(optimizer, lambda *_: None, stepped)
 
     def _off_top(self, optimizer: Any) -> bool:
         handles = self._tops.pop(id(optimizer), None)

@@ -144,7 +144,8 @@ def _layer_to_json(layer: Layer) -> dict[str, Any]:
         out["parameters"] = [
             {
                 "slot": p.slot,
-                "shape": list(p.shape),
+                # Not as a list, which the garbage collector would look at, and because of it at this, too.
+                "shape": p.shape,
                 "dtype": p.dtype,
                 "role": p.role,
                 "trainable": p.trainable,

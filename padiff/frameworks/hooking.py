@@ -142,6 +142,8 @@ class Hooking(Protocol):
 
     #: Whether what a hook raises in backward reaches whoever called backward as it is.
     RAISES_AS_IT_IS: bool
+    #: Whether a compiler reads what hooks do, and can't follow all of it.
+    READ: bool
 
     def on_calls(self, layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
 

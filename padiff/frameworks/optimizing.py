@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from padiff.frameworks.hooking import Handle
 from padiff.records.optimizer_state import OptimizerState
 
-#: ``consumed(pairs)``: called with ``(parameter, gradient)`` pairs as the optimizer consumes them.
-OnConsumed = Callable[[Iterable[tuple[Any, Any]]], None]
+#: ``consumed(parameters, gradients)``: called with both as the optimizer consumes them; `None` where there is no
+#: gradient. Not with pairs: those of many parameters would keep the garbage collector busy.
+OnConsumed = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,9 @@ class Tensors(Protocol):
         For tensors that the framework itself has just written, or is about to read.
         """
 
+    def locator(self, forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
+        """What finds the `address` of each of as many tensors, in one go; `None` where one has none."""
+
     #: Whether there are views of tensors on another device, to be copied together.
     JOINS: bool
 
@@ -97,6 +100,9 @@ class Tensors(Protocol):
 
     def same_values(self, tensor: Any, other: Any) -> bool:
         """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""
+
+    #: `version_of`, for those who ask in every call; raises an error where there is no such number.
+    WRITTEN: Callable[[Any], int]
 
     def version_of(self, tensor: Any) -> int:
         """A number that changes when the tensor is written in place; -1 where there is none."""

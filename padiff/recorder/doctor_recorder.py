@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,9 +215,9 @@ class StepLog:
             self._handles.pop().remove()
         self._file.close()
 
-    def _consumed(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def _consumed(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         began = time.perf_counter()
-        for parameter, gradient in pairs:
+        for parameter, gradient in zip(parameters, gradients):
             name = self._names.get(id(parameter))
             if name is not None and gradient is not None:
                 again = self._times[name]

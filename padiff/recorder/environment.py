@@ -45,13 +45,9 @@ def fingerprint(framework: Framework, nodes: Iterable[Node]) -> dict[str, Any]:
     Args:
         nodes: the model's layers; the devices that their tensors are on are those of the training.
     """
-    kinds = sorted(
-        {
-            framework.tensors.device(tensor).replace("cuda", "gpu")
-            for node in nodes
-            for _, tensor, _ in framework.layers.parameters(node.layer)
-        }
-    )
+    device, parameters = framework.tensors.device, framework.layers.parameters
+    devices = {device(tensor) for node in nodes for _, tensor, _ in parameters(node.layer)}
+    kinds = sorted({name.replace("cuda", "gpu") for name in devices})
     found = {
         **_machine(),
         "device.kind": ", ".join(kinds) or "none",

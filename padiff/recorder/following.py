@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from padiff.frameworks.base import Framework
@@ -47,8 +47,10 @@ class _Callback:
         self.place = place
 
     def __call__(self, gradient: Any) -> None:
-        if self.course is not None and self.course.following is not None:
-            self.course.following.gradient(self.place, gradient)
+        course = self.course
+        following = None if course is None else course.following
+        if following is not None:
+            following.gradient(self.place, gradient)
 
 
 class Following:
@@ -60,6 +62,7 @@ class Following:
 
     Attributes:
         left: whether something else has come.
+        running: the calls that are under way, the outermost first.
     """
 
     def __init__(
@@ -73,13 +76,15 @@ class Following:
     ) -> None:
         tensors = framework.tensors
         self._type, self._is_tensor = tensors.TYPE, tensors.is_tensor
-        self._version_of, self._address = tensors.version_of, tensors.address
+        self._version, self._address = tensors.WRITTEN, tensors.address
         self._hook = framework.hooks.gradient_hook
+        self._transforming, self._recomputing = framework.hooks.transforming, framework.hooks.recomputing
         self._plan, self._events = plan, plan.events
         self._hooks = plan.hooks
         self._records, self._tracer, self._calls, self._activations = records, tracer, calls, activations
-        self._running, self._copier = calls.running, records.copier
+        self.running, self._copier = calls.running, records.copier
         self._addresses = self._copier.samples.lay(plan.kinds, plan.others)
+        self._row = self._copier.samples.row
         #: How many events have come, and of how many all is written down.
         self._at = self._written = 0
         #: The tensors, as long as the training has them; how often they had been written; and by their identities,
@@ -121,19 +126,27 @@ class Following:
         self._at += 1
         return True
 
+    # What follows is done for each layer and each gradient, when what the training works with has driven all of this
+    # out of the processor's cache: so it is few functions, and long ones.
+
     def begins(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A layer is called inside of it. Whether that was expected."""
         event = self._events[self._at]
-        if event.key != key:
+        if event.key != key or not self.running or self._transforming() or self._recomputing():
             return False
         operands = event.operands
         if operands is not None:
-            if len(args) == 1 and not kwargs and len(operands) == 1 and isinstance(args[0], self._type):
-                if not self._met(operands[0], args[0]):
+            try:
+                if len(args) == 1 and not kwargs and len(operands) == 1 and isinstance(args[0], self._type):
+                    if not self._meets(operands[0], args[0]):
+                        return False
+                elif not self._all_met(event, list(flatten_inputs(layer.forward, args, kwargs, self._is_tensor))):
                     return False
-            elif not self._all_met(event, flatten_inputs, layer.forward, args, kwargs):
+            except MemoryError:
+                raise
+            except Exception:  # without a plan it is said what that means
                 return False
-        self._running.append(event.call)  # type: ignore[arg-type]
+        self.running.append(event.call)  # type: ignore[arg-type]
         self._at += 1
         return True
 
@@ -144,10 +157,15 @@ class Following:
             return False
         operands = event.operands
         if operands:
-            if len(operands) == 1 and isinstance(output, self._type):
-                if not self._met(operands[0], output):
+            try:
+                if len(operands) == 1 and isinstance(output, self._type):
+                    if not self._meets(operands[0], output):
+                        return False
+                elif not self._all_met(event, list(flatten(output, "output", self._is_tensor))):
                     return False
-            elif not self._all_met(event, flatten, output, "output"):
+            except MemoryError:
+                raise
+            except Exception:  # likewise
                 return False
         self._at += 1
         return True
@@ -155,68 +173,53 @@ class Following:
     def gradient(self, place: int, gradient: Any) -> None:
         """The gradient of a tensor has come."""
         try:
-            self._see_gradient(place, gradient)
+            if self._ended or gradient is None:
+                return
+            if not self.left:
+                event = self._events[self._at]
+                if event.place == place and event.copy is not None and self._copied(event.copy, gradient):
+                    self._at += 1
+                    return
+                self.leave()
+            if place in self._followed:
+                self._activations.see_gradient(self._seen[place][0], gradient)
         except KeyboardInterrupt:
             self._activations.interrupts.keep()
 
-    def _see_gradient(self, place: int, gradient: Any) -> None:
-        if self._ended or gradient is None:
-            return
-        if not self.left:
-            event = self._events[self._at]
-            if event.place == place and self._copied(event.copy, gradient):
-                self._at += 1
-                return
-            self.leave()
-        if place in self._followed:
-            self._activations.see_gradient(self._seen[place][0], gradient)
-
-    def _all_met(self, event: Event, flattened: Callable[..., Iterable[tuple[str, Any]]], *given: Any) -> bool:
-        try:
-            named = list(flattened(*given, self._is_tensor))
-        except Exception:  # without a plan it is said what that means
+    def _all_met(self, event: Event, named: Sequence[tuple[str, Any]]) -> bool:
+        """Look at tensors that go in or come out; whether they are those that were expected."""
+        operands = event.operands or ()
+        if tuple([slot for slot, _ in named]) != event.slots:
             return False
-        slots, operands = event.slots, event.operands or ()
-        if tuple([slot for slot, _ in named]) != slots:
-            return False
-        return all(self._met(operand, tensor) for operand, (_, tensor) in zip(operands, named))
+        return all(self._meets(operand, tensor) for operand, (_, tensor) in zip(operands, named))
 
-    def _met(self, operand: Operand | None, tensor: Any) -> bool:
+    def _meets(self, operand: Operand | None, tensor: Any) -> bool:
         """Look at a tensor that goes in or comes out; whether it is the one that was expected."""
         if operand is None:
             return True
-        try:
-            return self._meets(operand, tensor)
-        except MemoryError:
-            raise
-        except Exception:  # without a plan it is said what that means
-            return False
-
-    def _meets(self, operand: Operand, tensor: Any) -> bool:
         place, known = operand.place, self._places.get(id(tensor))
-        version = self._version_of(tensor)
-        if known is not None and (version != self._versions[known] or not self._is(known, tensor)):
-            known = None
-        # Of one without a version it can't be said whether it is what it was.
-        if known != (None if operand.fresh else place) or version < 0:
+        # Of one without a version, of which this is an error, it can't be said whether it is what it was.
+        version = self._version(tensor)
+        if known is not None:
+            alive = self._alive[known]
+            if version != self._versions[known] or alive is None or alive() is not tensor:
+                known = None
+        if known != (None if operand.fresh else place):
             return False
         if operand.copy is not None and not self._copied(operand.copy, tensor):
             return False
         if operand.follow:
-            self._follow(place, tensor)
+            hook = self._hooks[place]
+            # One that a graph has still may be called with gradients of an earlier step.
+            if hook is None or sys.getrefcount(hook) > _FREE or not hook.put(tensor):
+                self._follow(place, tensor)
         if operand.fresh:
             self._alive[place], self._places[id(tensor)] = weakref.ref(tensor), place
             self._versions[place] = version
         return True
 
-    def _is(self, place: int, tensor: Any) -> bool:
-        alive = self._alive[place]
-        return alive is not None and alive() is tensor
-
-    def _copied(self, copy: Copy | None, tensor: Any) -> bool:
+    def _copied(self, copy: Copy, tensor: Any) -> bool:
         """Copy the sample of a tensor; whether it has the dtype and the shape that were expected."""
-        if copy is None:
-            return False
         form = copy.form
         start = 0 if form is None else self._address(tensor, form)
         if form is None or not start:
@@ -224,17 +227,14 @@ class Following:
         if form.direct:
             move(self._addresses[copy.number], start, form.nbytes)
         else:
-            form.at(start).copy_to(self._copier.samples.row(copy.number))
+            form.copy(start, self._row(copy.number))
         return True
 
     def _follow(self, place: int, tensor: Any) -> None:
-        """Put a hook on the gradient of a tensor."""
+        """Put a new hook on the gradient of a tensor."""
         hooks = self._hooks
         before = hooks[place]
         if before is not None:
-            # One that a graph has still may be called with gradients of an earlier step.
-            if sys.getrefcount(before) <= _FREE and before.put(tensor):
-                return
             before.callback.course = None
         hook = hooks[place] = self._hook(_Callback(self._plan.course, place))
         if hook is None or not hook.put(tensor):
@@ -259,7 +259,8 @@ class Following:
     def show(self, tensor: Any, last: int = 0) -> None:
         """Have it known what is known of a tensor, and of so many of the last ones."""
         known = self._places.get(id(tensor))
-        if known is not None and self._is(known, tensor):
+        alive = None if known is None else self._alive[known]
+        if known is not None and alive is not None and alive() is tensor:
             self._bring(known)
         if last:
             for place in [place for place, alive in enumerate(self._alive) if alive is not None][-last:]:

@@ -63,18 +63,19 @@ class Here:
         self.lies, self.kinds = cuts, _kinds(cuts)
         self._tensors, self._transposed = tensors, transposed
         self._layout, self._addresses = Layout(cuts), [cut.address for cut in cuts]
-        self._forms = [cuts[k].form for k in self._layout.plain]
+        forms = [form for form in [cuts[k].form for k in self._layout.plain] if form is not None]
+        self._locate = tensors.locator(forms)
 
     def take(self, copier: Copier) -> list[int] | None:
         return copier.sample(self._layout, self.lies, self._addresses)
 
     def take_like(self, copier: Copier, tensors: Sequence[Any]) -> list[int] | None:
         layout, cuts = self._layout, self.lies
-        addresses, cuts, address = [0] * len(cuts), list(cuts), self._tensors.address
-        for k, form in zip(layout.plain, self._forms):
-            start = 0 if form is None else address(tensors[k], form)
-            if not start:
-                return None
+        found = self._locate([tensors[k] for k in layout.plain])
+        if found is None:
+            return None
+        addresses, cuts = [0] * len(cuts), list(cuts)
+        for k, start in zip(layout.plain, found):
             addresses[k] = start
         for k in layout.others:
             cut = self._tensors.cut(tensors[k], self._transposed[k])

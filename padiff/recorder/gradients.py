@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from padiff.frameworks.base import Framework
@@ -13,6 +14,7 @@ from padiff.recorder.gathered import Kinds
 from padiff.recorder.left_out import Left
 from padiff.recorder.owned import Owned
 from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.several import Several
 from padiff.recorder.taken import Sampled, Taken
 from padiff.records.parts import Part
 
@@ -53,20 +55,28 @@ class Copies:
             return self._take_part(given, part, level, transposed)
         if records.copier.resolved(parameter, level) != SKETCH:
             return records.copier.take(given, level)
-        if tensor is not None:
-            return records.copier.take(tensor, SKETCH, transposed)
-        gathered = owned.gathered([place])
-        numbers = None if gathered is None else gathered.take(records.copier)
-        if gathered is None or numbers is None:
-            return records.copier.take(parameter, SKETCH, transposed)
-        lies = gathered.lies[0]
-        return Sampled(lies.dtype, lies.shape, records.copier.samples, numbers[0], transposed)
+        return records.copier.take(given, SKETCH, transposed)
 
     def _take_part(self, tensor: Any, part: Part, level: str, transposed: bool) -> Taken | Left:
         """Copy what this process holds of a parameter, or of a tensor like it."""
         if self._spread.is_spread(tensor):
             return self._records.copier.take(tensor, level, transposed)  # a gradient may be spread in another way
         return self._records.copier.take_part(tensor, part, level, transposed)
+
+
+@dataclass(slots=True)
+class Together:
+    """Samples of gradients that lie as their parameters do, copied together.
+
+    Attributes:
+        several: the parameters.
+        numbers: the samples.
+        kinds: dtypes and shapes.
+    """
+
+    several: Several
+    numbers: list[int]
+    kinds: Kinds
 
 
 class Gradients:
@@ -76,84 +86,80 @@ class Gradients:
     Args:
         copies: how they are copied.
         levels: how much is kept of each.
+
+    Attributes:
+        together: all of them, where they were copied together; `None`: each has its own copy.
     """
 
-    def __init__(self, records: RecordBuffer, framework: Framework, copies: Copies, levels: LevelOf) -> None:
-        self._records, self._tensors, self._copies, self._levels = records, framework.tensors, copies, levels
-        #: A number is that of a sample of a gradient that has its parameter's dtype and shape, as the batch has them;
+    def __init__(self, records: RecordBuffer, copies: Copies, levels: LevelOf) -> None:
+        self._records, self._copies, self._levels = records, copies, levels
         #: `None`: nothing is kept of it.
-        self._taken: dict[int, Taken | Left | int | None] = {}
-        self._batch: Batch | None = None
+        self._taken: dict[int, Taken | Left | None] = {}
+        self.together: Together | None = None
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._taken)
+    def separated(self) -> list[int]:
+        """Of which parameters there are gradients; from now on each has a copy of its own."""
+        together, self.together = self.together, None
+        if together is not None:
+            samples, several = self._records.copier.samples, together.several
+            for key, number, dtype, shape, transposed in zip(
+                several.keys, together.numbers, *together.kinds, several.transposed
+            ):
+                self._taken[key] = Sampled(dtype, shape, samples, number, transposed)
+        return list(self._taken)
 
     def keep(self, keys: Collection[int]) -> None:
         """Forget those of other parameters."""
-        self._taken = {key: taken for key, taken in self._taken.items() if key in keys}
+        for key in self.separated():
+            if key not in keys:
+                del self._taken[key]
 
     def put(self, key: int, taken: Taken | Left | None) -> None:
         """Note what was copied of one already."""
         self._taken[key] = taken
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """Forget these."""
-        for key in keys:
-            del self._taken[key]
-
-    def pop(self, key: int, owned: Owned) -> Taken | Left | None:
+    def pop(self, key: int) -> Taken | Left | None:
         """What was copied of one; it is forgotten."""
-        taken = self._taken.pop(key)
-        if not isinstance(taken, int):
-            return taken
-        assert self._batch is not None
-        place = owned.index[key]
-        dtype, shape = self._batch.dtypes[place], self._batch.shapes[place]
-        return Sampled(dtype, shape, self._records.copier.samples, taken, owned.transposed[place])
+        return self._taken.pop(key)
 
-    def alike(self, keys: Iterable[int], batch: Batch) -> list[int] | None:
-        """The samples of these, if all have their parameters' dtypes and shapes, as the batch has them."""
-        if batch is not self._batch:
-            return None
-        taken = [self._taken[key] for key in keys]
-        numbers = [number for number in taken if isinstance(number, int)]
-        return numbers if len(numbers) == len(taken) else None
-
-    def consume(self, owned: Owned, pairs: Iterable[tuple[Any, Any]], batch: Batch | None) -> set[int]:
+    def consume(
+        self, owned: Owned, parameters: Sequence[Any], gradients: Sequence[Any], batch: Batch | None
+    ) -> set[int]:
         """Copy the gradients that an optimizer is about to step with.
 
         Args:
-            pairs: its parameters with their gradients.
+            parameters, gradients: its own; `None` where there is none.
             batch: samples of the parameters, where sketches are kept of all.
 
         Returns:
             The identities of parameters that are not known.
         """
-        if self._batch is not batch:
-            self._taken = {key: self.pop(key, owned) for key in list(self._taken)}
-            self._batch = batch
-        index = owned.index
-        given = [pair for pair in owned.apart(pairs) if pair[1] is not None]
-        keys = [parameter if isinstance(parameter, int) else id(parameter) for parameter, _ in given]
-        unknown = {*keys} - index.keys()
-        if unknown:
-            given = [pair for key, pair in zip(keys, given) if key in index]
-            keys = [key for key in keys if key in index]
-        gradients = [gradient for _, gradient in given]
-        numbers = self._sample(owned, tuple([index[key] for key in keys]), gradients) if batch is not None else None
-        if numbers is not None:
-            self._taken.update(zip(keys, numbers))
+        before = self.separated()
+        keys, gradients = owned.apart(parameters, gradients)
+        several = owned.several(keys)
+        unknown: set[int] = set()
+        if several is None:
+            unknown = {*keys} - owned.index.keys()
+            there = [key not in unknown for key in keys]
+            keys, gradients = list(compress(keys, there)), list(compress(gradients, there))
+            several = owned.several(keys)
+        if several is not None and batch is not None:
+            self.together = self._sample(several, gradients, batch)
+        if self.together is not None:
+            if before:
+                self.separated()
             return unknown
         for key, gradient in zip(keys, gradients):
             level = SKETCH if batch is not None else self._levels[owned.owners[key].node.path, "grad"]
             self._taken[key] = self._copies.take(owned, key, level, gradient) if level != NOTHING else None
         return unknown
 
-    def _sample(self, owned: Owned, places: tuple[int, ...], gradients: Sequence[Any]) -> list[int] | None:
-        """Samples of gradients that lie as the parameters at these places do; `None` where one lies otherwise."""
-        batch, gathered = self._batch, owned.gathered_before(places)
-        if batch is None or gathered is None:
+    def _sample(self, several: Several, gradients: Sequence[Any], batch: Batch) -> Together | None:
+        """Samples of gradients that lie as their parameters do; `None` where one lies otherwise."""
+        kinds, gathered = batch.kinds_at(several.places), several.gathered_before()
+        if gathered is None or gathered.kinds != kinds:
+            gathered = several.gathered()
+        if gathered is None or gathered.kinds != kinds:
             return None
-        if gathered.kinds != batch.kinds_at(places):
-            return None
-        return gathered.take_like(self._records.copier, gradients)
+        numbers = gathered.take_like(self._records.copier, gradients)
+        return None if numbers is None else Together(several, numbers, kinds)

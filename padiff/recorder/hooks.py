@@ -13,6 +13,7 @@ from padiff.frameworks.losses import ClipCall, LossCall, LossObserver
 from padiff.model.selection import Node
 from padiff.recorder.losses import Losses
 from padiff.recorder.nesting import within_reach
+from padiff.recorder.planning import Planning
 from padiff.system.switches import Switches
 
 
@@ -21,7 +22,12 @@ class Observer(Protocol):
 
     Attributes:
         losses: what hears of loss functions; `None` where nothing does.
+        planning: a step that follows a plan hears of calls first, and of those as expected alone.
+        autocast_open: whether it is not known yet which autocast the model runs in: until it is, calls are looked at.
     """
+
+    planning: Planning
+    autocast_open: bool
 
     @property
     def losses(self) -> Losses | None: ...
@@ -38,7 +44,7 @@ class Observer(Protocol):
 
     def add_gradient(self, key: int, gradient: Any) -> None: ...
 
-    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None: ...
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None: ...
 
     def optimizer_stepped(self, optimizer: Any) -> None: ...
 
@@ -130,12 +136,22 @@ class Hooks:
     # -- what the hooks call -------------------------------------------------------------------------------
 
     def _before_call(self, key: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.observer is not None:
-            self.observer.before_call(key, layer, args, kwargs)
+        observer = self.observer
+        if observer is None:
+            return
+        following = observer.planning.following
+        if following is None or observer.autocast_open or not following.begins(key, layer, args, kwargs):
+            observer.before_call(key, layer, args, kwargs)
 
     def _after_call(self, key: int, layer: Any, output: Any, failed: bool) -> None:
-        if self.observer is not None:
-            self.observer.after_call(key, output, failed)
+        observer = self.observer
+        if observer is None:
+            return
+        following = observer.planning.following
+        if following is None or failed or len(following.running) < 2 or not following.ends(key, output):
+            observer.after_call(key, output, failed)
+        else:
+            following.running.pop()
 
     def _after_function(self, name: str, output: Any) -> None:
         if self.observer is not None:
@@ -145,9 +161,9 @@ class Hooks:
         if self.observer is not None:
             self.observer.add_gradient(key, gradient)
 
-    def _consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def _consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         if self.observer is not None:
-            self.observer.consume(optimizer, pairs)
+            self.observer.consume(optimizer, parameters, gradients)
 
     def _clipping(self, norm: Any) -> None:
         if self.observer is not None and self.observer.losses is not None:

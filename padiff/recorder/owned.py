@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import compress
+from typing import Any
 
 from padiff.frameworks.base import Framework
 from padiff.frameworks.spreading import Held
 from padiff.model.selection import Node
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import SKETCH
-from padiff.recorder.gathered import Gathered, Lies, Pieces, gathered_of
-from padiff.recorder.known import Known
 from padiff.recorder.left_out import Left
-from padiff.records.alike import Site
-from padiff.records.parts import Part
+from padiff.recorder.several import Owner, Several
 
-#: What a record of something owned is: the stage, its place, the dtype, the shape and the number of the call.
-About = tuple[str, int, str, tuple[int, ...], int]
-
-#: Bytes of an element from which on updates are kept in the dtype of the parameter.
-WIDE = 4
-# Lists of sites that are kept in mind.
-_MOST = 64
-# Tensors that are asked at a time: so many answers that the garbage collector is not called because of them.
-_AT_ONCE = 100
-
-
-class Owner(NamedTuple):
-    """A parameter or buffer, and the first layer that reaches it.
-
-    Attributes:
-        tensor: of one that is spread over processes, what this one holds, as a plain tensor.
-        part: which part of the whole that is; `None`: all of it.
-        held: how it is spread; `None`: it is not.
-    """
-
-    node: Node
-    slot: str
-    tensor: Any
-    role: str
-    part: Part | None = None
-    held: Held | None = None
+# Orders of tensors that are kept in mind.
+_MOST = 16
 
 
 class Owned:
@@ -96,13 +69,9 @@ class Owned:
         self.index = {key: place for place, key in enumerate(self.owners)}
         self.transposed = [layers.layout(owner.node.layer, owner.slot) == "in_out" for owner in self.owners.values()]
         self.parts = [owner.part for owner in self.owners.values()]
-        self._memories: list[Any] = [None] * len(self.tensors)
-        self._lies: list[Lies | None] = [None] * len(self.tensors)
-        #: As long as dtypes and shapes are what they were.
-        self._of_weights: list[Site] | None = None
-        self._of_steps: dict[Any, list[Site]] = {}
-        self._gathered: dict[tuple[int, ...], Gathered | None] = {}
-        self._all = tuple(range(len(self.tensors)))
+        #: By the keys, in their order.
+        self._several: dict[tuple[int, ...], Several] = {}
+        self.all = self._some(tuple(self.owners))
         self._levels: tuple[Any, bool] | None = None
 
     def training(self) -> list[bool]:
@@ -122,26 +91,45 @@ class Owned:
 
     def keys_of(self, parameters: Iterable[Any]) -> set[int]:
         """The keys of what tensors that an optimizer steps are, or hold."""
+        return {*self.apart(list(parameters))[0]}
+
+    def apart(self, parameters: Sequence[Any], gradients: Sequence[Any] = ()) -> tuple[list[int], Sequence[Any]]:
+        """The keys of parameters that an optimizer steps, and their gradients where there are any; of one that holds
+        several parameters, those of these.
+        """
         pieces = self.pieces
-        found: set[int] = set()
-        for parameter in parameters:
-            found.update([key for key, _, _ in pieces[id(parameter)]] if id(parameter) in pieces else [id(parameter)])
+        if gradients:
+            there = [gradient is not None for gradient in gradients]
+            if not all(there):
+                parameters, gradients = list(compress(parameters, there)), list(compress(gradients, there))
+        keys = list(map(id, parameters))
+        if not pieces or pieces.keys().isdisjoint(keys):
+            return keys, gradients
+        inside = [pieces.get(key, [(key, 0, 0)]) for key in keys]
+        if gradients:
+            gradients = [
+                gradient[start : start + count] if key in pieces else gradient
+                for key, gradient, some in zip(keys, gradients, inside)
+                for _, start, count in some
+            ]
+        return [one for some in inside for one, _, _ in some], gradients
+
+    def several(self, keys: Sequence[int]) -> Several | None:
+        """Those with these keys, in this order; `None` where one of them is not known, or is there twice."""
+        keys = tuple(keys)
+        found = self._several.get(keys)
+        if found is None:
+            distinct = {*keys}
+            if len(distinct) < len(keys) or not self.owners.keys() >= distinct:
+                return None
+            if len(self._several) >= _MOST:  # ever other parameters take part
+                self._several.clear()
+            found = self._several[keys] = self._some(keys)
         return found
 
-    def apart(self, pairs: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-        """Parameters that an optimizer steps, with their gradients; one that holds several, as keys of these."""
-        pieces = self.pieces
-        if not pieces:
-            return pairs
-        return (
-            one
-            for parameter, gradient in pairs
-            for one in (
-                [(key, gradient[start : start + count]) for key, start, count in pieces[id(parameter)]]
-                if gradient is not None and id(parameter) in pieces
-                else [(parameter, gradient)]
-            )
-        )
+    def _some(self, keys: tuple[int, ...]) -> Several:
+        places, owners = [self.index[key] for key in keys], [self.owners[key] for key in keys]
+        return Several(keys, places, owners, [self.transposed[place] for place in places], self._framework)
 
     def _own_part(self, node: Node, held: Held) -> None:
         """Take what this process holds of a parameter among the owners; nothing of one that it holds nothing of."""
@@ -168,95 +156,6 @@ class Owned:
             stages = "weight", "grad", "update"
             self._levels = levels, all(levels[path, stage] == SKETCH for path in paths for stage in stages)
         return self._levels[1]
-
-    def gathered(self, places: Sequence[int] | None = None) -> Gathered | None:
-        """Where the samples of these are now; of all by default. `None` where that can't be said."""
-        places = self._all if places is None else tuple(places)
-        for start in range(0, len(places), _AT_ONCE):
-            self._look(places[start : start + _AT_ONCE])
-        return self.gathered_before(places)
-
-    def gathered_before(self, places: tuple[int, ...]) -> Gathered | None:
-        """Where they were when they were last looked for."""
-        if places not in self._gathered:
-            if len(self._gathered) >= _MOST:  # ever other parameters take part
-                self._gathered.clear()
-            transposed, tensors = [self.transposed[k] for k in places], [self.tensors[k] for k in places]
-            lies = [self._lies[k] for k in places]
-            self._gathered[places] = gathered_of(lies, self._framework.tensors, transposed, tensors)
-        return self._gathered[places]
-
-    def _look(self, places: Sequence[int]) -> None:
-        """See where the memory of these is now."""
-        known, tensors = self._memories, [self.tensors[k] for k in places]
-        try:
-            now = self._framework.tensors.memories(tensors)
-        except Exception:  # of a kind that has no memory, or no shape
-            now = [self._memory(tensor) for tensor in tensors]
-        if now == [known[k] for k in places] and None not in now:
-            return
-        for place, memory in zip(places, now):
-            if known[place] != memory or memory is None:
-                known[place], self._lies[place] = memory, self._where(place)
-                self._of_weights = None
-                self._of_steps.clear()
-                self._gathered.clear()
-
-    def weight_sites(self, known: Known) -> list[Site]:
-        """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
-        if self._of_weights is None:
-            about = [("weight", k, lies.dtype, lies.shape, 0) for k, lies in enumerate(self._lies) if lies is not None]
-            self._of_weights = self._made(about, known)
-        return self._of_weights
-
-    def stepped_sites(self, places: Sequence[int], calls: Sequence[int], known: Known) -> list[Site]:
-        """The sites of gradients that are as their parameters, and of updates, in turn.
-
-        Args:
-            places, calls: whose, and which of its steps within the step.
-        """
-        key = tuple(places), tuple(calls)
-        kept = self._of_steps.get(key)
-        if kept is None:
-            about: list[About] = []
-            for place, call in zip(places, calls):
-                lies = self._lies[place]
-                assert lies is not None
-                about.append(("grad", place, lies.dtype, lies.shape, call))
-                # The difference of two neighbours in 16 bits is kept in more.
-                dtype = "float32" if lies.itemsize < WIDE else lies.dtype
-                about.append(("update", place, dtype, lies.shape, call))
-            kept = self._made(about, known)
-            if len(self._of_steps) >= _MOST:  # ever other parameters take part
-                self._of_steps.clear()
-            self._of_steps[key] = kept
-        return kept
-
-    def _made(self, about: Sequence[About], known: Known) -> list[Site]:
-        owners, sites = list(self.owners.values()), []
-        for stage, place, dtype, shape, call in about:
-            node, slot = owners[place][:2]
-            kind = type(node.layer).__name__
-            transposed = self.transposed[place]
-            sites.append(known.site(Site(node.path, kind, stage, slot, dtype, shape, call, True, transposed)))
-        return sites
-
-    def _memory(self, tensor: Any) -> Any:
-        with suppress(Exception):
-            return self._framework.tensors.memory(tensor)
-        return None
-
-    def _where(self, place: int) -> Lies | None:
-        if self.parts[place] is not None:
-            return None  # where the whole's sample lies in a part, its shape does not tell
-        tensors, tensor, transposed = self._framework.tensors, self.tensors[place], self.transposed[place]
-        with suppress(Exception):
-            cut = tensors.cut(tensor, transposed)
-            if cut is not None or not tensors.JOINS or tensors.device(tensor) == "cpu":
-                return cut
-            itemsize = int(tensor.element_size())
-            return Pieces(tensors.dtype(tensor), tensors.shape(tensor), itemsize, tensors.pieces(tensor, transposed))
-        return None
 
 
 def _itself(slot: str, tensor: Any, framework: Framework) -> Held:

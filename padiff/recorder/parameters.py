@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
 from padiff.recorder.copying import LevelOf
 from padiff.recorder.detail import NOTHING
-from padiff.recorder.gradients import Batch, Copies, Gradients
+from padiff.recorder.gradients import Batch, Copies, Gradients, Together
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
-from padiff.recorder.owned import WIDE, LastOwned, Owned, Owner
+from padiff.recorder.owned import LastOwned, Owned
 from padiff.recorder.record_buffer import RecordBuffer
+from padiff.recorder.several import WIDE, Owner
 from padiff.recorder.taken import Sampled, Taken, Whole
 
 # How many parameters are looked at to see whether something stepped, or holds gradients.
@@ -61,7 +62,7 @@ class Parameters:
         self._before: dict[int, Taken] = {}
         self._batch: Batch | None = None
         self._copies = Copies(records, self._framework)
-        self._consumed = Gradients(records, self._framework, self._copies, levels)
+        self._consumed = Gradients(records, self._copies, levels)
         self._sums: dict[int, Taken | Left] = {}
         #: Which had gradients of which nothing is kept.
         self._unseen: set[int] = set()
@@ -157,11 +158,11 @@ class Parameters:
     def _snapshot_together(self) -> bool:
         """Record a sample of each at once. Whether that could be done."""
         owned, records = self._owned, self._records
-        gathered = owned.gathered()
+        gathered = owned.all.gathered()
         numbers = None if gathered is None else gathered.take(records.copier)
         if gathered is None or numbers is None:
             return False
-        records.write_all(owned.weight_sites(records.known), numbers)
+        records.write_all(owned.all.weight_sites(records.known), numbers)
         self._batch = Batch(numbers, *gathered.kinds, owned.training())
         return True
 
@@ -195,7 +196,7 @@ class Parameters:
             self._before.clear()
         if self._optimizers and not self._stepped:
             self.moved_unseen = self._moved()
-        self._record(self._consumed)
+        self._record()
         self._before.clear()
         self._batch = None
         self._closed = True
@@ -216,11 +217,11 @@ class Parameters:
             elif not isinstance(known, Left):
                 known.add(taken)
 
-    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         self._stepped = True
         if self._late:
             self.snapshot()
-        unknown = self._consumed.consume(self._owned, pairs, self._batch)
+        unknown = self._consumed.consume(self._owned, parameters, gradients, self._batch)
         if unknown:
             self._note_exchanged(unknown)
         if id(optimizer) not in self._rates_seen:
@@ -232,8 +233,7 @@ class Parameters:
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
         self._taken[id(optimizer)] += 1
-        its = self._owned.keys_of(self._framework.optimizers.optimized(optimizer))
-        self._record([key for key in self._consumed if key in its])
+        self._record(self._owned.keys_of(self._framework.optimizers.optimized(optimizer)))
 
     def _note_exchanged(self, keys: Collection[int]) -> None:
         """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
@@ -262,14 +262,17 @@ class Parameters:
     def _take(self, key: int, level: str, tensor: Any = None) -> Taken | Left:
         return self._copies.take(self._owned, key, level, tensor)
 
-    def _record(self, keys: Iterable[int]) -> None:
-        """Turn consumed gradients, and what the step then did to the parameters, into records."""
-        keys = list(keys)
-        if not keys or self._record_together(keys):
+    def _record(self, its: set[int] | None = None) -> None:
+        """Turn consumed gradients, and what the step then did to the parameters, into records; ``its``: of these."""
+        together = self._consumed.together
+        whole = together is not None and (its is None or its.issuperset(together.several.keys))
+        if together is not None and whole and self._record_together(together):
             return
-        self._leave_batch()
+        keys = [key for key in self._consumed.separated() if its is None or key in its]
+        if keys:
+            self._leave_batch()
         for key in keys:
-            taken = self._consumed.pop(key, self._owned)
+            taken = self._consumed.pop(key)
             node, slot, tensor = self._owners[key][:3]
             call = self._steps[key]
             self._steps[key] += 1
@@ -287,34 +290,26 @@ class Parameters:
                 source = self._records.copier.less(after, before)
                 self._records.put(node, "update", slot, source, dtype, after.shape, call, part=after.part)
 
-    def _record_together(self, keys: Sequence[int]) -> bool:
+    def _record_together(self, gradients: Together) -> bool:
         """`_record`, of samples, at once. Whether that could be done."""
-        owned, records, batch = self._owned, self._records, self._batch
+        records, batch, several = self._records, self._batch, gradients.several
         if batch is None:
             return False
-        gradients = self._consumed.alike(keys, batch)
-        if gradients is None:
-            return False
-        places = [owned.index[key] for key in keys]
-        gathered = owned.gathered(places)
-        if gathered is None:
-            return False
-        if gathered.kinds != batch.kinds_at(places) or False in [batch.trains[k] for k in places]:
+        places, gathered = several.places, several.gathered()
+        if gathered is None or gathered.kinds != gradients.kinds or False in [batch.trains[k] for k in places]:
             return False
         after = gathered.take(records.copier)
         if after is None:
             return False
-        before = [batch.numbers[place] for place in places]
-        difference = records.copier.samples.differences(after, before)
-        calls = [self._steps.get(key, 0) for key in keys]
-        sites = owned.stepped_sites(places, calls, records.known)
+        difference = records.copier.samples.differences(after, [batch.numbers[place] for place in places])
+        calls = tuple([self._steps.get(key, 0) for key in several.keys])
         numbers = [0] * (2 * len(places))
-        numbers[::2], numbers[1::2] = gradients, range(difference, difference + len(places))
+        numbers[::2], numbers[1::2] = gradients.numbers, range(difference, difference + len(places))
         for place, number in zip(places, after):
             batch.numbers[place] = number
-        dict.update(self._steps, zip(keys, [call + 1 for call in calls]))
-        self._consumed.forget(keys)
-        records.write_all(sites, numbers)
+        dict.update(self._steps, zip(several.keys, [call + 1 for call in calls]))
+        self._consumed.together = None
+        records.write_all(several.stepped_sites(calls, records.known), numbers)
         return True
 
     def _leave_batch(self) -> None:

@@ -211,7 +211,8 @@ class Recorder(UnderWay):
         if self._capture is None:
             whole = self._packed or self._replays
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
-            levels.fill(self._layers.nodes)
+            if self._framework.hooks.READ:
+                levels.fill(self._layers.nodes)
             records.copier.within = self._levels.room
             self._capture = Capture(
                 self.step,

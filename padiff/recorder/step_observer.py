@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -57,6 +57,7 @@ class StepObserver:
         settings: what the step showed of how the training is set (`padiff.records.settings`).
         stacks: Python stack of each layer's call, outermost frame first, by path and number of the call; a
             functional call's by ``path/name()``.
+        autocast_open: whether that is still to be seen (`padiff.recorder.hooks.Observer`).
         autocast: the autocast that the model was called in (`padiff.frameworks.base.Environment.autocast`); empty
             before.
     """
@@ -95,7 +96,7 @@ class StepObserver:
             heard = None if self.packing is None else self.packing.loss
             nodes, chosen = self.watched.nodes, self.watched.chosen
             self.losses = Losses(records, framework, levels, nodes, chosen, self.tensors, self._running, heard)
-        self._begun = self._backward = self._autocast_open = False
+        self._begun = self._backward = self.autocast_open = False
         #: Whether of a layer's call more is looked at than its tensors.
         self._closely = True
         self._about = levels, wanted.loss_logged, self._switches.skip_wrappers
@@ -180,9 +181,8 @@ class StepObserver:
             return
         # What nearly all calls are: of a layer inside of the model, of which nothing but its tensors is looked at.
         following = self.planning.following
-        if following is not None and following.begins(key, layer, args, kwargs):
-            if self._autocast_open:
-                self._look_at_autocast(running[-1].node)
+        if following is not None and self.autocast_open and following.begins(key, layer, args, kwargs):
+            self._look_at_autocast(running[-1].node)
             return
         node = self.watched.known.get(key)
         if node is None:  # a layer that the model had before
@@ -190,7 +190,7 @@ class StepObserver:
         if following is not None:
             following.leave()
         call = self.calls.begin(node, running[0].training, False)
-        if self._autocast_open:
+        if self.autocast_open:
             self._look_at_autocast(node)
         if node.path in self.watched.traced:
             call.inputs = self.tracer.inputs(node, args, kwargs)
@@ -228,8 +228,8 @@ class StepObserver:
             if self._switches.path_log:
                 print(f"[padiff] {node.path} ({type(layer).__name__}), call {call.number}")
             if outermost and (training or not self.autocast):
-                self._autocast_open = True
-            if self._autocast_open:
+                self.autocast_open = True
+            if self.autocast_open:
                 self._look_at_autocast(node)
             if recomputed:
                 return
@@ -255,22 +255,18 @@ class StepObserver:
     def _look_at_autocast(self, node: Node) -> None:
         """Trainers enter it within the model's forward: what the first layer that computes is called in counts."""
         self.autocast = self._framework.environment.autocast()
-        self._autocast_open = node.path not in self._layers.computing
+        self.autocast_open = node.path not in self._layers.computing
 
     def after_call(self, key: int, output: Any, failed: bool) -> None:
         running = self._running
         if failed or self._closely or len(running) < 2:
             self._after_any_call(key, output, failed)
             return
-        following = self.planning.following
-        if following is not None and following.ends(key, output):
-            running.pop()
-            return
         node = self.watched.known.get(key)
         if node is None:
             return
-        if following is not None:
-            following.leave()
+        if self.planning.following is not None:
+            self.planning.following.leave()
         call = self.calls.end(node)
         if call is None or call.transformed:
             self.planning.leave()
@@ -374,14 +370,14 @@ class StepObserver:
         for slot, tensor in flatten(output, f"{name}()", self._is_tensor):
             self.activations.see(call, slot, tensor)
 
-    def consume(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         self.interrupts.raise_kept()
         self.functions.leave_loop()
         if self._wanted.consuming is not None:
             self._wanted.consuming(optimizer)
         if self.packing is not None:
             self.packing.consumed(optimizer)
-        self.parameters.consume(optimizer, pairs)
+        self.parameters.consume(optimizer, parameters, gradients)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         self.parameters.stepped(optimizer)

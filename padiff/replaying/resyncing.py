@@ -140,7 +140,7 @@ class _Experiments:
             self._recorder.open()
             for one in self._optimizers:
                 for stepper in api.steppers(one):
-                    handles += api.hook(stepper, lambda _: self._stepping(), lambda: None)
+                    handles += api.hook(stepper, lambda *_: self._stepping(), lambda: None)
             nothing = self._experiment(())
             # All but the weights, which go their own way after an equal start.
             everything = self._experiment([thing for thing in THINGS if thing != "weights"], begins=True)

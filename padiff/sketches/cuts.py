@@ -99,6 +99,13 @@ class Form(NamedTuple):
         """The cut of a tensor whose memory begins at an address."""
         return _new_cut((self.kind, self.dtype, self.shape, self, address, None, None))
 
+    def copy(self, address: int, row: np.ndarray) -> None:
+        """Copy the sample of such a tensor into a row."""
+        if self.chosen is None or self.stored != row.dtype:
+            self.at(address).copy_to(row)
+        else:
+            self.view(address).take(self.chosen, 0, row, "clip")
+
     def view(self, address: int) -> np.ndarray:
         """The memory of such a tensor, as it is looked at; not to be kept."""
         return np.ndarray(self.looked_at, self.stored, self.buffer.from_address(address + self.first))

@@ -205,8 +205,12 @@ class Rows:
 
     # -- when the training has gone on -----------------------------------------------------------------------
 
-    def subtract(self, first: int, after: Sequence[int], before: Sequence[int]) -> None:
-        """Give samples that have numbers, from the first on, the differences of others, which lie in rows."""
+    def subtract(self, first: int, after: Sequence[int], before: Sequence[int], instead: bool = False) -> None:
+        """Give samples that have numbers, from the first on, the differences of others, which lie in rows.
+
+        Args:
+            instead: in the place of those that are subtracted from, which are no samples any more.
+        """
         pieces, rows = _indices(self._piece_of), _indices(self._row_of)
         one, other = _indices(after), _indices(before)
         many = len(self.pieces)
@@ -214,15 +218,20 @@ class Rows:
         for pair in np.unique(pairs):
             chosen = np.flatnonzero(pairs == pair)
             its, others = self.pieces[pair // many], self.pieces[pair % many]
-            minuends = _at(its.matrix, rows[one[chosen]])
-            subtrahends = _at(others.matrix, rows[other[chosen]])
+            minuends, subtrahends = _span(rows[one[chosen]]), others.matrix[_span(rows[other[chosen]])]
+            if instead:
+                its.matrix[minuends] -= subtrahends
+                continue
             done = 0
             for piece, row, count in self.spans(its.kind, len(chosen)):
                 part = slice(done, done + count)
-                np.subtract(minuends[part], subtrahends[part], out=piece.matrix[row : row + count])
+                np.subtract(its.matrix[minuends][part], subtrahends[part], out=piece.matrix[row : row + count])
                 for k, number in enumerate((first + chosen[part]).tolist()):
                     self._piece_of[number], self._row_of[number] = piece.number, row + k
                 done += count
+        for number, place in enumerate(after, first) if instead else ():
+            self._piece_of[number], self._row_of[number] = self._piece_of[place], self._row_of[place]
+            self._piece_of[place] = _NOWHERE
 
     def table(self) -> np.ndarray:
         """The sketches as they are stored: a row for each number."""
@@ -248,9 +257,8 @@ def _indices(numbers: Sequence[int]) -> np.ndarray:
     return np.fromiter(numbers, np.intp, len(numbers))
 
 
-def _at(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a matrix; not copied where they follow each other."""
+def _span(rows: np.ndarray) -> slice | np.ndarray:
+    """Rows as what takes them out of a matrix: without a copy where they follow each other."""
     first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
-        return matrix[first : last + 1]
-    return np.asarray(matrix[rows])
+    together = last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all())
+    return slice(first, last + 1) if together else rows

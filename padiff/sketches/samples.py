@@ -156,6 +156,9 @@ class Samples:
         """Make the sketches, if they are not made, and let the samples go."""
         if self._closed:
             return
+        if self._table is None:
+            # Nobody looks any more at what the optimizer made of parameters, but at what it changed.
+            self._settle(instead=True)
         self.table  # noqa: B018
         self._closed = True
         self._counts.clear()
@@ -165,8 +168,8 @@ class Samples:
         if self._done is not None:
             self._done(pieces)
 
-    def _settle(self) -> None:
-        """Have every sample in its row."""
+    def _settle(self, instead: bool = False) -> None:
+        """Have every sample in its row; ``instead``: differences in the place of what others are subtracted from."""
         if self._elsewhere:
             if self._fetched is None:
                 self.fetch()
@@ -181,11 +184,12 @@ class Samples:
             self._elsewhere.clear()
             self._fetched = None
         with np.errstate(all="ignore"):  # of infinities
-            for first, after, before in self._differences:
-                self._rows.subtract(first, after, before)
+            # The last ones first: what one is subtracted from may be what the next one subtracts.
+            for first, after, before in reversed(self._differences) if instead else self._differences:
+                self._rows.subtract(first, after, before, instead)
                 for k, number in enumerate(after) if self._own else ():
                     if number in self._own:
-                        self._own[first + k] = self._own[number]
+                        self._own[first + k] = self._own.pop(number) if instead else self._own[number]
         self._differences.clear()
 
 

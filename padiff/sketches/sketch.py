@@ -125,53 +125,69 @@ def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:
         length: of a sample.
         work: memory of the same shape and dtype to work in.
     """
-    count, width = samples.shape
-    out = np.zeros((count, len(FIGURES) + BUCKETS))
-    if not length or not count:
+    out = np.zeros((len(samples), len(FIGURES) + BUCKETS))
+    if not samples.size:
         return out
-    values, dtype = samples[:, :length], samples.dtype
+    values = samples[:, :length]
     with np.errstate(all="ignore"):
         least, most = values.min(axis=1), values.max(axis=1)
-        largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
-        if not np.isfinite(largest).all():
-            finite = np.isfinite(values)
-            out[:, 6] = (~finite).sum(axis=1) / length
-            none = ~finite.any(axis=1)
-            least = np.where(none, 0, np.where(finite, values, np.inf).min(axis=1))
-            most = np.where(none, 0, np.where(finite, values, -np.inf).max(axis=1))
-            samples = samples.copy()
-            values = samples[:, :length]
-            values[~finite] = 0
-            largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
-        out[:, 0], out[:, 1] = least, most
-        # By a power of two, which rounds nothing, so that no square leaves the range of float32.
-        scale = np.ones((count, 1))
-        odd = (largest > 0) & ((largest < _TINY) | (largest > _HUGE))
-        if odd.any():
-            most_bits = 126 if dtype == np.float32 else 1000  # the scale is a normal number itself
-            scale[odd, 0] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd])), -most_bits, most_bits)
-            samples = samples * scale.astype(dtype)
-        out[:, 2] = _columns(samples).sum(axis=1)
-        out[:, 3] = _columns(np.abs(samples, out=work)).sum(axis=1)
-        out[:, 4] = np.matmul(samples[:, None, :], samples[:, :, None])[:, 0, 0]
-        out[:, 5] = length - _nonzero(samples, work)
-        out[:, 2:6] /= length
-        out[:, 5] -= out[:, 6]
-        np.multiply(samples, _padded_signs(width), out=work)
-        out[:, len(FIGURES) :] = _columns(work)
-        if odd.any():
-            out[:, 2:4] /= scale
-            out[:, 4:5] /= scale**2
-            out[:, len(FIGURES) :] /= scale
+        largest = np.maximum(most, -least)
+        # As a rule nothing more has to be looked at. What is not a number is neither more nor less than another.
+        if largest.min() >= _TINY and largest.max() <= _HUGE:
+            out[:, 0], out[:, 1] = least, most
+            _add_up(samples, length, work, out)
+        else:
+            _add_up_odd(samples, length, work, out)
     return out
+
+
+def _add_up(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
+    """The moments and the projections of samples whose squares are in the range of their dtype."""
+    out[:, 2] = _columns(samples).sum(axis=1)
+    out[:, 3] = _columns(np.abs(samples, out=work)).sum(axis=1)
+    out[:, 4] = np.matmul(samples[:, None, :], samples[:, :, None])[:, 0, 0]
+    out[:, 5] = length - _nonzero(samples, work)
+    out[:, 2:6] /= length
+    np.multiply(samples, _padded_signs(samples.shape[1]), out=work)
+    out[:, len(FIGURES) :] = _columns(work)
+
+
+def _add_up_odd(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
+    """Everything that is kept of samples of which some are zeros, very small or large, or not finite."""
+    values, dtype = samples[:, :length], samples.dtype
+    finite = np.isfinite(values)
+    if not finite.all():
+        out[:, 6] = (~finite).sum(axis=1) / length
+        none = ~finite.any(axis=1)
+        least = np.where(none, 0, np.where(finite, values, np.inf).min(axis=1))
+        most = np.where(none, 0, np.where(finite, values, -np.inf).max(axis=1))
+        samples = samples.copy()
+        samples[:, :length][~finite] = 0
+    else:
+        least, most = values.min(axis=1), values.max(axis=1)
+    out[:, 0], out[:, 1] = least, most
+    largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
+    # By a power of two, which rounds nothing, so that no square leaves the range of float32.
+    scale = np.ones((len(samples), 1))
+    odd = (largest > 0) & ((largest < _TINY) | (largest > _HUGE))
+    if odd.any():
+        most_bits = 126 if dtype == np.float32 else 1000  # the scale is a normal number itself
+        scale[odd, 0] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd])), -most_bits, most_bits)
+        samples = samples * scale.astype(dtype)
+    _add_up(samples, length, work, out)
+    out[:, 5] -= out[:, 6]
+    if odd.any():
+        out[:, 2:4] /= scale
+        out[:, 4:5] /= scale**2
+        out[:, len(FIGURES) :] /= scale
 
 
 def _nonzero(samples: np.ndarray, work: np.ndarray) -> np.ndarray:
     """How many elements of each row are not zero; ``work`` as `rows_of` has it."""
     count, width = samples.shape
     if width % (8 * _WORDS):
-        # Counts of this size are exact in float32.
-        return np.asarray(_columns(np.not_equal(samples, 0, out=work, casting="unsafe")).sum(axis=1))
+        # Counts of this size are exact in float32, and a product adds up faster than a sum.
+        return np.asarray(np.not_equal(samples, 0, out=work, casting="unsafe") @ _ones(width, work.dtype)[0])
     # In bytes, eight to a word: words add up much faster than bytes do, as long as no byte overflows.
     flags = work.view(np.uint8).reshape(-1)[: samples.size].reshape(samples.shape)
     np.not_equal(samples, 0, out=flags.view(np.bool_))

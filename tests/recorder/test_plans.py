@@ -261,19 +261,20 @@ def test_a_plan_keeps_no_output_and_no_model(tmp_path):
 
 
 def test_ctrl_c_in_a_gradient_that_is_expected_is_a_keyboard_interrupt(kit, tmp_path, monkeypatch):
-    training, caught, see = OfKit(kit), None, Following._see_gradient
+    training, caught, copied = OfKit(kit), None, Following._copied
 
-    def interrupted(*args):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-        return see(*args)
+    def interrupted(following, *args):
+        if following._events[following._at].place >= 0:  # not of an output
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        return copied(following, *args)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with padiff.record(training.model, optimizer=training.optimizer, detail="sketch") as rec:
             for number in range(5):
                 if number == 3:
-                    monkeypatch.setattr(Following, "_see_gradient", interrupted)
+                    monkeypatch.setattr(Following, "_copied", interrupted)
                 training.step(number)
                 rec.try_dump()
     except BaseException as error:

@@ -43,13 +43,16 @@ def test_each_number_is_that_of_its_tensor():
         np.testing.assert_array_equal(samples.table[number], row_of(tensor.numpy()))
 
 
-def test_differences_lie_in_other_pieces_than_what_they_are_of():
+@pytest.mark.parametrize("closed", [False, True])
+def test_differences_lie_in_other_pieces_than_what_they_are_of(closed):
     before, after = made(0), made(1)
     samples = Samples()
     first, second = added(samples, before), added(samples, after)
     # Not in the order in which they were copied: pieces are met in turn.
     order = np.random.default_rng(2).permutation(len(before)).tolist()
     number = samples.differences([second[k] for k in order], [first[k] for k in order])
+    if closed:
+        samples.close()
     for place, k in enumerate(order):
         expected = after[k].float().numpy() - before[k].float().numpy()
         np.testing.assert_array_equal(samples.table[number + place], row_of(expected))
@@ -69,6 +72,8 @@ def test_the_next_step_has_memory_of_the_right_size():
 
 FREED = torch.zeros(94)[3:].view(7, 13)
 FREED.untyped_storage().resize_(0)
+EMPTIED = torch.zeros(7, 13)
+EMPTIED.untyped_storage().resize_(0)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +87,9 @@ FREED.untyped_storage().resize_(0)
         torch.zeros(7, 13, device="meta"),
         torch._neg_view(torch.zeros(7, 13)),
         FREED,
+        EMPTIED,
     ],
-    ids=["turned", "dtype", "shape", "strided", "sparse", "no values", "sign to be changed", "freed"],
+    ids=["turned", "dtype", "shape", "strided", "sparse", "no values", "sign to be changed", "freed", "emptied"],
 )
 def test_what_lies_otherwise_has_no_address(other):
     parameter = torch.nn.Parameter(torch.zeros(7, 13))
@@ -91,6 +97,45 @@ def test_what_lies_otherwise_has_no_address(other):
     gradient = torch.ones(8, 13)[1:]
     found = [tensors.address(each, form) for each in (gradient, parameter, other)]
     assert found == [gradient.data_ptr(), parameter.data_ptr(), 0]
+    many = [torch.zeros(7, 13) for _ in range(250)]  # more than are asked at a time
+    many[3], locate = parameter, tensors.locator([form] * len(many))
+    for few in (many, [*many[:160], gradient, *many[161:]]):
+        assert locate(few) == [one.data_ptr() for one in few]
+        for place in (0, 150, 249):
+            assert locate([*few[:place], other, *few[place + 1 :]]) is None
+
+
+def test_what_an_optimizer_steps_may_be_others_in_each_step_in_another_order_and_twice():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 7), torch.nn.Tanh(), torch.nn.Linear(7, 7))
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    turned = ["2.weight", "2.bias", "0.weight", "0.bias"]
+    orders = [[*named], [*named], turned, ["0.weight", "2.bias"], [*named], ["2.weight", "0.bias", "2.weight"]]
+    expected = []
+    with padiff.record(model, detail="sketch", optimizer=optimizer) as rec:
+        for step, order in enumerate(orders):
+            model.zero_grad()
+            optimizer.param_groups[0]["params"] = [named[name] for name in order]
+            model(torch.randn(5, 7)).square().sum().backward()
+            if step == 4:
+                named["0.bias"].grad = None
+            before = {name: p.detach().numpy().copy() for name, p in named.items()}
+            expected.append({name: named[name].grad.numpy().copy() for name in order if named[name].grad is not None})
+            optimizer.step()
+            expected[-1] |= {f"{name}!": named[name].detach().numpy() - before[name] for name in [*expected[-1]]}
+            rec.try_dump()
+    for number, step in enumerate(expected[1:], 1):
+        stages = [r.stage for r in rec.run.steps(number)[0].records]
+        assert stages.count("grad") + stages.count("update") - 1 == len(step)  # of the latter one is the rate
+        found = {
+            f"{r.layer}.{r.slot}" + "!" * (r.stage == "update"): r.source.row
+            for r in rec.run.steps(number)[0].records
+            if r.stage in ("grad", "update") and r.slot in ("weight", "bias")
+        }
+        assert found.keys() == step.keys()
+        for name, values in step.items():
+            np.testing.assert_array_equal(found[name], row_of(values), err_msg=f"{name}, step {number}")
 
 
 @pytest.mark.parametrize("turned", ["weight", "bias"])

@@ -37,6 +37,24 @@ def test_differences_and_sums(size, dtype):
     assert_sketches(samples, update, after - before)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_step_of_several_updates_is_closed_without_what_they_were_made_of(size):
+    """The optimizer stepped twice: what the first step made of a parameter is what the second one changed."""
+    weights = [tensor(size, seed) for seed in range(3)]
+    counts = {}
+    samples = Samples(counts=counts)
+    numbers = [samples.add(cut_of(t)) for t in weights]
+    other = samples.add(cut_of(tensor(size, 3)))
+    updates = [samples.difference(numbers[k + 1], numbers[k]) for k in range(2)]
+    samples.close()
+    for number, expected in [(numbers[0], weights[0]), (other, tensor(size, 3))]:
+        assert_sketches(samples, number, expected)
+    for k, update in enumerate(updates):
+        assert_sketches(samples, update, weights[k + 1] - weights[k])
+    assert not samples.table[numbers[1:]].any()
+    assert sum(counts.values()) == 4
+
+
 def test_differences_of_16_bits_are_not_rounded():
     before, after = np.full(100, 1.0), np.full(100, 1.0078125)  # neighbours in bfloat16
     samples = Samples()

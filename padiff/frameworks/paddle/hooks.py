@@ -24,6 +24,7 @@ from padiff.frameworks.paddle.hearing import Hearing
 from padiff.frameworks.paddle.losses import on_losses as on_losses
 
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
+READ = True  # by to_static
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:

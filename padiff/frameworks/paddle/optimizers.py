@@ -100,7 +100,7 @@ def hook(
             nonlocal seen
             seen = True
             if not _skips(inner):
-                consumed([(p, g) for p, g in parameters_and_grads])
+                consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
             return original(parameters_and_grads, *args, **kwargs)
 
         return append_regularization_ops
@@ -109,7 +109,8 @@ def hook(
         nonlocal seen
         if not seen and not _skips(inner):
             # An optimizer with a step of its own (LBFGS): what its closure left in the last call.
-            consumed([(p, p.grad) for p in optimized(optimizer)])
+            parameters = optimized(optimizer)
+            consumed(parameters, [p.grad for p in parameters])
         seen = False
         stepped()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import ml_dtypes
@@ -157,6 +158,14 @@ def address(tensor: Any, form: Form) -> int:
     return 0 if found is None or found.form is not form else found.address
 
 
+def locator(forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
+    def locate(tensors: Sequence[Any]) -> list[int] | None:
+        found = list(map(address, tensors, forms))
+        return None if 0 in found else found
+
+    return locate
+
+
 #: A slice of a tensor of paddle's may be a copy.
 JOINS = False
 
@@ -184,6 +193,9 @@ def same_values(tensor: Any, other: Any) -> bool:
     if not all(t.is_dense() and not t.is_dist() and t.is_contiguous() for t in (tensor, other)):
         return False
     return bool(tensor.data_ptr() == other.data_ptr())
+
+
+WRITTEN: Callable[[Any], int] = attrgetter("inplace_version")
 
 
 def version_of(tensor: Any) -> int:

@@ -10,7 +10,7 @@ length of its ``step``: the kernel divides by the one and changes nothing becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ def hook(
 ) -> list[Handle]:
     def consume() -> None:
         if not _skips(optimizer):
-            consumed(_gradients_of(optimizer, optimized(optimizer)))
+            parameters = optimized(optimizer)
+            consumed(parameters, _gradients_of(optimizer, parameters))
 
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # args[0] is the optimizer. With a closure (Lightning passes one), the gradients of this step
@@ -104,16 +105,15 @@ def _skips(optimizer: Any) -> bool:
     return found is not None and bool(found)
 
 
-def _gradients_of(optimizer: Any, parameters: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Parameters with the gradients that the step will use; where it unscales them, with unscaled copies."""
+def _gradients_of(optimizer: Any, parameters: Sequence[Any]) -> list[Any]:
+    """The gradients that the step will use; where it unscales them, unscaled copies."""
+    gradients = [parameter.grad for parameter in parameters]
     scale = _handed(optimizer, "grad_scale")
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None and scale is not None:
-            with torch.no_grad():
-                # Of no dimension, or it would decide on shape and dtype of what comes out.
-                gradient = gradient / torch.as_tensor(scale, device=gradient.device).reshape(())
-        yield parameter, gradient
+    if scale is None:
+        return gradients
+    with torch.no_grad():
+        # Of no dimension, or it would decide on shape and dtype of what comes out.
+        return [g if g is None else g / torch.as_tensor(scale, device=g.device).reshape(()) for g in gradients]
 
 
 def optimized(optimizer: Any) -> Sequence[Any]:

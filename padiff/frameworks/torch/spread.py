@@ -104,8 +104,10 @@ def look(model: Any) -> None:
         return
     found: dict[Any, list[Callable[[], Held | None]]] = defaultdict(list)
     try:
+        from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state_of
+
         for module in model.modules():
-            for place, give in (*_of_fully_shard(module), *_of_flat(module)):
+            for place, give in (*_of_fully_shard(state_of(module)), *_of_flat(module)):
                 found[place] += [give] if give is not None else []
     except (AttributeError, ImportError, TypeError, ValueError):
         return  # another version of FSDP keeps them otherwise: they are left out, and that is said
@@ -127,11 +129,8 @@ def is_flat(layer: Any, slot: str) -> bool:
     return slot == "_flat_param" and layer in _FOUND
 
 
-def _of_fully_shard(module: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
-    """Layers and their parameters, of those that this module's ``fully_shard`` manages."""
-    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
-
-    state = _get_module_fsdp_state(module)
+def _of_fully_shard(state: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
+    """Layers and their parameters, of those that ``fully_shard`` manages in this state of a module."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         only = getattr(state, "_fsdp_param_group", None)

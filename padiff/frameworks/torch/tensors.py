@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from padiff.frameworks.torch.memory import PLAIN, array_of, memory_of, readable
 from padiff.frameworks.torch.memory import address as address
 from padiff.frameworks.torch.memory import cut as cut
 from padiff.frameworks.torch.memory import form as form
+from padiff.frameworks.torch.memory import locator as locator
 from padiff.frameworks.torch.memory import memories as memories
 from padiff.frameworks.torch.memory import memory as memory
 from padiff.sketches import cuts
@@ -143,6 +145,9 @@ def same_values(tensor: Any, other: Any) -> bool:
     if not plain or not tensor.numel() or tensor.data_ptr() != other.data_ptr() or not tensor.data_ptr():
         return False
     return bool(tensor.is_contiguous() and other.is_contiguous())
+
+
+WRITTEN: Callable[[Any], int] = attrgetter("_version")
 
 
 def version_of(tensor: Any) -> int:

@@ -1,0 +1,154 @@
+"""Several of the tensors that layers own, looked at together: where they lie, and what their records are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from padiff.frameworks.base import Framework
+from padiff.frameworks.spreading import Held
+from padiff.model.selection import Node
+from padiff.recorder.gathered import Gathered, Lies, Pieces, gathered_of
+from padiff.recorder.known import Known
+from padiff.records.alike import Site
+from padiff.records.parts import Part
+
+#: Bytes of an element from which on updates are kept in the dtype of the parameter.
+WIDE = 4
+# Lists of sites that are kept in mind.
+_MOST = 64
+# Tensors that are asked at a time: so many answers that the garbage collector is not called because of them.
+_AT_ONCE = 100
+
+
+class Owner(NamedTuple):
+    """A parameter or buffer, and the first layer that reaches it.
+
+    Attributes:
+        tensor: of one that is spread over processes, what this one holds, as a plain tensor.
+        part: which part of the whole that is; `None`: all of it.
+        held: how it is spread; `None`: it is not.
+    """
+
+    node: Node
+    slot: str
+    tensor: Any
+    role: str
+    part: Part | None = None
+    held: Held | None = None
+
+
+class Several:
+    """Tensors that are owned, in an order.
+
+    Args:
+        keys, places: which they are, as `padiff.recorder.owned.Owned` has them.
+        owners: of each, whose it is.
+        transposed: of each, whether its samples are of the transposed matrix.
+
+    Attributes:
+        keys, places, transposed: likewise.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[int],
+        places: Sequence[int],
+        owners: Sequence[Owner],
+        transposed: Sequence[bool],
+        framework: Framework,
+    ) -> None:
+        self.keys, self.places, self.transposed = keys, places, transposed
+        self._owners, self._tensors = owners, framework.tensors
+        self._given = [owner.tensor for owner in owners]
+        self._memories: list[Any] = [None] * len(owners)
+        self._lies: list[Lies | None] = [None] * len(owners)
+        self._gathered: Gathered | None = None
+        self._looked = False
+        #: As long as dtypes and shapes are what they were.
+        self._of_weights: list[Site] | None = None
+        self._of_steps: dict[tuple[int, ...], list[Site]] = {}
+
+    def gathered(self) -> Gathered | None:
+        """Where their samples are now. `None` where that can't be said."""
+        changed = not self._looked
+        for start in range(0, len(self._given), _AT_ONCE):
+            changed = self._look(start, start + _AT_ONCE) or changed
+        if changed:
+            self._looked, self._of_weights = True, None
+            self._of_steps.clear()
+            self._gathered = gathered_of(self._lies, self._tensors, self.transposed, self._given)
+        return self._gathered
+
+    def gathered_before(self) -> Gathered | None:
+        """Where they were when they were last looked for."""
+        return self._gathered if self._looked else self.gathered()
+
+    def _look(self, start: int, end: int) -> bool:
+        """See where the memory of some of them is; whether it is elsewhere than before."""
+        known, given = self._memories[start:end], self._given[start:end]
+        try:
+            now = self._tensors.memories(given)
+        except Exception:  # of a kind that has no memory, or no shape
+            now = [self._memory(tensor) for tensor in given]
+        if now == known and None not in now:
+            return False
+        for place, (memory, before) in enumerate(zip(now, known), start):
+            if memory != before or memory is None:
+                self._memories[place], self._lies[place] = memory, self._where(place)
+        return True
+
+    def weight_sites(self, known: Known) -> list[Site]:
+        """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
+        if self._of_weights is None:
+            self._of_weights = [
+                self._site(place, "weight", lies.dtype, 0, known)
+                for place, lies in enumerate(self._lies)
+                if lies is not None
+            ]
+        return self._of_weights
+
+    def stepped_sites(self, calls: tuple[int, ...], known: Known) -> list[Site]:
+        """The sites of gradients that are as their parameters, and of updates, in turn.
+
+        Args:
+            calls: of each, which of its steps within the step.
+        """
+        kept = self._of_steps.get(calls)
+        if kept is None:
+            kept = []
+            for place, (lies, call) in enumerate(zip(self._lies, calls)):
+                assert lies is not None
+                # The difference of two neighbours in 16 bits is kept in more.
+                dtype = "float32" if lies.itemsize < WIDE else lies.dtype
+                kept.append(self._site(place, "grad", lies.dtype, call, known))
+                kept.append(self._site(place, "update", dtype, call, known))
+            if len(self._of_steps) >= _MOST:
+                self._of_steps.clear()
+            self._of_steps[calls] = kept
+        return kept
+
+    def _site(self, place: int, stage: str, dtype: str, call: int, known: Known) -> Site:
+        (node, slot, *_), lies, transposed = self._owners[place], self._lies[place], self.transposed[place]
+        assert lies is not None
+        return known.site(
+            Site(node.path, type(node.layer).__name__, stage, slot, dtype, lies.shape, call, True, transposed)
+        )
+
+    def _memory(self, tensor: Any) -> Any:
+        with suppress(Exception):
+            return self._tensors.memory(tensor)
+        return None
+
+    def _where(self, place: int) -> Lies | None:
+        if self._owners[place].part is not None:
+            return None  # where the whole's sample lies in a part, its shape does not tell
+        tensors, tensor, transposed = self._tensors, self._given[place], self.transposed[place]
+        with suppress(Exception):
+            cut = tensors.cut(tensor, transposed)
+            if cut is not None or not tensors.JOINS or tensors.device(tensor) == "cpu":
+                return cut
+            itemsize = int(tensor.element_size())
+            return Pieces(tensors.dtype(tensor), tensors.shape(tensor), itemsize, tensors.pieces(tensor, transposed))
+        return None
