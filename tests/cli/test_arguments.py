@@ -223,9 +223,9 @@ def test_progress_is_a_share_and_the_time_left(done, total, seconds, text):
 def test_progress_within_a_large_step_is_reported_too(monkeypatch):
     from kit.records import toy_run
 
-    from padiff.compare import comparison
+    from padiff.compare import measuring
 
-    monkeypatch.setattr(comparison, "_TICK", 0.0)
+    monkeypatch.setattr(measuring, "_TICK", 0.0)
     seen = []
     compare_runs(toy_run(), toy_run(), progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen if done == int(done)] == [0, 1, 2, 3] and {total for _, total in seen} == {3}
