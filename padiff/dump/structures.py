@@ -227,9 +227,9 @@ class StructureReader:
         """
         if not name:
             return _parsed(_unpacked(file.array(places[OWN])))
-        if not re.fullmatch("[0-9a-f]{16}", name):
-            raise ValueError(f"{name!r} is no name of a structure")
         if name not in self._known:
+            if not re.fullmatch("[0-9a-f]{16}", name):
+                raise ValueError(f"{name!r} is no name of a structure")
             if len(self._known) >= _REMEMBERED:  # the same for most steps of a run
                 self._known.clear()
             self._known[name] = _read(self._run / STRUCTURES / f"{name}.json")
