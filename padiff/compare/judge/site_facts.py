@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from padiff.pair.parameters import is_fused
 from padiff.records import LOOP, STAGES, is_functional, loss_role
 from padiff.records.sites import Sites
 
+_Fact = TypeVar("_Fact")
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -42,13 +44,13 @@ class SiteFacts:
         self.coarsest = {stage: coarsest(self.dtypes, STAGES[: number + 1]) for number, stage in enumerate(STAGES)}
         before = [stage for stage in STAGES if stage not in ("loss", "update")]
         self.level = limits.allowed(coarsest(self.dtypes, before), "forward")
-        functional = [is_functional(slot) for slot in sites.slots]
+        functional = _each(is_functional, sites.slots)
         self.of_loop = _array(layer == LOOP for layer in sites.layers)
         self.of_loss = self.of_loop & _array(functional)
-        self.running = _array(limits.is_running(slot) for slot in sites.slots)
+        self.running = _array(_each(limits.is_running, sites.slots))
         #: Which are of layers, and no running statistics.
         self.own = ~(self.of_loop | self.running)
-        self.rounding = np.array([limits.ROUNDING.get(limits.coarse(dtype), 0.0) for dtype in own])
+        self.rounding = np.array(_each(lambda dtype: limits.ROUNDING.get(limits.coarse(dtype), 0.0), own))
         #: Relative L2 error that rounding explains of an update of this dtype.
         self.update_noise = np.array(
             [limits.allowed(dtype, "update") if dtype in limits.ROUNDING else 0.0 for dtype in map(limits.coarse, own)]
@@ -60,13 +62,12 @@ class SiteFacts:
             for one, other in zip(*sites.dtypes)
         )
         self.vectors = _array(len(shape) < 2 for shape in sites.shapes)
-        slots = [equivalents.slot(slot.partition("[")[0]) for slot in sites.slots]
-        self.biases = _array(slot.endswith("bias") for slot in slots) & _array(len(s) == 1 for s in sites.shapes)
+        self.biases = _array(_each(_is_bias, sites.slots)) & _array(len(s) == 1 for s in sites.shapes)
         self.fused = _array(is_fused(slot) and len(shape) == 1 for slot, shape in zip(sites.slots, sites.shapes))
-        kinds = [kind.lower() for kind in sites.types]
-        self.simple = _array(equivalents.group_of_kinds(kind) in limits.SIMPLE for kind in kinds)
+        kinds = _each(str.lower, sites.types)
+        self.simple = _array(_each(lambda kind: equivalents.group_of_kinds(kind) in limits.SIMPLE, kinds))
         #: Which outputs are of activations, and which go into a loss function: of an output, mostly.
-        self.activations = [equivalents.is_activation(kind) for kind in kinds]
+        self.activations = _each(equivalents.is_activation, kinds)
         self.into_loss = [
             bool(of_loss) and stage == "loss" and loss_role(slot) != "0"
             for of_loss, stage, slot in zip(self.of_loss, sites.stages, sites.slots)
@@ -76,12 +77,12 @@ class SiteFacts:
             bool(loop) and stage == "loss" and not called
             for loop, stage, called in zip(self.of_loop, sites.stages, functional)
         ]
-        candidates = [(slot, kind.lower()) for _, slot, kind in sites.candidates]
+        outputs = sites.places["forward"].tolist()
+        called = {(sites.slots[place], sites.types[place]) for place in outputs}
+        called |= {sites.candidates[place][1:] for place in outputs}
         self.kinked = any(
-            stage == "forward"
-            and equivalents.has_kinks(slot.partition("()")[0].lower() if is_functional(slot) else kind)
-            for side in (zip(sites.slots, kinds), candidates)
-            for stage, (slot, kind) in zip(sites.stages, side)
+            equivalents.has_kinks((slot.partition("()")[0] if is_functional(slot) else kind).lower())
+            for slot, kind in called
         )
         #: How many values each channel of a layer's output has: what a BatchNorm takes its statistics over.
         self.samples: dict[str, int] = {}
@@ -109,6 +110,16 @@ def coarsest(dtypes: Mapping[str, set[str]], stages: Collection[str]) -> str:
     """
     seen = {limits.coarse(dtype) for stage in stages for dtype in dtypes[stage]}
     return next((dtype for dtype in reversed(limits.COARSENESS) if dtype in seen), limits.COARSENESS[0])
+
+
+def _each(find: Callable[[str], _Fact], values: Sequence[str]) -> list[_Fact]:
+    """What a function says of each of many words, most of which are the same few."""
+    known = {value: find(value) for value in set(values)}
+    return [known[value] for value in values]
+
+
+def _is_bias(slot: str) -> bool:
+    return equivalents.slot(slot.partition("[")[0]).endswith("bias")
 
 
 def _array(values: Iterable[bool]) -> np.ndarray:

@@ -56,6 +56,8 @@ class StepLimits:
         self._gone: set[str] = set()
         #: Squared errors of the updates that were judged so far: an optimizer may have stepped before layers run again.
         self._stepped = 0.0
+        #: What updates may be off by whose gradients are known.
+        self._of_gradients = Limit(factor * context.allowed("update"), Rule.ROUNDING)
         #: Of each stage, and of the squared errors that it was worked out for.
         self._relatives: dict[str, tuple[float, Limit]] = {}
         self._grad_limits: dict[float, dict[int, Limit]] = {}
@@ -223,6 +225,8 @@ class StepLimits:
     def _output_limit(self) -> Limit:
         """What an output may be off by, given those before it."""
         relative = self._relative("forward")
+        if limits.GROWTH * self._handed_on <= relative.value:
+            return relative
         deeper = min(
             limits.DEEP * relative.value, self._factor * limits.AT_MOST["forward"], limits.GROWTH * self._handed_on
         )
@@ -257,9 +261,7 @@ class StepLimits:
     def _update_limit(self, place: int) -> Limit:
         key, reference = self._keys[place], self._reference[place]
         # What a gradient was allowed to be off by, its update may be, too.
-        relative = self._relative("update")
-        if key in self.context.grads:
-            relative = Limit(self._factor * self.context.allowed("update"), Rule.ROUNDING)
+        relative = self._of_gradients if key in self.context.grads else self._relative("update")
         of_gradient = limits.OF_GRADIENT * self._factor * self.context.grad_errors.get(key, 0.0)
         limit = Limit((relative.value + of_gradient) * reference, relative.rule)
         if self._noise[place]:
