@@ -73,7 +73,7 @@ class Block:
         """Those of the values that are of a stage's diffs."""
         return np.take(values, self.sites.places[stage], axis=-1)
 
-    def known_of_stage(self, stage: str, values: np.ndarray, else_: float = np.nan) -> np.ndarray:
+    def known_of_stage(self, stage: str, values: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
         """The same, with something else where a diff is not compared, or has no figures."""
         found = self.of_stage(stage, values)
-        return found if self.all_known else np.where(self.of_stage(stage, self.known), found, else_)
+        return found if self.all_known else np.where(self.of_stage(stage, self.known), found, otherwise)
