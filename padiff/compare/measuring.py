@@ -13,7 +13,7 @@ from padiff.compare.measure.together import count_together
 from padiff.compare.workers import Workers
 from padiff.errors import PadiffError
 from padiff.pair.plans import PairPlans
-from padiff.pair.ranks import in_one, rank_steps, step_pairs
+from padiff.pair.ranks import pairs_in_one
 from padiff.pair.united import united
 from padiff.records import Both, Pair, Run, Step
 from padiff.records.planned import PairColumns, PlannedPairs, fact_of_pairs
@@ -130,8 +130,8 @@ class Measuring:
         try:
             for numbers in later[: min(STEPS_AT_A_TIME, _PAIRS_AT_A_TIME // len(pairs)) - 1]:
                 steps = self._read[numbers] = self.steps(numbers).map(united)
-                ranks = rank_steps(steps, self._runs.map(lambda run: run.info))
-                found = in_one(step_pairs(ranks, alignment, self._stages, plans))
+                infos = self._runs.map(lambda run: run.info)
+                found = pairs_in_one(steps, infos, alignment, self._stages, plans)
                 if _columns(found) is not _columns(pairs):
                     break
                 some[numbers] = found

@@ -25,7 +25,7 @@ from padiff.compare.executors import NotVisibleError, opened, width_of
 from padiff.compare.measure.many import measured
 from padiff.errors import UsageError
 from padiff.pair.plans import PairPlans
-from padiff.pair.ranks import in_one, rank_steps, step_pairs
+from padiff.pair.ranks import pairs_in_one
 from padiff.pair.united import united
 from padiff.records import Both, Pair, Problem, Record, Run, Step
 from padiff.records.planned import fact_of_pairs, sites_of
@@ -240,8 +240,7 @@ def measure_part(job: bytes, numbers: Both[int], part: int, parts: int) -> _Meas
     """
     runs, alignment, stages, elementwise, plans = _opened(job)
     steps = runs.zip(numbers).map(lambda side: united(side[0].steps(side[1])))
-    ranks = rank_steps(steps, runs.map(lambda run: run.info))
-    pairs = in_one(step_pairs(ranks, alignment, stages, plans))
+    pairs = pairs_in_one(steps, runs.map(lambda run: run.info), alignment, stages, plans)
     chosen: Sequence[int] = range(len(pairs))
     if parts > 1:
         chosen = sorted(chosen, key=lambda k: -_seconds([pairs[k].anchor]))[part::parts]

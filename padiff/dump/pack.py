@@ -27,15 +27,7 @@ from padiff.dump.structures import SKETCHES, Entry, StructureReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
-from padiff.records import (
-    NO_TRACE,
-    Record,
-    Room,
-    Sketched,
-    Step,
-    TensorSource,
-    settings_from_json,
-)
+from padiff.records import NO_TRACE, Record, Room, Sketched, Step, TensorSource, settings_from_json
 from padiff.records.frozen import quickly_made
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import BUCKETS, FIGURES

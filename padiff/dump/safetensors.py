@@ -194,10 +194,8 @@ class ArrayFile:
         Raises:
             OSError, ValueError: as there.
         """
-        content = self._open().content
-        if content is None or place.start + place.size > len(content):
-            return self.array(place)
-        return np.frombuffer(content, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
+        held = self._open().held(place.start, place.size)
+        return self.array(place) if held is None else np.frombuffer(held, place.dtype).reshape(place.shape)
 
     def forget(self) -> None:
         """Read again what is asked for from now on: a small file is read at once, with its header."""
@@ -239,12 +237,12 @@ class _Descriptor:
     that is to be forgotten.
     """
 
-    __slots__ = ("_at_once", "content", "number", "size")
+    __slots__ = ("_at_once", "_content", "number", "size")
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self._at_once = size <= _AT_ONCE
-        self.content: bytes | None = None
+        self._content: bytes | None = None
 
     def __del__(self) -> None:
         os.close(self.number)
@@ -260,14 +258,30 @@ class _Descriptor:
             ValueError: the file ends before.
             OSError: it cannot be read.
         """
-        if self._at_once:
-            memory[:] = np.frombuffer(self.bytes_at(start, memory.size), np.uint8)
-        else:
+        held = self.held(start, memory.size)
+        if held is None:
             fill(self.number, start, memory)
+        else:
+            memory[:] = np.frombuffer(held, np.uint8)
+
+    def held(self, start: int, size: int) -> memoryview | None:
+        """So many bytes of a small file from one on, not copied; `None` of another one, or once it was forgotten.
+
+        Raises:
+            ValueError, OSError: as there.
+        """
+        if not self._at_once:
+            return None
+        if self._content is None:
+            self._content = read(self.number, 0, self.size)
+        found = memoryview(self._content)[start : start + size]
+        if len(found) != size:
+            raise ValueError("the file was cut off")
+        return found
 
     def forget(self) -> None:
         """Forget what was read."""
-        self.content, self._at_once = None, False
+        self._content, self._at_once = None, False
 
     def bytes_at(self, start: int, size: int) -> bytes:
         """So many bytes from one on.
@@ -275,14 +289,8 @@ class _Descriptor:
         Raises:
             ValueError, OSError: as there.
         """
-        if not self._at_once:
-            return read(self.number, start, size)
-        if self.content is None:
-            self.content = read(self.number, 0, self.size)
-        found = self.content[start : start + size]
-        if len(found) != size:
-            raise ValueError("the file was cut off")
-        return found
+        held = self.held(start, size)
+        return read(self.number, start, size) if held is None else bytes(held)
 
 
 def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], dict[str, Place]]:

@@ -46,6 +46,9 @@ MOST = 16
 # 70 billion parameters. Taking them up again costs ten times what the rest of reading a step does.
 _REMEMBERED = 256
 
+# Digits of a structure's name, which are the first ones of its content's digest.
+_NAME = 16
+
 #: The tensor that holds the structure of a step that says it itself.
 OWN = "structure"
 
@@ -96,7 +99,7 @@ class StructureWriter:
             **({"trace": trace_to_json(trace, traced)} if trace.calls else {}),
         }
         text = json.dumps(content)
-        name = _name_of(text.encode())
+        name = hashlib.sha256(text.encode()).hexdigest()[:_NAME]
         folder = self._run / STRUCTURES
         path = folder / f"{name}.json"
         if not path.exists():
@@ -204,7 +207,7 @@ def _as_json(entry: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 #: Those that somebody uses, by their content: runs of one model have the same.
-_IN_USE: WeakValueDictionary[bytes, Structure] = WeakValueDictionary()
+_IN_USE: WeakValueDictionary[str, Structure] = WeakValueDictionary()
 
 
 class StructureReader:
@@ -228,7 +231,7 @@ class StructureReader:
         if not name:
             return _parsed(_unpacked(file.array(places[OWN])))
         if name not in self._known:
-            if not re.fullmatch("[0-9a-f]{16}", name):
+            if not re.fullmatch(f"[0-9a-f]{{{_NAME}}}", name):
                 raise ValueError(f"{name!r} is no name of a structure")
             if len(self._known) >= _REMEMBERED:  # the same for most steps of a run
                 self._known.clear()
@@ -236,17 +239,12 @@ class StructureReader:
         return self._known[name]
 
 
-def _name_of(text: bytes) -> str:
-    """What a structure is called: after its content."""
-    return hashlib.sha256(text).hexdigest()[:16]
-
-
 def _read(path: AnyPath) -> Structure:
     try:
         text = read_text(path)
-        if _name_of(text) != path.stem:
+        content = hashlib.sha256(text).hexdigest()
+        if content[:_NAME] != path.stem:
             raise ValueError("its content is not what it is named after")
-        content = hashlib.sha256(text).digest()
         found = _IN_USE.get(content)
         if found is None:
             found = _IN_USE[content] = _parsed(text)

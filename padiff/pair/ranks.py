@@ -47,6 +47,17 @@ def in_one(ranks: Sequence[Sequence[Pair]]) -> Sequence[Pair]:
     return ranks[0] if len(ranks) == 1 else [pair for rank in ranks for pair in rank]
 
 
+def pairs_in_one(
+    steps: Both[Sequence[Step]],
+    infos: Both[RunInfo],
+    alignment: Alignment,
+    stages: Collection[str],
+    plans: PairPlans | None = None,
+) -> Sequence[Pair]:
+    """The pairs of two steps, as all ranks saw them, one rank after the other."""
+    return in_one(step_pairs(rank_steps(steps, infos), alignment, stages, plans))
+
+
 def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
     """Whether all weights that train are recorded in a step."""
     recorded = {(record.layer, record.slot) for step in steps for record in step.records if record.stage == "weight"}

@@ -105,6 +105,18 @@ def test_what_lies_otherwise_has_no_address(other):
             assert locate([*few[:place], other, *few[place + 1 :]]) is None
 
 
+def assert_stepped(rec, number, expected):
+    """A step's gradients, and updates (with ``!``), are the sketches of these values, and no others."""
+    found = {
+        f"{r.layer}.{r.slot}" + "!" * (r.stage == "update"): r.source.row
+        for r in rec.run.steps(number)[0].records
+        if r.stage in ("grad", "update") and r.slot in ("weight", "bias")
+    }
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], row_of(values), err_msg=f"{name}, step {number}")
+
+
 def test_what_an_optimizer_steps_may_be_others_in_each_step_in_another_order_and_twice():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(7, 7), torch.nn.Tanh(), torch.nn.Linear(7, 7))
@@ -128,14 +140,7 @@ def test_what_an_optimizer_steps_may_be_others_in_each_step_in_another_order_and
     for number, step in enumerate(expected[1:], 1):
         stages = [r.stage for r in rec.run.steps(number)[0].records]
         assert stages.count("grad") + stages.count("update") - 1 == len(step)  # of the latter one is the rate
-        found = {
-            f"{r.layer}.{r.slot}" + "!" * (r.stage == "update"): r.source.row
-            for r in rec.run.steps(number)[0].records
-            if r.stage in ("grad", "update") and r.slot in ("weight", "bias")
-        }
-        assert found.keys() == step.keys()
-        for name, values in step.items():
-            np.testing.assert_array_equal(found[name], row_of(values), err_msg=f"{name}, step {number}")
+        assert_stepped(rec, number, step)
 
 
 @pytest.mark.parametrize("turned", ["weight", "bias"])
@@ -159,11 +164,4 @@ def test_gradients_that_lie_otherwise_in_some_steps_are_recorded_as_they_are(tur
             expected[-1] |= {f"{n}!": p.detach().numpy() - before[n] for n, p in model.named_parameters()}
             rec.try_dump()
     for number, step in enumerate(expected[1:], 1):  # small tensors of the first one are kept in full
-        found = {
-            f"{r.layer}.{r.slot}" + "!" * (r.stage == "update"): r.source.row
-            for r in rec.run.steps(number)[0].records
-            if r.stage in ("grad", "update") and r.slot in ("weight", "bias")
-        }
-        assert found.keys() == step.keys()
-        for name, values in step.items():
-            np.testing.assert_array_equal(found[name], row_of(values), err_msg=f"{name}, step {number}")
+        assert_stepped(rec, number, step)

@@ -34,13 +34,11 @@ def hear_functions(listener: FunctionListener) -> Hearing:
 def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
     if not tensor.requires_grad:
         return None
-    node = tensor.grad_fn
-    if node is None or tensor._backward_hooks is not None or type(tensor) is not torch.Tensor:
-        handle: Handle = tensor.register_hook(gradient)
-        return handle
     hooks = gradient_hook(gradient)
-    hooks.put(tensor)
-    return _OfGraph(hooks)
+    if hooks.put(tensor):
+        return _OfGraph(hooks)
+    handle: Handle = tensor.register_hook(gradient)
+    return handle
 
 
 def gradient_hook(gradient: OnGradient) -> _Hooks:

@@ -156,7 +156,7 @@ def address(tensor: Any, form: Form) -> int:
         return 0
 
 
-#: What `address` looks at of a tensor that is no attribute.
+#: What `address` looks at of a tensor that is an attribute of it.
 _KIND = attrgetter("shape", "dtype", "is_cpu")
 
 
