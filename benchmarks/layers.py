@@ -53,7 +53,8 @@ class Training:
         self.model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(layers)])
         for layer in self.model:
             torch.nn.init.orthogonal_(layer.weight)  # else nothing is left of the input after some hundred layers
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
+        # At 1e-5 so deep a chain still overshoots, from 1e-4 on all is NaN within some steps.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-6)
         self._x = torch.randn(8, 8)
 
     def step(self) -> None:

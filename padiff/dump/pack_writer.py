@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from padiff.dump.structures import OWN, StructureWriter
 from padiff.dump.traces import NOWHERE
 from padiff.records import Alike, Record, Sketched, Step, Storable, TensorSource, Unread
 from padiff.records.alike import Pattern
+
+# Rows of sketches that are put in order at a time: so many that their memory is not taken from the system.
+_ROWS = 200
 
 
 class PackWriter:
@@ -132,7 +135,7 @@ class PackWriter:
                 return None
             tensors[name] = array
         if len(last.rows):
-            tensors[SKETCH_TABLE] = records.samples.table[last.rows]
+            tensors[SKETCH_TABLE] = _rows_of(records.samples.table, last.rows)
         return tensors
 
 
@@ -183,6 +186,16 @@ class _Last:
             return None
         rows = np.array([numbers[row] for row in self.rows.tolist()], np.intp)
         return replace(self, pattern=pattern, rows=rows)
+
+
+def _rows_of(table: np.ndarray, rows: np.ndarray) -> Unread:
+    """Rows of a table, in some order; few of them are in memory at a time."""
+
+    def pieces() -> Iterator[np.ndarray]:
+        for start in range(0, len(rows), _ROWS):
+            yield table[rows[start : start + _ROWS]].reshape(-1)
+
+    return Unread(table.dtype, (len(rows), table.shape[1]), pieces)
 
 
 def all_of(array: Storable) -> np.ndarray:

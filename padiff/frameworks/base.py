@@ -20,6 +20,7 @@ from padiff.frameworks.hooking import Handle, Hooking
 from padiff.frameworks.optimizing import Optimizers
 from padiff.frameworks.spreading import Spreading
 from padiff.frameworks.values import Tensors
+from padiff.frameworks.watching import Watch
 
 
 @contextmanager
@@ -54,9 +55,9 @@ class Layers(Protocol):
     def computed(self, layer: Any) -> Collection[str]:
         """Slots of the buffers that no checkpoint holds: the layer computes them when it is made."""
 
-    def stamp(self, layers: Sequence[Any]) -> Any:
-        """A value that is another one once these layers hold other layers (`children`), or own other tensors, or
-        tensors of other names or shapes (`parameters`); as long as the tensors live. Cheap.
+    def watch(self, layers: Sequence[Any]) -> Watch:
+        """What sees whether these layers hold the layers that they held (`children`), and own the tensors that they
+        owned, of the same names and shapes (`parameters`); as long as the tensors live. Cheap.
         """
 
     def is_builtin(self, layer: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from padiff.frameworks.watching import Watch
 from padiff.sketches.cuts import Cut, Form
 from padiff.sketches.rows import Empty
 
@@ -95,8 +96,10 @@ class Tensors(Protocol):
     def memory(self, tensor: Any) -> Any:
         """Where the tensor's memory is, and how the tensor lies in it; another value once one of these is another."""
 
-    def memories(self, tensors: Sequence[Any]) -> list[Any]:
-        """`memory` of many, in one go."""
+    def watch(self, tensors: Sequence[Any]) -> Watch:
+        """What sees whether many tensors have the memory, the dtype and the shape that they had, lie in it as they did,
+        and are as trainable; of all of them in one go.
+        """
 
     def same_values(self, tensor: Any, other: Any) -> bool:
         """Whether two tensors have one memory, and all of it in the same order: views of other shapes."""

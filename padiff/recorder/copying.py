@@ -261,7 +261,7 @@ class Copier:
         finally:
             COPYING.now = False
 
-    def sample(self, layout: Layout, cuts: Sequence[Cut | None], addresses: Sequence[int]) -> list[int] | None:
+    def sample(self, layout: Layout, cuts: Sequence[Cut | None], addresses: np.ndarray) -> list[int] | None:
         """Samples that follow a layout (`padiff.sketches.rows.Rows.put_all`): their numbers. `None` where that can't be
         done.
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from padiff.frameworks.values import Tensors
 from padiff.recorder.copying import Copier
 from padiff.sketches.cuts import Cut
@@ -62,9 +64,8 @@ class Here:
     def __init__(self, cuts: Sequence[Cut], tensors: Tensors, transposed: Sequence[bool]) -> None:
         self.lies, self.kinds = cuts, _kinds(cuts)
         self._tensors, self._transposed = tensors, transposed
-        self._layout, self._addresses = Layout(cuts), [cut.address for cut in cuts]
-        forms = [form for form in [cuts[k].form for k in self._layout.plain] if form is not None]
-        self._locate = tensors.locator(forms)
+        self._layout, self._addresses = Layout(cuts), np.array([cut.address for cut in cuts], np.int64)
+        self._locate = tensors.locator(self._layout.forms)
 
     def take(self, copier: Copier) -> list[int] | None:
         return copier.sample(self._layout, self.lies, self._addresses)
@@ -74,9 +75,9 @@ class Here:
         found = self._locate([tensors[k] for k in layout.plain])
         if found is None:
             return None
-        addresses, cuts = [0] * len(cuts), list(cuts)
-        for k, start in zip(layout.plain, found):
-            addresses[k] = start
+        addresses = np.zeros(len(cuts), np.int64)
+        addresses[layout.plain] = found
+        cuts = list(cuts)
         for k in layout.others:
             cut = self._tensors.cut(tensors[k], self._transposed[k])
             if cut is None or cut.shape != cuts[k].shape or cut.dtype != cuts[k].dtype:

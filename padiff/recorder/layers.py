@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from padiff.errors import SelectionError
 from padiff.frameworks.base import Framework
+from padiff.frameworks.watching import Watch
 from padiff.model.selection import Node, find_paths, select, with_mode
 from padiff.model.tree import describe, owning, walk
 from padiff.records import Layer
@@ -57,6 +58,7 @@ class Layers:
         self.chosen = select(self.nodes, white, black, mapped)
         self._take(mapped)
         self._white, self._black = (_by_path(self.nodes, items) for items in (white, black))
+        self._watch = self._watched()
         self._map = [path for path, _ in _by_path(self.nodes, mapped)]
 
     @property
@@ -69,10 +71,9 @@ class Layers:
 
         A matter of microseconds for each layer: it is done in every due step.
         """
-        stamp = self._stamped()
-        if stamp is not None and stamp == self.stamp:
+        if self._watch.same():
             return False
-        self.stamp = stamp
+        self._note()
         self.framework.spread.look(self._model)
         if _held(self.nodes, self.framework) == self._held:
             self._look_at_parameters()
@@ -82,16 +83,18 @@ class Layers:
         # A white list none of whose layers is left does not mean all layers.
         self.chosen = frozenset() if self._white and not white else select(self.nodes, white, black, mapped)
         self._take(mapped)
-        self.stamp = self._stamped()
+        self._watch = self._watched()
+        self._note()
         self.changes = _changes(before, self.nodes)
         return True
 
-    def _stamped(self) -> Any:
-        """What tells whether layers, and what they own, are what they were; `None` where that is not known so."""
-        try:
-            return self.framework.layers.stamp([node.layer for node in self.nodes])
-        except Exception:  # lazy parameters have no shape
-            return None
+    def _watched(self) -> Watch:
+        return self.framework.layers.watch([node.layer for node in self.nodes])
+
+    def _note(self) -> None:
+        """Have a stamp for what layers, and what they own, are now."""
+        self._watch.note()
+        self.stamp = object() if self._watch.same() else None
 
     def settle(self) -> bool:
         """At the end of a step: whether the layers, or what they own, are others than when they were last described.

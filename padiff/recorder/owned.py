@@ -73,6 +73,7 @@ class Owned:
         self._several: dict[tuple[int, ...], Several] = {}
         self.all = self._some(tuple(self.owners))
         self._levels: tuple[Any, bool] | None = None
+        self._trained: tuple[int, list[bool]] | None = None
 
     def training(self) -> list[bool]:
         """Which of them are parameters that a backward gives gradients now."""
@@ -81,6 +82,12 @@ class Owned:
             held = [owner.held for owner in self.owners.values()]
             trains = [each if one is None else one.trainable for each, one in zip(trains, held)]
         return [each and parameter for each, parameter in zip(trains, self._parameters)]
+
+    def trained(self) -> list[bool]:
+        """`training`, as of when all of them were last gathered."""
+        if self._trained is None or self._trained[0] != self.all.looks or self._held:
+            self._trained = self.all.looks, self.training()
+        return self._trained[1]
 
     def trains(self, key: int) -> bool:
         """Whether one of them is a parameter that a backward gives gradients now."""
@@ -185,7 +192,7 @@ class LastOwned:
         """What is owned now.
 
         Args:
-            stamp: another value once it may be something else (`padiff.frameworks.base.Layers.stamp`, and the paths).
+            stamp: another value once it may be something else (`padiff.recorder.layers.Layers.stamp`, and the paths).
         """
         if self._owned is None or self._stamp != stamp or self._owned.spread:
             self._stamp, self._owned = stamp, Owned(nodes, owning, framework)

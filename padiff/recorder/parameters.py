@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from operator import eq
 from typing import Any
 
 from padiff.recorder.copying import LevelOf
@@ -163,7 +164,7 @@ class Parameters:
         if gathered is None or numbers is None:
             return False
         records.write_all(owned.all.weight_sites(records.known), numbers)
-        self._batch = Batch(numbers, *gathered.kinds, owned.training())
+        self._batch = Batch(list(numbers), *gathered.kinds, owned.trained())
         return True
 
     def _snapshot_of(self, key: int) -> None:
@@ -233,7 +234,7 @@ class Parameters:
     def stepped(self, optimizer: Any) -> None:
         self._stepped = True
         self._taken[id(optimizer)] += 1
-        self._record(self._owned.keys_of(self._framework.optimizers.optimized(optimizer)))
+        self._record(self._owned.apart(self._framework.optimizers.optimized(optimizer))[0])
 
     def _note_exchanged(self, keys: Collection[int]) -> None:
         """Note which of an optimizer's parameters stand now where others stood in the step's first call."""
@@ -262,13 +263,13 @@ class Parameters:
     def _take(self, key: int, level: str, tensor: Any = None) -> Taken | Left:
         return self._copies.take(self._owned, key, level, tensor)
 
-    def _record(self, its: set[int] | None = None) -> None:
+    def _record(self, its: Sequence[int] | None = None) -> None:
         """Turn consumed gradients, and what the step then did to the parameters, into records; ``its``: of these."""
         together = self._consumed.together
-        whole = together is not None and (its is None or its.issuperset(together.several.keys))
-        if together is not None and whole and self._record_together(together):
+        if together is not None and _hold(its, together.several.keys) and self._record_together(together):
             return
-        keys = [key for key in self._consumed.separated() if its is None or key in its]
+        stepped = None if its is None else {*its}
+        keys = [key for key in self._consumed.separated() if stepped is None or key in stepped]
         if keys:
             self._leave_batch()
         for key in keys:
@@ -302,12 +303,13 @@ class Parameters:
         if after is None:
             return False
         difference = records.copier.samples.differences(after, [batch.numbers[place] for place in places])
-        calls = tuple([self._steps.get(key, 0) for key in several.keys])
+        steps, keys = self._steps, several.keys
+        calls = tuple([steps.get(key, 0) for key in keys]) if steps else (0,) * len(keys)
         numbers = [0] * (2 * len(places))
         numbers[::2], numbers[1::2] = gradients.numbers, range(difference, difference + len(places))
         for place, number in zip(places, after):
             batch.numbers[place] = number
-        dict.update(self._steps, zip(several.keys, [call + 1 for call in calls]))
+        dict.update(steps, zip(keys, [call + 1 for call in calls]) if steps else dict.fromkeys(keys, 1))
         self._consumed.together = None
         records.write_all(several.stepped_sites(calls, records.known), numbers)
         return True
@@ -351,3 +353,8 @@ def _same(one: Taken, other: Taken) -> bool:
         return one.samples.equal(one.number, other.number)
     assert isinstance(one, Whole) and isinstance(other, Whole)
     return one.values.tobytes() == other.values.tobytes()
+
+
+def _hold(its: Sequence[int] | None, keys: Sequence[int]) -> bool:
+    """Whether all keys are among some; `None`: all there are."""
+    return its is None or (len(its) == len(keys) and all(map(eq, its, keys))) or {*its}.issuperset(keys)

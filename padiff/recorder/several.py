@@ -18,8 +18,6 @@ from padiff.records.parts import Part
 WIDE = 4
 # Lists of sites that are kept in mind.
 _MOST = 64
-# Tensors that are asked at a time: so many answers that the garbage collector is not called because of them.
-_AT_ONCE = 100
 
 
 class Owner(NamedTuple):
@@ -49,6 +47,7 @@ class Several:
 
     Attributes:
         keys, places, transposed: likewise.
+        looks: how often each of them was looked at: where they are what they were, none is.
     """
 
     def __init__(
@@ -62,42 +61,37 @@ class Several:
         self.keys, self.places, self.transposed = keys, places, transposed
         self._owners, self._tensors = owners, framework.tensors
         self._given = [owner.tensor for owner in owners]
+        self.looks = 0
+        self._trains: list[bool] | None = None
         self._memories: list[Any] = [None] * len(owners)
         self._lies: list[Lies | None] = [None] * len(owners)
         self._gathered: Gathered | None = None
-        self._looked = False
+        self._watch = self._tensors.watch(self._given)
         #: As long as dtypes and shapes are what they were.
         self._of_weights: list[Site] | None = None
         self._of_steps: dict[tuple[int, ...], list[Site]] = {}
 
     def gathered(self) -> Gathered | None:
         """Where their samples are now. `None` where that can't be said."""
-        changed = not self._looked
-        for start in range(0, len(self._given), _AT_ONCE):
-            changed = self._look(start, start + _AT_ONCE) or changed
+        if self.looks and self._watch.same():
+            return self._gathered
+        changed = not self.looks
+        for place, (tensor, before) in enumerate(zip(self._given, self._memories)):
+            memory = self._memory(tensor)
+            if memory is None or memory != before:
+                self._memories[place], self._lies[place], changed = memory, self._where(place), True
+        trains = self._trained()
+        self._watch.note(unchanged=not changed and trains == self._trains)
+        self._trains, self.looks = trains, self.looks + 1
         if changed:
-            self._looked, self._of_weights = True, None
+            self._of_weights = None
             self._of_steps.clear()
             self._gathered = gathered_of(self._lies, self._tensors, self.transposed, self._given)
         return self._gathered
 
     def gathered_before(self) -> Gathered | None:
         """Where they were when they were last looked for."""
-        return self._gathered if self._looked else self.gathered()
-
-    def _look(self, start: int, end: int) -> bool:
-        """See where the memory of some of them is; whether it is elsewhere than before."""
-        known, given = self._memories[start:end], self._given[start:end]
-        try:
-            now = self._tensors.memories(given)
-        except Exception:  # of a kind that has no memory, or no shape
-            now = [self._memory(tensor) for tensor in given]
-        if now == known and None not in now:
-            return False
-        for place, (memory, before) in enumerate(zip(now, known), start):
-            if memory != before or memory is None:
-                self._memories[place], self._lies[place] = memory, self._where(place)
-        return True
+        return self._gathered if self.looks else self.gathered()
 
     def weight_sites(self, known: Known) -> list[Site]:
         """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
@@ -135,6 +129,11 @@ class Several:
         return known.site(
             Site(node.path, type(node.layer).__name__, stage, slot, dtype, lies.shape, call, True, transposed)
         )
+
+    def _trained(self) -> list[bool] | None:
+        with suppress(Exception):
+            return self._tensors.all_trainable(self._given)
+        return None
 
     def _memory(self, tensor: Any) -> Any:
         with suppress(Exception):

@@ -21,6 +21,37 @@ _Move = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_
 move: Callable[[int, int, int], None] = _Move(ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
 
 
+# The addresses that a process may have: below that there is nothing, as an address of 0 means none, nor beyond it.
+_LEAST, _MOST = 1 << 12, 1 << 47
+
+
+@lru_cache(maxsize=256)
+def _everything(stored: np.dtype[Any], width: int) -> np.ndarray:
+    """The memory of the process from `_LEAST` on: a row of so many elements begins at each multiple of an element."""
+    size = stored.itemsize
+    buffer: Any = (ctypes.c_char * (_MOST - _LEAST)).from_address(_LEAST)
+    return np.ndarray(((_MOST - _LEAST) // size - width, width), stored, buffer, 0, (size, size))
+
+
+def places_in_memory(addresses: np.ndarray, stored: np.dtype[Any]) -> np.ndarray:
+    """Where elements of a dtype begin, as `read` takes it.
+
+    Raises:
+        ValueError: an address is none that a process can have, or no multiple of the size of an element.
+    """
+    found, rest = np.divmod(addresses - _LEAST, stored.itemsize)
+    if rest.any() or (found.size and (found.min() < 0 or addresses.max() >= _MOST)):
+        raise ValueError(f"no memory of {stored} begins there")
+    return np.asarray(found)
+
+
+def read(places: np.ndarray, stored: np.dtype[Any], width: int) -> np.ndarray:
+    """A copy of as many elements from each place in memory on: of many pieces in one call of numpy's, which takes a
+    tenth of the time that as many calls of `move` take.
+    """
+    return np.asarray(_everything(stored, width)[places])
+
+
 class Cut(NamedTuple):
     """Where the elements that are looked at lie in a tensor's memory: at an address, or in an array.
 

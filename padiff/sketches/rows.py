@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from padiff.sketches.cuts import Cut, Kind, move
-from padiff.sketches.places import BLOCK, BUCKETS, ELEMENTS
-from padiff.sketches.sketch import FIGURES, padded, rows_of
+from padiff.sketches.cuts import Cut, Kind, move, places_in_memory, read
+from padiff.sketches.places import BLOCK, ELEMENTS
+from padiff.sketches.sketch import ROW, padded, rows_of
 
 #: ``empty(shape, dtype)``: an uninitialised C-contiguous array.
 Empty = Callable[[tuple[int, ...], Any], np.ndarray]
 
 # Elements and rows that are worked on at a time: what the processor's second cache holds of samples and of sketches.
 _AT_ONCE, _ROWS = 1 << 17, 512
+# Bytes that are read at a time: memory of the C library's own, of which larger pieces come from the system each time.
+_BYTES = 1 << 16
 # Rows that a kind of unknown number begins with.
 _FEW = 4
 # Of a sample that has no row yet.
@@ -53,29 +54,41 @@ class Layout:
         cuts: where they lie. Others may follow the same layout: of the same forms, at other addresses.
 
     Attributes:
-        direct: the kinds of those that are copied as they lie, with their sizes in bytes, and their places among
-            the tensors.
-        plain: the places of all of them.
+        small: what is looked at as a whole: for samples of one kind, of one dtype in memory, the places of the tensors.
+        large: of what blocks are looked at: for samples of one kind the places of the tensors, and how they lie.
+        plain: the places of all of these.
+        forms: how they lie.
         others: the places of the others.
-        ranks: of each tensor, the place among the samples.
     """
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
-        places: dict[Kind, list[int]] = defaultdict(list)
+        small: dict[tuple[Kind, np.dtype[Any]], list[int]] = defaultdict(list)
+        large: dict[Kind, list[int]] = defaultdict(list)
         self.others: list[int] = []
-        sizes: dict[Kind, int] = {}
         for place, cut in enumerate(cuts):
-            if cut.form is not None and cut.form.direct:
-                places[cut.kind].append(place)
-                sizes[cut.kind] = cut.form.nbytes
-            else:
+            form = cut.form
+            if form is None or not form.nbytes:
                 self.others.append(place)
-        self.direct = [(kind, sizes[kind], places[kind]) for kind in places]
-        self.plain = [place for _, _, some in self.direct for place in some]
+            elif form.chosen is None:
+                small[form.kind, form.stored].append(place)
+            else:
+                large[form.kind].append(place)
+        self.plain = [place for some in (*small.values(), *large.values()) for place in some]
+        self.forms = [form for form in [cuts[place].form for place in self.plain] if form is not None]
+        of = dict(zip(self.plain, self.forms))
+        self.small = [(*key, np.array(some)) for key, some in small.items()]
+        self.large = [(kind, [(place, of[place]) for place in some]) for kind, some in large.items()]
         order = self.plain + self.others
-        self.ranks = [0] * len(order)
+        self._ranks = [0] * len(order)
         for rank, place in enumerate(order):
-            self.ranks[place] = rank
+            self._ranks[place] = rank
+        self._numbers: tuple[int, list[int]] = (-1, [])
+
+    def numbers(self, first: int) -> list[int]:
+        """The numbers of the samples, in the order of the tensors, given the first. Not to be changed."""
+        if self._numbers[0] != first:  # as a rule it is that of the step before
+            self._numbers = first, [first + rank for rank in self._ranks]
+        return self._numbers[1]
 
 
 class Rows:
@@ -90,6 +103,7 @@ class Rows:
         self._empty, self._expected = empty, counts
         self.pieces: list[Piece] = []
         self._open: dict[Kind, Piece] = {}
+        self._more_memory: list[np.ndarray] = []
         #: By number: the piece and the row there.
         self._piece_of: list[int] = []
         self._row_of: list[int] = []
@@ -127,6 +141,13 @@ class Rows:
             yield piece, first, some
             count -= some
 
+    def _numbered(self, kind: Kind, count: int) -> Iterator[tuple[Piece, int, int]]:
+        """`spans`, for samples that get the next numbers."""
+        for piece, row, some in self.spans(kind, count):
+            self._piece_of += [piece.number] * some
+            self._row_of += range(row, row + some)
+            yield piece, row, some
+
     def reserve(self, count: int = 1) -> int:
         """Numbers for samples that have no rows yet; returns the first."""
         first = len(self._piece_of)
@@ -144,9 +165,7 @@ class Rows:
         """Take rows, and the next numbers, for so many samples of each kind; where the rows begin in memory."""
         addresses: list[int] = []
         for kind, count in kinds:
-            for piece, row, some in self.spans(kind, count):
-                self._piece_of += [piece.number] * some
-                self._row_of += range(row, row + some)
+            for piece, row, some in self._numbered(kind, count):
                 addresses += range(
                     piece.address + row * piece.stride, piece.address + (row + some) * piece.stride, piece.stride
                 )
@@ -179,29 +198,39 @@ class Rows:
             cut.copy_to(piece.rows[row])
         return number
 
-    def put_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: Sequence[int]) -> list[int]:
-        """Copy samples that follow a layout; returns their numbers.
+    def put_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: np.ndarray) -> list[int]:
+        """Copy samples that follow a layout; returns their numbers, in a list that is not to be changed.
 
         Args:
-            cuts: of those that are not copied as they lie.
+            cuts: of those that are not read by their addresses.
             addresses: of those that are.
+
+        Raises:
+            ValueError: no memory can be at one of these; nothing was copied.
         """
         first = len(self._piece_of)
-        for kind, size, places in layout.direct:
+        found = [places_in_memory(addresses[places], stored) for _, stored, places in layout.small]
+        for (kind, stored, _), places in zip(layout.small, found):
+            done, length = 0, kind[0]
+            for piece, row, count in self._numbered(kind, len(places)):
+                # What is read has memory of its own before it is here: so much that it is not taken from the system.
+                some = max(1, _BYTES // (length * stored.itemsize))
+                for start in range(0, count, some):
+                    end = min(start + some, count)
+                    read_to = piece.matrix[row + start : row + end, :length]
+                    read_to[...] = read(places[done + start : done + end], stored, length)
+                done += count
+        for kind, members in layout.large:
             done = 0
-            for piece, row, count in self.spans(kind, len(places)):
-                self._piece_of += [piece.number] * count
-                self._row_of += range(row, row + count)
-                start, stride = piece.address + row * piece.stride, piece.stride
-                to = range(start, start + count * stride, stride)
-                # One call after the other, without a step of Python's between them.
-                deque(map(move, to, [addresses[k] for k in places[done : done + count]], repeat(size)), 0)
+            for piece, row, count in self._numbered(kind, len(members)):
+                for k, (place, form) in enumerate(members[done : done + count], row):
+                    form.copy(int(addresses[place]), piece.rows[k])
                 done += count
         for place in layout.others:
             cut = cuts[place]
             assert cut is not None
             self.put(cut)
-        return [first + rank for rank in layout.ranks]
+        return layout.numbers(first)
 
     # -- when the training has gone on -----------------------------------------------------------------------
 
@@ -235,21 +264,41 @@ class Rows:
 
     def table(self) -> np.ndarray:
         """The sketches as they are stored: a row for each number."""
-        table = np.empty((len(self), len(FIGURES) + BUCKETS))
+        table = self._taken((len(self), ROW), np.float64)
         of = _indices(self._piece_of)
-        order = np.lexsort((_indices(self._row_of), of))
+        # Mostly in order already, which this kind of sorting makes use of.
+        most = max((piece.size for piece in self.pieces), default=1)
+        order = np.argsort(of * most + _indices(self._row_of), kind="stable")
         table[of == _NOWHERE] = 0.0
         starts = np.searchsorted(of[order], np.arange(len(self.pieces) + 1))
-        # Taken from the system once, not for each piece: that would cost more than the arithmetic.
-        memory = np.empty(max((piece.matrix.nbytes for piece in self.pieces), default=0), np.uint8)
+        # Taken once, not for each piece: that would cost more than the arithmetic.
+        memory = self._taken((2 * max((piece.matrix.nbytes for piece in self.pieces), default=0),), np.uint8)
+        rows = self._taken((max((piece.used for piece in self.pieces), default=0), ROW), np.float64)
         for piece, start in zip(self.pieces, starts):
             samples, numbers = piece.matrix[: piece.used], order[start : start + piece.used]
-            if samples.size:
-                work = memory[: samples.nbytes].view(samples.dtype).reshape(samples.shape)
-                table[numbers] = rows_of(samples, piece.kind[0], work)
-            else:  # of tensors without elements there is nothing to say
+            if not samples.size:  # of tensors without elements there is nothing to say
                 table[numbers] = 0.0
+                continue
+            work = memory[: 2 * samples.nbytes].view(samples.dtype).reshape(2, *samples.shape)
+            place = _span(numbers)
+            out = table[place] if isinstance(place, slice) else rows[: piece.used]
+            rows_of(samples, piece.kind[0], work, out)
+            if not isinstance(place, slice):
+                table[place] = out
         return table
+
+    def _taken(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Memory that goes back with that of the samples."""
+        array = self._empty(shape, dtype)
+        self._more_memory.append(array)
+        return array
+
+    def let_go(self) -> list[np.ndarray]:
+        """Forget the samples; their memory, and that of the tables."""
+        memory = [*(piece.matrix for piece in self.pieces), *self._more_memory]
+        self.pieces.clear()
+        self._more_memory.clear()
+        return memory
 
 
 def _indices(numbers: Sequence[int]) -> np.ndarray:

@@ -75,7 +75,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: Sequence[int]) -> list[int]:
+    def add_all(self, layout: Layout, cuts: Sequence[Cut | None], addresses: np.ndarray) -> list[int]:
         """Copy samples that follow a layout; returns their numbers (`padiff.sketches.rows.Rows.put_all`)."""
         return self._rows.put_all(layout, cuts, addresses)
 
@@ -163,10 +163,9 @@ class Samples:
         self._closed = True
         self._counts.clear()
         self._counts.update(self._rows.counts)
-        pieces = [piece.matrix for piece in self._rows.pieces]
-        self._rows.pieces.clear()
+        memory = self._rows.let_go()
         if self._done is not None:
-            self._done(pieces)
+            self._done(memory)
 
     def _settle(self, instead: bool = False) -> None:
         """Have every sample in its row; ``instead``: differences in the place of what others are subtracted from."""

@@ -35,6 +35,10 @@ SPREAD = 1 / math.sqrt(2 * BUCKETS)
 FIGURES = ("minimum", "maximum", "mean", "mean_abs", "mean_square", "zeros", "nonfinite")
 
 
+#: Numbers that a sketch is stored as.
+ROW = len(FIGURES) + BUCKETS
+
+
 @dataclass(frozen=True, slots=True)
 class Sketch:
     """What is kept of a tensor.
@@ -77,8 +81,8 @@ class Sketch:
         return np.asarray(difference * math.sqrt(share))
 
     def row(self) -> np.ndarray:
-        """The sketch as ``len(FIGURES) + BUCKETS`` numbers in float64, as it is stored."""
-        out = np.zeros(len(FIGURES) + BUCKETS)
+        """The sketch as `ROW` numbers in float64, as it is stored."""
+        out = np.zeros(ROW)
         out[: len(FIGURES)] = [getattr(self, name) for name in FIGURES]
         out[len(FIGURES) : len(FIGURES) + len(self.projection)] = self.projection
         return out
@@ -102,11 +106,17 @@ def sketch_of_sample(taken: np.ndarray, size: int, transposed: bool = False) -> 
         raise TypeError("a complex tensor has no sketch: look at its view as real numbers")
     values = np.zeros((1, padded(taken.size)), arithmetic(taken.dtype))
     values[0, : taken.size] = taken
-    return Sketch.of_row(rows_of(values, taken.size, np.empty_like(values))[0], size, transposed)
+    row = np.zeros((1, ROW))
+    if taken.size:  # of tensors without elements there is nothing to say
+        rows_of(values, taken.size, np.empty((2, *values.shape), values.dtype), row)
+    return Sketch.of_row(row[0], size, transposed)
 
 
 # Words of 8 bytes that are added up at a time: fewer than 256, and a divisor of a sample of `ELEMENTS` bytes.
 _WORDS = 244
+
+# Length of a sample up to which many are turned for their extremes: to look at short rows one by one takes longer.
+_SHORT = 128
 
 # Below this, a sum of squares would lose digits that float32 has; above the other, it would overflow.
 _TINY, _HUGE = 2.0**-50, 2.0**50
@@ -117,28 +127,69 @@ def padded(length: int) -> int:
     return -(-length // BUCKETS) * BUCKETS
 
 
-def rows_of(samples: np.ndarray, length: int, work: np.ndarray) -> np.ndarray:
+def rows_of(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
     """Sketches of tensors whose samples are equally long, as they are stored: a row for each.
 
     Args:
         samples: one in each row, filled up with zeros to `padded` of their length; float32 or float64.
-        length: of a sample.
-        work: memory of the same shape and dtype to work in.
+        length: of a sample; at least 1.
+        work: memory to work in: two arrays of the same shape and dtype.
+        out: where the sketches go, of `ROW` numbers each.
     """
-    out = np.zeros((len(samples), len(FIGURES) + BUCKETS))
-    if not samples.size:
-        return out
     values = samples[:, :length]
     with np.errstate(all="ignore"):
-        least, most = values.min(axis=1), values.max(axis=1)
-        largest = np.maximum(most, -least)
-        # As a rule nothing more has to be looked at. What is not a number is neither more nor less than another.
-        if largest.min() >= _TINY and largest.max() <= _HUGE:
-            out[:, 0], out[:, 1] = least, most
-            _add_up(samples, length, work, out)
-        else:
-            _add_up_odd(samples, length, work, out)
-    return out
+        least, most = _extremes(values)
+        # What is not a number is neither more nor less than another. As a rule there is none.
+        finite = bool(np.isfinite(np.maximum(most, -least)).all())
+        out[:, 6] = 0.0
+        if not finite:
+            samples, least, most, out[:, 6] = _only_finite(samples, length)
+        out[:, 0], out[:, 1] = least, most
+        scales = _scales(np.maximum(most, -least))
+        if scales is not None:
+            samples = np.multiply(samples, scales.astype(samples.dtype), out=work[1])
+        _add_up(samples, length, work[0], out)
+        if not finite:
+            out[:, 5] -= out[:, 6]
+        if scales is not None:
+            back = 1 / scales
+            out[:, 2:4] *= back
+            out[:, 4:5] *= back**2
+            out[:, len(FIGURES) :] *= back
+
+
+def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the most of each row."""
+    if values.shape[1] > _SHORT:
+        return values.min(axis=1), values.max(axis=1)
+    turned = np.ascontiguousarray(values.T)
+    return turned.min(axis=0), turned.max(axis=0)
+
+
+def _only_finite(samples: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Samples with zeros where they are not finite; the least and the most of what is, and the share of what is not."""
+    finite = np.isfinite(samples[:, :length])
+    none = ~finite.any(axis=1)
+    samples = samples.copy()
+    values = samples[:, :length]
+    least = np.where(none, 0, np.where(finite, values, np.inf).min(axis=1))
+    most = np.where(none, 0, np.where(finite, values, -np.inf).max(axis=1))
+    values[~finite] = 0
+    return samples, least, most, (~finite).sum(axis=1) / length
+
+
+def _scales(largest: np.ndarray) -> np.ndarray | None:
+    """By what to multiply each row, so that no square leaves the range of float32: powers of two, which round nothing.
+
+    `None`: by nothing.
+    """
+    odd = (largest > 0) & ((largest < _TINY) | (largest > _HUGE))
+    if not odd.any():
+        return None
+    scales = np.ones((len(largest), 1))
+    most_bits = 126 if largest.dtype == np.float32 else 1000  # a scale is a normal number itself
+    scales[odd, 0] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd].astype(np.float64))), -most_bits, most_bits)
+    return scales
 
 
 def _add_up(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
@@ -152,38 +203,8 @@ def _add_up(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray)
     out[:, len(FIGURES) :] = _columns(work)
 
 
-def _add_up_odd(samples: np.ndarray, length: int, work: np.ndarray, out: np.ndarray) -> None:
-    """Everything that is kept of samples of which some are zeros, very small or large, or not finite."""
-    values, dtype = samples[:, :length], samples.dtype
-    finite = np.isfinite(values)
-    if not finite.all():
-        out[:, 6] = (~finite).sum(axis=1) / length
-        none = ~finite.any(axis=1)
-        least = np.where(none, 0, np.where(finite, values, np.inf).min(axis=1))
-        most = np.where(none, 0, np.where(finite, values, -np.inf).max(axis=1))
-        samples = samples.copy()
-        samples[:, :length][~finite] = 0
-    else:
-        least, most = values.min(axis=1), values.max(axis=1)
-    out[:, 0], out[:, 1] = least, most
-    largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
-    # By a power of two, which rounds nothing, so that no square leaves the range of float32.
-    scale = np.ones((len(samples), 1))
-    odd = (largest > 0) & ((largest < _TINY) | (largest > _HUGE))
-    if odd.any():
-        most_bits = 126 if dtype == np.float32 else 1000  # the scale is a normal number itself
-        scale[odd, 0] = 2.0 ** np.clip(-np.floor(np.log2(largest[odd])), -most_bits, most_bits)
-        samples = samples * scale.astype(dtype)
-    _add_up(samples, length, work, out)
-    out[:, 5] -= out[:, 6]
-    if odd.any():
-        out[:, 2:4] /= scale
-        out[:, 4:5] /= scale**2
-        out[:, len(FIGURES) :] /= scale
-
-
 def _nonzero(samples: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """How many elements of each row are not zero; ``work`` as `rows_of` has it."""
+    """How many elements of each row are not zero; ``work`` as `_add_up` has it."""
     count, width = samples.shape
     if width % (8 * _WORDS):
         # Counts of this size are exact in float32, and a product adds up faster than a sum.
@@ -201,6 +222,8 @@ def _columns(terms: np.ndarray) -> np.ndarray:
     if width == BUCKETS:
         # As a sum of one term: that of -0.0 is 0.0.
         return np.asarray(np.add(terms, 0.0, dtype=np.float64))
+    if width == 2 * BUCKETS:
+        return np.asarray(np.add(terms[:, :BUCKETS] + terms[:, BUCKETS:], 0.0, dtype=np.float64))
     # A product with ones adds up several times faster than a sum does.
     sums = np.matmul(_ones(width // BUCKETS, terms.dtype), terms.reshape(count, -1, BUCKETS))
     return np.asarray(sums[:, 0].astype(np.float64))

@@ -127,29 +127,23 @@ def test_a_cut_is_what_a_sketch_looks_at(kit, view, dtype, turned):
     assert (cut.dtype, cut.shape) == (dtype, tuple(tensor.shape))
 
 
-def test_a_stamp_is_another_one_once_layers_are_others(kit):
-    stamp, layers = framework_of(kit.ReLU()).layers.stamp, None
-
-    def look():
-        return stamp(layers)
-
+def test_layers_that_are_watched_are_others_once_they_hold_or_own_something_else(kit):
     first, second = kit.Sequential(kit.Linear(3, 3), kit.ReLU()), kit.Sequential(kit.Linear(3, 3), kit.BatchNorm(3))
     layers = [first, second, *first.children(), *second.children()]
-    seen = [look()]
-    assert look() == seen[0]
+    watch = framework_of(kit.ReLU()).layers.watch(layers)
+    assert not watch.same()
+    watch.note()
+    assert watch.same()
     setattr(first, "2", kit.ReLU())
-    seen.append(look())
+    assert not watch.same()
+    watch.note()
     delattr(first, "2")
-    assert look() == seen[0]
+    assert not watch.same()
+    watch.note()
     linear, other = layers[2], layers[4]
-    kept = linear.weight
-    linear.weight = other.weight
-    seen.append(look())
-    linear.weight = kept
-    assert look() == seen[0]
-    bias = linear.bias
-    linear.bias = None
-    seen.append(look())
-    linear.bias = bias
-    assert look() == seen[0]
-    assert all(one != two for k, one in enumerate(seen) for two in seen[:k])
+    weight, bias = linear.weight, linear.bias
+    for slot, before, after in (("weight", weight, other.weight), ("bias", bias, None)):
+        setattr(linear, slot, after)
+        assert not watch.same()
+        setattr(linear, slot, before)
+        assert watch.same()

@@ -28,7 +28,7 @@ def made(seed):
 
 def added(samples, some):
     cuts = [tensors.cut(tensor) for tensor in some]
-    return samples.add_all(Layout(cuts), cuts, [cut.address for cut in cuts])
+    return samples.add_all(Layout(cuts), cuts, np.array([cut.address for cut in cuts]))
 
 
 def row_of(array):

@@ -122,10 +122,11 @@ def test_memory_comes_in_few_pieces_and_goes_back():
     given, back, counts = [], [], {}
 
     def empty(shape, dtype):
-        given.append(np.full(shape, np.nan, dtype))
+        given.append(np.full(shape, 99, dtype))
         return given[-1]
 
-    for pieces in (5, 1, 1):  # of a first step it is not known how many there will be
+    # Of a first step it is not known how many there will be. Three more are the table, and what it is worked out in.
+    for pieces in (5 + 3, 1 + 3, 1 + 3):
         given.clear()
         back.clear()
         samples = Samples(empty, back.extend, counts=counts)

@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from padiff.frameworks.values import UncopiedError
+from padiff.frameworks.watching import Compared
 from padiff.sketches import cuts
 from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
@@ -183,8 +184,8 @@ def memory(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.strides
 
 
-def memories(tensors: Sequence[Any]) -> list[Any]:
-    return [(t.data_ptr(), t.shape, t.strides) for t in tensors]
+def watch(tensors: Sequence[Any]) -> Compared:
+    return Compared(lambda: [(t.data_ptr(), t.dtype, t.shape, t.strides, t.stop_gradient) for t in tensors])
 
 
 def same_values(tensor: Any, other: Any) -> bool:

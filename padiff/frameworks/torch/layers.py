@@ -14,6 +14,7 @@ from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch import spread
 from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
+from padiff.frameworks.torch.watching import LayersWatch
 
 _LAZY = torch.nn.parameter.UninitializedTensorMixin
 
@@ -71,25 +72,8 @@ def computed(layer: Any) -> Collection[str]:
     return original(layer)._non_persistent_buffers_set
 
 
-def stamp(layers: Sequence[Any]) -> Any:
-    names: list[Any] = []
-    held: list[Any] = []
-    shapes: list[Any] = []
-    for layer in layers:
-        layer = original(layer) if type(layer).__name__ == "OptimizedModule" else layer
-        parameters, buffers, children = layer._parameters, layer._buffers, layer._modules
-        names += children
-        names.append(len(parameters))
-        names += parameters
-        names.append(len(buffers))
-        names += buffers
-        held += children.values()
-        held += parameters.values()
-        held += buffers.values()
-        for tensor in parameters.values():
-            shapes.append(None if tensor is None else tensor.shape)
-    # Lazy parameters become others by getting another class.
-    return names, list(map(id, held)), list(map(type, held)), shapes
+def watch(layers: Sequence[Any]) -> LayersWatch:
+    return LayersWatch(layers)
 
 
 def is_builtin(layer: Any) -> bool:

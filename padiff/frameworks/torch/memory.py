@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from operator import attrgetter, eq
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from padiff.frameworks.hooking import TRANSFORMED
+from padiff.frameworks.torch.watching import OWN_CLASSES, Kinds, in_turn
 from padiff.frameworks.values import UncopiedError
 from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 
@@ -40,12 +40,6 @@ _SPELT = {dtype: _spelt(dtype) for dtype in (*PLAIN, *_OTHERS, *_UNSIGNED, *_BIT
 
 #: By what numpy calls them, the dtypes that it calculates with as torch does.
 _NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN}
-
-# Tensors that are asked at a time.
-_AT_ONCE = 100
-
-# Kinds of tensors whose memory is their own.
-_OWN_KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class _Memory:
@@ -147,7 +141,7 @@ def address(tensor: Any, form: Form) -> int:
             return 0
         start: int = tensor.data_ptr()
         # A null pointer with an offset is no null pointer: only the storage says whether there is memory.
-        if type(tensor) not in _OWN_KINDS or tensor.storage_offset():
+        if type(tensor) not in OWN_CLASSES or tensor.storage_offset():
             storage = tensor.untyped_storage()
             if start + form.nbytes > storage.data_ptr() + storage.nbytes() and form.nbytes:
                 return 0
@@ -156,48 +150,35 @@ def address(tensor: Any, form: Form) -> int:
         return 0
 
 
-#: What `address` looks at of a tensor that is an attribute of it.
-_KIND = attrgetter("shape", "dtype", "is_cpu")
-
-
 def locator(forms: Sequence[Form]) -> Callable[[Sequence[Any]], list[int] | None]:
-    # One for each form, not for each tensor: the garbage collector would have to look at them.
-    of_forms = {id(form): (torch.Size(form.shape), _NAMED.get(form.dtype), True) for form in forms}
-    kinds, own = [of_forms[id(form)] for form in forms], torch.Tensor
+    some = [(Kinds(), each) for each in in_turn(forms)]
 
     def locate(tensors: Sequence[Any]) -> list[int] | None:
         found: list[int] = []
         try:
-            # Some at a time, while they are in the processor's cache; and without a step of Python's for each.
-            for start in range(0, len(tensors), _AT_ONCE):
-                some = tensors[start : start + _AT_ONCE]
-                plain = (
-                    _OWN_KINDS.issuperset(map(type, some))
-                    and all(map(eq, map(_KIND, some), kinds[start : start + _AT_ONCE]))
-                    and all(map(own.is_contiguous, some))
-                    and not any(map(own.is_neg, some))
-                    and not any(map(own.storage_offset, some))
-                )
-                if not plain:
-                    break
-                found += map(own.data_ptr, some)
+            for (kinds, of), these in zip(some, in_turn(tensors)):
+                found += _located(kinds, of, these)
         except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
             return None
-        if len(found) < len(tensors):
-            found = list(map(address, tensors, forms))
         return None if 0 in found else found
 
     return locate
 
 
+def _located(kinds: Kinds, forms: Sequence[Form], tensors: Sequence[Any]) -> list[int]:
+    """The address of each tensor; ``kinds``: what those were that were of these forms."""
+    own = torch.Tensor
+    if kinds.known(tensors) and not any(map(own.storage_offset, tensors)):
+        return list(map(own.data_ptr, tensors))
+    found = list(map(address, tensors, forms))
+    if 0 not in found:
+        kinds.learn(tensors)
+    return found
+
+
 def memory(tensor: Any) -> tuple[Any, ...]:
     """Where a tensor's memory is, how far it reaches, and how the tensor lies in it; for comparing with a later one."""
     return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
-
-
-def memories(tensors: Sequence[Any]) -> list[Any]:
-    """`memory` of many, in one go."""
-    return [(t.data_ptr(), t.untyped_storage().nbytes(), t.shape, t.stride()) for t in tensors]
 
 
 def _unreadable(tensor: Any) -> str:

@@ -16,8 +16,8 @@ from padiff.frameworks.torch.memory import address as address
 from padiff.frameworks.torch.memory import cut as cut
 from padiff.frameworks.torch.memory import form as form
 from padiff.frameworks.torch.memory import locator as locator
-from padiff.frameworks.torch.memory import memories as memories
 from padiff.frameworks.torch.memory import memory as memory
+from padiff.frameworks.torch.watching import TensorsWatch
 from padiff.sketches import cuts
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
 from padiff.sketches.samples import Empty
@@ -34,6 +34,10 @@ def is_tensor(value: Any) -> bool:
 
 def trainable(tensor: Any) -> bool:
     return bool(tensor.requires_grad)
+
+
+def watch(tensors: Sequence[Any]) -> TensorsWatch:
+    return TensorsWatch(tensors)
 
 
 def all_trainable(tensors: Sequence[Any]) -> list[bool]:

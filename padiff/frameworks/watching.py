@@ -1,0 +1,44 @@
+"""Seeing whether something is what it was, in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Watch(Protocol):
+    """Sees whether something is what it was when that was noted."""
+
+    def note(self, unchanged: bool = False) -> None:
+        """Note what it is now.
+
+        Args:
+            unchanged: it is known to be what was noted last, though `same` could not say so.
+        """
+
+    def same(self) -> bool:
+        """Whether it is still that; `False` where it can't be said, or nothing was noted."""
+
+
+class Compared:
+    """Compares values that say what it is.
+
+    Args:
+        now: gives them; what it raises means that it can't be said.
+    """
+
+    def __init__(self, now: Callable[[], Any]) -> None:
+        self._now = now
+        self._noted: Any = None
+
+    def note(self, unchanged: bool = False) -> None:
+        try:
+            self._noted = self._now()
+        except Exception:  # whatever kind of tensor or layer that is
+            self._noted = None
+
+    def same(self) -> bool:
+        try:
+            return self._noted is not None and bool(self._noted == self._now())
+        except Exception:  # likewise
+            return False
