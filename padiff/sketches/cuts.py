@@ -22,7 +22,7 @@ move: Callable[[int, int, int], None] = _Move(ctypes.cast(ctypes.memmove, ctypes
 
 
 # The addresses that a process may have: below that there is nothing, as an address of 0 means none, nor beyond it.
-_LEAST, _MOST = 1 << 12, 1 << 47
+_LEAST, _MOST = 1 << 12, 1 << 48
 
 
 @lru_cache(maxsize=256)

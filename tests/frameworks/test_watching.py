@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,13 @@ def test_a_tensor_with_other_values_is_the_same(kit):
 
 
 @pytest.mark.parametrize("place", [0, 3, 399])
-def test_a_tensor_that_is_frozen_is_another_each_time(kit, place):
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_tensor_that_is_frozen_is_another_each_time(kit, place, learning):
+    with contextlib.nullcontext() if learning else framework_of(kit.ReLU()).tensors.without_grad():
+        _frozen(kit, place)
+
+
+def _frozen(kit, place):
     watch, parameters = watched(kit)
     freezes = "stop_gradient" if kit.name == "paddle" else "requires_grad"
     for _ in range(3):

@@ -23,6 +23,7 @@ _MOST = 4
 _AT_ONCE = 250
 
 _Tensor = torch.Tensor
+_TRAINS = attrgetter("requires_grad")
 #: Classes of tensors whose memory is their own.
 OWN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -66,7 +67,7 @@ class Kinds:
 class _Some:
     """Some of the tensors that are watched."""
 
-    __slots__ = ("_kinds", "_large", "_memory", "_tensors")
+    __slots__ = ("_kinds", "_large", "_memory", "_tensors", "_trains")
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors, self._kinds = tensors, Kinds()
@@ -74,6 +75,7 @@ class _Some:
         self._large: list[Any] = []
         #: Where it was; `None`: not to be said.
         self._memory: Any = None
+        self._trains: list[bool] = []
 
     def note(self, unchanged: bool) -> None:
         self._memory = None
@@ -83,12 +85,16 @@ class _Some:
         try:
             self._large = [tensor for tensor in self._tensors if tensor.nbytes >= _LARGE]
             self._kinds.learn(self._tensors)
+            self._trains = list(map(_TRAINS, self._tensors))
             self._memory = self._now()
         except Exception:  # lazy, or of a kind that has no memory
             return
 
     def same(self) -> bool:
-        return self._memory is not None and self._kinds.known(self._tensors) and self._now() == self._memory
+        if self._memory is None or not self._kinds.known(self._tensors) or self._now() != self._memory:
+            return False
+        # Where nothing is to be trained, kinds don't tell which tensors are.
+        return torch.is_grad_enabled() or list(map(_TRAINS, self._tensors)) == self._trains
 
     def _now(self) -> Any:
         lengths = [tensor.untyped_storage().nbytes() for tensor in self._large]
