@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -18,6 +18,30 @@ class Watch(Protocol):
 
     def same(self) -> bool:
         """Whether it is still that; `False` where it can't be said, or nothing was noted."""
+
+
+# Tensors and layers that are looked at at a time, one thing after the other: of many more the first ones have left the
+# processor's cache, and so many answers would call the garbage collector.
+_AT_ONCE = 200
+
+
+def in_turn(many: Sequence[Any]) -> list[Sequence[Any]]:
+    """Some at a time."""
+    return [many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)]
+
+
+class Each:
+    """Watches several as one."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._watches = watches
+
+    def note(self, unchanged: bool = False) -> None:
+        for watch in self._watches:
+            watch.note(unchanged)
+
+    def same(self) -> bool:
+        return all(watch.same() for watch in self._watches)
 
 
 class Compared:

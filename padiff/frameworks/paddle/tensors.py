@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from padiff.frameworks.values import UncopiedError
-from padiff.frameworks.watching import Compared
+from padiff.frameworks.watching import Compared, Each, in_turn
 from padiff.sketches import cuts
 from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
@@ -181,11 +181,15 @@ def join(pieces: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def memory(tensor: Any) -> Any:
-    return tensor.data_ptr(), tensor.shape, tensor.strides
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.strides
 
 
-def watch(tensors: Sequence[Any]) -> Compared:
-    return Compared(lambda: [(t.data_ptr(), t.dtype, t.shape, t.strides, t.stop_gradient) for t in tensors])
+def watch(tensors: Sequence[Any]) -> Each:
+    return Each([Compared(partial(_seen, some)) for some in in_turn(tensors)])
+
+
+def _seen(tensors: Sequence[Any]) -> list[Any]:
+    return [(t.data_ptr(), t.dtype, t.shape, t.strides, t.stop_gradient) for t in tensors]
 
 
 def same_values(tensor: Any, other: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch import spread
 from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
-from padiff.frameworks.torch.watching import LayersWatch
+from padiff.frameworks.torch.watching import held
+from padiff.frameworks.watching import Compared, Each, in_turn
 
 _LAZY = torch.nn.parameter.UninitializedTensorMixin
 
@@ -72,8 +74,8 @@ def computed(layer: Any) -> Collection[str]:
     return original(layer)._non_persistent_buffers_set
 
 
-def watch(layers: Sequence[Any]) -> LayersWatch:
-    return LayersWatch(layers)
+def watch(layers: Sequence[Any]) -> Each:
+    return Each([Compared(partial(held, some)) for some in in_turn(layers)])
 
 
 def is_builtin(layer: Any) -> bool:

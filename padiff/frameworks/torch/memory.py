@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from padiff.frameworks.hooking import TRANSFORMED
-from padiff.frameworks.torch.watching import OWN_CLASSES, Kinds, in_turn
+from padiff.frameworks.torch.watching import OWN_CLASSES, Kinds
 from padiff.frameworks.values import UncopiedError
+from padiff.frameworks.watching import in_turn
 from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 
 # numpy has no such dtypes, and torch's .numpy() raises for them: their bits are seen as integers of the same width.
@@ -178,7 +179,7 @@ def _located(kinds: Kinds, forms: Sequence[Form], tensors: Sequence[Any]) -> lis
 
 def memory(tensor: Any) -> tuple[Any, ...]:
     """Where a tensor's memory is, how far it reaches, and how the tensor lies in it; for comparing with a later one."""
-    return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.untyped_storage().nbytes(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _unreadable(tensor: Any) -> str:

@@ -18,6 +18,7 @@ from padiff.frameworks.torch.memory import form as form
 from padiff.frameworks.torch.memory import locator as locator
 from padiff.frameworks.torch.memory import memory as memory
 from padiff.frameworks.torch.watching import TensorsWatch
+from padiff.frameworks.watching import Each, in_turn
 from padiff.sketches import cuts
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
 from padiff.sketches.samples import Empty
@@ -36,8 +37,8 @@ def trainable(tensor: Any) -> bool:
     return bool(tensor.requires_grad)
 
 
-def watch(tensors: Sequence[Any]) -> TensorsWatch:
-    return TensorsWatch(tensors)
+def watch(tensors: Sequence[Any]) -> Each:
+    return Each([TensorsWatch(some) for some in in_turn(tensors)])
 
 
 def all_trainable(tensors: Sequence[Any]) -> list[bool]:

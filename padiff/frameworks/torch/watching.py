@@ -19,18 +19,11 @@ TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards"
 _LARGE = 1 << 15
 # Kinds that are kept in mind: the same tensors are asked inside of autocast and outside of it.
 _MOST = 4
-# Tensors that are asked at a time, one thing after the other: of more, the first ones have left the processor's cache.
-_AT_ONCE = 250
 
 _Tensor = torch.Tensor
 _TRAINS = attrgetter("requires_grad")
 #: Classes of tensors whose memory is their own.
 OWN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-def in_turn(tensors: Sequence[Any]) -> list[Sequence[Any]]:
-    """Some tensors at a time."""
-    return [tensors[start : start + _AT_ONCE] for start in range(0, len(tensors), _AT_ONCE)]
 
 
 def _ordinary(tensor: Any) -> bool:
@@ -64,8 +57,8 @@ class Kinds:
             return
 
 
-class _Some:
-    """Some of the tensors that are watched."""
+class TensorsWatch:
+    """Watches tensors: see `padiff.frameworks.values.Tensors.watch`."""
 
     __slots__ = ("_kinds", "_large", "_memory", "_tensors", "_trains")
 
@@ -77,7 +70,7 @@ class _Some:
         self._memory: Any = None
         self._trains: list[bool] = []
 
-    def note(self, unchanged: bool) -> None:
+    def note(self, unchanged: bool = False) -> None:
         self._memory = None
         if not unchanged:
             # Which of several kinds they were is not said.
@@ -91,31 +84,17 @@ class _Some:
             return
 
     def same(self) -> bool:
-        if self._memory is None or not self._kinds.known(self._tensors) or self._now() != self._memory:
+        try:
+            if self._memory is None or not self._kinds.known(self._tensors) or self._now() != self._memory:
+                return False
+            # Where nothing is to be trained, kinds need not tell which tensors are.
+            return torch.is_grad_enabled() or list(map(_TRAINS, self._tensors)) == self._trains
+        except Exception:  # of a kind that has no memory by now
             return False
-        # Where nothing is to be trained, kinds don't tell which tensors are.
-        return torch.is_grad_enabled() or list(map(_TRAINS, self._tensors)) == self._trains
 
     def _now(self) -> Any:
         lengths = [tensor.untyped_storage().nbytes() for tensor in self._large]
         return list(map(_Tensor.data_ptr, self._tensors)), lengths
-
-
-class TensorsWatch:
-    """See `padiff.frameworks.values.Tensors.watch`."""
-
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self._some = [_Some(some) for some in in_turn(tensors)]
-
-    def note(self, unchanged: bool = False) -> None:
-        for some in self._some:
-            some.note(unchanged)
-
-    def same(self) -> bool:
-        try:
-            return all(some.same() for some in self._some)
-        except Exception:  # of a kind that has no memory by now
-            return False
 
 
 #: What a layer holds and owns.
@@ -123,34 +102,18 @@ _HELD = attrgetter("_modules", "_parameters", "_buffers")
 _SHAPE = attrgetter("shape")
 
 
-class LayersWatch:
-    """See `padiff.frameworks.base.Layers.watch`."""
+def held(layers: Sequence[Any]) -> list[Any]:
+    """What layers hold and own, without a step of Python's for each of them.
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._some = in_turn(layers)
-        self._noted: list[Any] = []
-
-    def note(self, unchanged: bool = False) -> None:
-        try:
-            self._noted = [_held(some) for some in self._some]
-        except Exception:  # lazy parameters have no shape
-            self._noted = []
-
-    def same(self) -> bool:
-        try:
-            return bool(self._noted) and all(_held(some) == noted for some, noted in zip(self._some, self._noted))
-        except Exception:  # likewise
-            return False
-
-
-def _held(layers: Sequence[Any]) -> list[Any]:
-    """What layers hold and own, without a step of Python's for each of them."""
+    Raises:
+        Exception: lazy parameters have no shape.
+    """
     classes = list(map(type, layers))
     if any(each.__name__ == "OptimizedModule" for each in set(classes)):
         layers = [original(layer) for layer in layers]
     holders = list(chain.from_iterable(map(_HELD, layers)))
-    held = list(chain.from_iterable(map(dict.values, holders)))
+    values = list(chain.from_iterable(map(dict.values, holders)))
     parameters = [each for each in chain.from_iterable(map(dict.values, holders[1::3])) if each is not None]
+    names, counts = list(chain.from_iterable(holders)), list(map(len, holders))
     # Lazy parameters become others by getting another class.
-    of = [classes, list(map(len, holders)), list(map(id, held)), list(map(type, held)), list(map(_SHAPE, parameters))]
-    return [*of, list(chain.from_iterable(holders))]
+    return [classes, names, counts, list(map(id, values)), list(map(type, values)), list(map(_SHAPE, parameters))]
