@@ -10,6 +10,7 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
+from padiff.frameworks.torch import watching
 
 
 def watched(kit):
@@ -97,8 +98,14 @@ def test_tensors_of_every_kind_can_be_watched(parameter):
     watch.same()
 
 
+def refuses(*tensors, **options):
+    raise TypeError("of a version that asks otherwise")
+
+
+@pytest.mark.parametrize("guards", [watching.TensorGuards, None, refuses], ids=["guards", "none", "others"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_parameters_that_are_frozen_in_turn_are_recorded_as_they_are(autocast):
+def test_parameters_that_are_frozen_in_turn_are_recorded_as_they_are(autocast, guards, monkeypatch):
+    monkeypatch.setattr(watching, "TensorGuards", guards)
     model = torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(4)))
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
