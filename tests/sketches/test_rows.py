@@ -165,3 +165,31 @@ def test_gradients_that_lie_otherwise_in_some_steps_are_recorded_as_they_are(tur
             rec.try_dump()
     for number, step in enumerate(expected[1:], 1):  # small tensors of the first one are kept in full
         assert_stepped(rec, number, step)
+
+
+def amid_an_element():
+    """A tensor whose memory begins in the middle of an element."""
+    return torch.frombuffer(bytearray(4 * 25 + 1), dtype=torch.float32, count=25, offset=1).view(5, 5)
+
+
+def test_nothing_is_copied_where_memory_begins_in_the_middle_of_an_element():
+    samples = Samples()
+    with pytest.raises(ValueError, match="begins there"):
+        added(samples, [torch.ones(25), amid_an_element()])
+    assert len(samples) == 0
+
+
+def test_a_parameter_in_the_middle_of_an_element_is_recorded_for_itself():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
+    model[0].weight = torch.nn.Parameter(amid_an_element().copy_(torch.randn(5, 5)))
+    optimizer, expected = torch.optim.SGD(model.parameters(), 0.1), []
+    with padiff.record(model, detail="sketch", optimizer=optimizer) as rec:
+        for _ in range(4):
+            expected.append(model[0].weight.detach().numpy().copy())
+            optimizer.zero_grad()
+            model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+            rec.try_dump()
+    for number in range(1, 4):
+        (weight,) = [r for r in rec.run.steps(number)[0].records if r.site == "0/weight/weight"]
+        np.testing.assert_array_equal(weight.source.row, row_of(expected[number]))
