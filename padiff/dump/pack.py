@@ -30,7 +30,7 @@ from padiff.errors import TensorFileError
 from padiff.records import NO_TRACE, Record, Room, Sketched, Step, TensorSource, settings_from_json
 from padiff.records.frozen import quickly_made
 from padiff.records.structured import Structured
-from padiff.sketches.sketch import BUCKETS, FIGURES
+from padiff.sketches.sketch import ROW
 from padiff.system.memory import new_memory
 
 PACK_FILE = "step.safetensors"
@@ -171,8 +171,8 @@ class PackReader:
 def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
     place = places.get(SKETCH_TABLE)
     if place is None:
-        return np.zeros((0, len(FIGURES) + BUCKETS))
-    if place.dtype != np.float64 or place.shape[1:] != (len(FIGURES) + BUCKETS,):
+        return np.zeros((0, ROW))
+    if place.dtype != np.float64 or place.shape[1:] != (ROW,):
         raise ValueError(f"sketches of {place.dtype} in a table of {place.shape}")
     return file.view(place)
 

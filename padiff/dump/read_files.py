@@ -25,7 +25,7 @@ from padiff.errors import RunFolderError
 from padiff.records import LOOP, NO_TRACE, STAGES, Record, Sketched, Step, TensorSource, Trace, settings_from_json
 from padiff.records.parts import Part
 from padiff.records.structured import Structured
-from padiff.sketches.sketch import BUCKETS, FIGURES
+from padiff.sketches.sketch import ROW
 
 _Others = Mapping[str, tuple[AnyPath, str]]
 
@@ -141,7 +141,7 @@ def _trace(folder: Path, others: _Others, path: Path, content: Mapping[str, Any]
             raise ValueError(f"kept as {kept_as!r} at {place!r}")
         if not table:
             kept = trace["sketches"]
-            rows = (whole(kept["rows"]), len(FIGURES) + BUCKETS)
+            rows = (whole(kept["rows"]), ROW)
             table.append(
                 np.array(TensorFile(folder, str(kept["file"]), "float64", rows, "sketches").read(), np.float64)
             )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 
 class Watch(Protocol):
     """Sees whether something is what it was when that was noted."""
 
-    def note(self, unchanged: bool = False) -> None:
-        """Note what it is now.
+    def note(self, unchanged: bool = False) -> bool:
+        """Note what it is now; whether that can be said.
 
         Args:
             unchanged: it is known to be what was noted last, though `same` could not say so.
@@ -36,9 +37,9 @@ class Each:
     def __init__(self, watches: Sequence[Watch]) -> None:
         self._watches = watches
 
-    def note(self, unchanged: bool = False) -> None:
-        for watch in self._watches:
-            watch.note(unchanged)
+    def note(self, unchanged: bool = False) -> bool:
+        noted = [watch.note(unchanged) for watch in self._watches]  # each of them, whatever is said of the others
+        return all(noted)
 
     def same(self) -> bool:
         return all(watch.same() for watch in self._watches)
@@ -55,14 +56,20 @@ class Compared:
         self._now = now
         self._noted: Any = None
 
-    def note(self, unchanged: bool = False) -> None:
+    def note(self, unchanged: bool = False) -> bool:
         try:
             self._noted = self._now()
         except Exception:  # whatever kind of tensor or layer that is
             self._noted = None
+        return self._noted is not None
 
     def same(self) -> bool:
         try:
             return self._noted is not None and bool(self._noted == self._now())
         except Exception:  # likewise
             return False
+
+
+def compared(now: Callable[[Sequence[Any]], Any], many: Sequence[Any]) -> Each:
+    """Compares what is said of many, some at a time."""
+    return Each([Compared(partial(now, some)) for some in in_turn(many)])

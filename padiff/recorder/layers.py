@@ -93,8 +93,7 @@ class Layers:
 
     def _note(self) -> None:
         """Have a stamp for what layers, and what they own, are now."""
-        self._watch.note()
-        self.stamp = object() if self._watch.same() else None
+        self.stamp = object() if self._watch.note() else None
 
     def settle(self) -> bool:
         """At the end of a step: whether the layers, or what they own, are others than when they were last described.

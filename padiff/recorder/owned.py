@@ -73,21 +73,21 @@ class Owned:
         self._several: dict[tuple[int, ...], Several] = {}
         self.all = self._some(tuple(self.owners))
         self._levels: tuple[Any, bool] | None = None
-        self._trained: tuple[int, list[bool]] | None = None
 
     def training(self) -> list[bool]:
         """Which of them are parameters that a backward gives gradients now."""
-        trains = self._framework.tensors.all_trainable(self.tensors)
+        return self._training(self._framework.tensors.all_trainable(self.tensors))
+
+    def gathered_training(self) -> list[bool]:
+        """`training`, as of when all of them were last gathered."""
+        assert self.all.trains is not None
+        return self._training(self.all.trains)
+
+    def _training(self, trains: list[bool]) -> list[bool]:
         if self._held:
             held = [owner.held for owner in self.owners.values()]
             trains = [each if one is None else one.trainable for each, one in zip(trains, held)]
         return [each and parameter for each, parameter in zip(trains, self._parameters)]
-
-    def trained(self) -> list[bool]:
-        """`training`, as of when all of them were last gathered."""
-        if self._trained is None or self._trained[0] != self.all.looks or self._held:
-            self._trained = self.all.looks, self.training()
-        return self._trained[1]
 
     def trains(self, key: int) -> bool:
         """Whether one of them is a parameter that a backward gives gradients now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from operator import eq
 from typing import Any
 
 from padiff.recorder.copying import LevelOf
@@ -164,7 +163,7 @@ class Parameters:
         if gathered is None or numbers is None:
             return False
         records.write_all(owned.all.weight_sites(records.known), numbers)
-        self._batch = Batch(list(numbers), *gathered.kinds, owned.trained())
+        self._batch = Batch(list(numbers), *gathered.kinds, owned.gathered_training())
         return True
 
     def _snapshot_of(self, key: int) -> None:
@@ -357,4 +356,4 @@ def _same(one: Taken, other: Taken) -> bool:
 
 def _hold(its: Sequence[int] | None, keys: Sequence[int]) -> bool:
     """Whether all keys are among some; `None`: all there are."""
-    return its is None or (len(its) == len(keys) and all(map(eq, its, keys))) or {*its}.issuperset(keys)
+    return its is None or tuple(its) == tuple(keys) or {*its}.issuperset(keys)

@@ -47,7 +47,7 @@ class Several:
 
     Attributes:
         keys, places, transposed: likewise.
-        looks: how often each of them was looked at: where they are what they were, none is.
+        trains: which are trainable, as of when they were last gathered; `None`: they were not yet.
     """
 
     def __init__(
@@ -61,8 +61,7 @@ class Several:
         self.keys, self.places, self.transposed = keys, places, transposed
         self._owners, self._tensors = owners, framework.tensors
         self._given = [owner.tensor for owner in owners]
-        self.looks = 0
-        self._trains: list[bool] | None = None
+        self.trains: list[bool] | None = None
         self._memories: list[Any] = [None] * len(owners)
         self._lies: list[Lies | None] = [None] * len(owners)
         self._gathered: Gathered | None = None
@@ -73,16 +72,16 @@ class Several:
 
     def gathered(self) -> Gathered | None:
         """Where their samples are now. `None` where that can't be said."""
-        if self.looks and self._watch.same():
+        if self.trains is not None and self._watch.same():
             return self._gathered
-        changed = not self.looks
+        changed = self.trains is None
         for place, (tensor, before) in enumerate(zip(self._given, self._memories)):
             memory = self._memory(tensor)
             if memory is None or memory != before:
                 self._memories[place], self._lies[place], changed = memory, self._where(place), True
-        trains = self._trained()
-        self._watch.note(unchanged=not changed and trains == self._trains)
-        self._trains, self.looks = trains, self.looks + 1
+        trains = self._tensors.all_trainable(self._given)
+        self._watch.note(unchanged=not changed and trains == self.trains)
+        self.trains = trains
         if changed:
             self._of_weights = None
             self._of_steps.clear()
@@ -91,7 +90,7 @@ class Several:
 
     def gathered_before(self) -> Gathered | None:
         """Where they were when they were last looked for."""
-        return self._gathered if self.looks else self.gathered()
+        return self.gathered() if self.trains is None else self._gathered
 
     def weight_sites(self, known: Known) -> list[Site]:
         """The sites of the weights, all of them as they are where they were last looked for (`gathered`)."""
@@ -129,11 +128,6 @@ class Several:
         return known.site(
             Site(node.path, type(node.layer).__name__, stage, slot, dtype, lies.shape, call, True, transposed)
         )
-
-    def _trained(self) -> list[bool] | None:
-        with suppress(Exception):
-            return self._tensors.all_trainable(self._given)
-        return None
 
     def _memory(self, tensor: Any) -> Any:
         with suppress(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from padiff.sketches.cuts import Cut, Kind, move, places_in_memory, read
+from padiff.sketches.cuts import Cut, Form, Kind, move, places_in_memory, read
 from padiff.sketches.places import BLOCK, ELEMENTS
 from padiff.sketches.sketch import ROW, padded, rows_of
 
@@ -63,22 +63,22 @@ class Layout:
     """
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
-        small: dict[tuple[Kind, np.dtype[Any]], list[int]] = defaultdict(list)
-        large: dict[Kind, list[int]] = defaultdict(list)
+        small: dict[tuple[Kind, np.dtype[Any]], list[tuple[int, Form]]] = defaultdict(list)
+        large: dict[Kind, list[tuple[int, Form]]] = defaultdict(list)
         self.others: list[int] = []
         for place, cut in enumerate(cuts):
             form = cut.form
             if form is None or not form.nbytes:
                 self.others.append(place)
             elif form.chosen is None:
-                small[form.kind, form.stored].append(place)
+                small[form.kind, form.stored].append((place, form))
             else:
-                large[form.kind].append(place)
-        self.plain = [place for some in (*small.values(), *large.values()) for place in some]
-        self.forms = [form for form in [cuts[place].form for place in self.plain] if form is not None]
-        of = dict(zip(self.plain, self.forms))
-        self.small = [(*key, np.array(some)) for key, some in small.items()]
-        self.large = [(kind, [(place, of[place]) for place in some]) for kind, some in large.items()]
+                large[form.kind].append((place, form))
+        groups = [*small.values(), *large.values()]
+        self.plain = [place for some in groups for place, _ in some]
+        self.forms = [form for some in groups for _, form in some]
+        self.small = [(*key, np.array([place for place, _ in some])) for key, some in small.items()]
+        self.large = list(large.items())
         order = self.plain + self.others
         self._ranks = [0] * len(order)
         for rank, place in enumerate(order):

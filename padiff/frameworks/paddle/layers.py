@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import paddle
@@ -13,7 +12,7 @@ from paddle.jit.dy2static.program_translator import ASTStaticFunction, StaticFun
 from padiff.frameworks.base import evaluating_in
 from padiff.frameworks.compiled import warn_of_compiled
 from padiff.frameworks.settings import plain_settings
-from padiff.frameworks.watching import Compared
+from padiff.frameworks.watching import Each, compared
 
 #: What a parameter has whose memory the third stage of group sharding takes away between the layer's calls.
 _SLICED = "fw_storage"
@@ -81,8 +80,8 @@ def computed(layer: Any) -> Collection[str]:
     return layer._non_persistable_buffer_names_set
 
 
-def watch(layers: Sequence[Any]) -> Compared:
-    return Compared(partial(_held, layers))
+def watch(layers: Sequence[Any]) -> Each:
+    return compared(_held, layers)
 
 
 def _held(layers: Sequence[Any]) -> Any:

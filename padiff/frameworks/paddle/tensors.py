@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from padiff.frameworks.values import UncopiedError
-from padiff.frameworks.watching import Compared, Each, in_turn
+from padiff.frameworks.watching import Each, compared
 from padiff.sketches import cuts
 from padiff.sketches.cuts import Cut, Form, cut_of, form_of
 from padiff.sketches.places import BLOCK, ELEMENTS, block_rows
@@ -185,7 +185,7 @@ def memory(tensor: Any) -> Any:
 
 
 def watch(tensors: Sequence[Any]) -> Each:
-    return Each([Compared(partial(_seen, some)) for some in in_turn(tensors)])
+    return compared(_seen, tensors)
 
 
 def _seen(tensors: Sequence[Any]) -> list[Any]:

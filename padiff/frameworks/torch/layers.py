@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from padiff.frameworks.settings import plain_settings
 from padiff.frameworks.torch import spread
 from padiff.frameworks.torch.calls import compiled_in_place, compiled_paths, original
 from padiff.frameworks.torch.watching import held
-from padiff.frameworks.watching import Compared, Each, in_turn
+from padiff.frameworks.watching import Each, compared
 
 _LAZY = torch.nn.parameter.UninitializedTensorMixin
 
@@ -75,7 +74,7 @@ def computed(layer: Any) -> Collection[str]:
 
 
 def watch(layers: Sequence[Any]) -> Each:
-    return Each([Compared(partial(held, some)) for some in in_turn(layers)])
+    return compared(held, layers)
 
 
 def is_builtin(layer: Any) -> bool:

@@ -70,7 +70,7 @@ class TensorsWatch:
         self._memory: Any = None
         self._trains: list[bool] = []
 
-    def note(self, unchanged: bool = False) -> None:
+    def note(self, unchanged: bool = False) -> bool:
         self._memory = None
         if not unchanged:
             # Which of several kinds they were is not said.
@@ -81,7 +81,8 @@ class TensorsWatch:
             self._trains = list(map(_TRAINS, self._tensors))
             self._memory = self._now()
         except Exception:  # lazy, or of a kind that has no memory
-            return
+            return False
+        return True
 
     def same(self) -> bool:
         try:
