@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from padiff.dump import codecs
 from padiff.dump.deduplication import SHARED
@@ -23,7 +24,7 @@ from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.safetensors import DTYPES, ArrayFile, Place
-from padiff.dump.structures import SKETCHES, Entry, StructureReader
+from padiff.dump.structures import SKETCHES, Structure, StructureReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
@@ -107,6 +108,32 @@ class PackedTensor(TensorSource):
         return array
 
 
+# Bytes between two tensors that are read with them, on average: to ask for each takes as long as copying so many.
+_GAP = 1 << 14
+# Bytes that are read at a time for the sake of small tensors.
+_TABLE = 1 << 24
+
+
+def table_of(tensors: Sequence[PackedTensor]) -> np.ndarray | None:
+    """Tensors of one dtype and so many elements each as the rows of a table, in one read; `None` where each is to be
+    read by itself: they lie in several files or far apart, are compressed or complex, or can't be read.
+    """
+    file, stored, place = tensors[0].file, tensors[0].stored, tensors[0].place
+    if any(t.file is not file or t.stored != stored or t.compression or t.dtype[0] == "c" for t in tensors):
+        return None
+    starts = np.array([tensor.place.start for tensor in tensors], np.int64)
+    begin = int(starts.min())
+    span = int(starts.max()) + place.size - begin
+    starts, rest = np.divmod(starts - begin, stored.itemsize)
+    if rest.any() or span > _TABLE or span > (_GAP + place.size) * len(tensors):
+        return None
+    try:
+        there = file.array(Place(begin, stored, (span // stored.itemsize,)))
+    except (OSError, ValueError, MemoryError):
+        return None
+    return np.asarray(sliding_window_view(there, math.prod(place.shape))[starts])
+
+
 def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = None) -> ArrayFile:
     """A file of tensors, to be read from the disk, or fetched from its store."""
     return Fetched(path, recent, fetching or Fetching()) if isinstance(path, RemotePath) else ArrayFile(path, recent)
@@ -145,11 +172,11 @@ class PackReader:
                 headers[where] = beside, beside.header()[1]
             outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)
-            make = partial(_record, stored, structure.entries)
+            make = partial(_record, stored, structure)
             if structure.rows > len(stored.rows):
                 raise ValueError(f"a sketch in row {structure.rows - 1} of {len(stored.rows)}")
             # A record of a sketch is made when it is looked at; all others show now that they can be.
-            made: list[Record | None] = [None] * len(structure.entries)
+            made: list[Record | None] = [None] * len(structure.kept)
             for place in structure.others:
                 made[place] = make(place)
             records: Sequence[Record] = Structured(made, structure, make, structure.sketches, stored.rows)
@@ -220,8 +247,9 @@ class _Stored:
         raise ValueError(f"kept as {kept_as!r}")
 
 
-def _record(stored: _Stored, entries: Sequence[Entry], order: int) -> Record:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, kept_as, where, part = entries[order]
+def _record(stored: _Stored, structure: Structure, order: int) -> Record:
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, numbers, part = structure.names.entries[order]
+    kept_as, where = structure.kept[order]
     source: TensorSource
     if kept_as in SKETCHES:
         source = Sketched(stored.rows[where], numbers, kept_as == "turned")

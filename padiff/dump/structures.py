@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -28,6 +28,7 @@ from padiff.errors import RunFolderError
 from padiff.records import STAGES, Record, Step, Trace
 from padiff.records.alike import numbers_of
 from padiff.records.parts import Part
+from padiff.records.structured import Sketches
 
 STRUCTURES = "structures"
 SCHEMA_VERSION = 1
@@ -111,18 +112,35 @@ class StructureWriter:
 
 
 #: What a record is called, as `padiff.records.Record` has it (layer, stage, slot, call, layer type, dtype, shape,
-#: whether it is recomputed), and where it is kept: how many numbers it has, of a part the whole (a complex one is two),
-#: how and where the step's file has it, and which part it is. A plain tuple, which the garbage collector need not look
-#: at again and again: they are kept, and of many layers they are many.
-Entry: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, str, Any, Part | None]
+#: whether it is recomputed), how many numbers it has, of a part the whole (a complex one is two), and which part it is.
+#: A plain tuple, which the garbage collector need not look at again and again: they are kept, and of many layers they
+#: are many.
+Name: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, Part | None]
+#: How the step's file keeps a record, and where.
+Kept: TypeAlias = tuple[str, Any]
 
 #: How a sketch is kept: of a tensor, or of the transposed matrix.
 SKETCHES = ("sketch", "turned")
 
 
+class Names:
+    """What the records of a step are called: one object for all structures that say the same of it.
+
+    Attributes:
+        entries: one for each record.
+        facts: what was found out from the records (`padiff.records.structured.Structured.fact`).
+    """
+
+    __slots__ = ("__weakref__", "entries", "facts")
+
+    def __init__(self, entries: list[Name]) -> None:
+        self.entries, self.facts = entries, dict[Any, Any]()
+
+
 @dataclass(eq=False)
 class Structure:
-    """What the records of a step are called: one object for all steps that refer to files of the same content.
+    """What the records of a step are called, and how they are kept: one object for all steps that refer to files of the
+    same content.
 
     Attributes:
         compression: how its tensors are compressed.
@@ -133,51 +151,71 @@ class Structure:
     compression: str
     records: list[Any]
     trace: StoredTrace | None
-    _entries: list[Entry] | None = field(default=None, init=False)
-    _sketches: np.ndarray | None = field(default=None, init=False)
-    #: What was found out from the records (`padiff.records.structured.Structured.fact`).
-    facts: dict[Any, Any] = field(default_factory=dict, init=False)
 
-    @property
-    def sketches(self) -> np.ndarray:
-        """Where each record's sketch is in the step's table; -1 where it is kept otherwise.
+    @cached_property
+    def sketches(self) -> Sketches:
+        """Which records are sketches, and where.
 
         Raises:
             ValueError: one of them is nowhere.
         """
-        if self._sketches is None:
-            rows = [where if kept_as in SKETCHES else None for *_, kept_as, where, _ in self.entries]
-            if any(row is not None and row < 0 for row in rows):
-                raise ValueError("a sketch in a row before the first")
-            self._sketches = np.array([-1 if row is None else row for row in rows], np.intp)
-        return self._sketches
+        rows = [where if kept_as in SKETCHES else None for kept_as, where in self.kept]
+        if any(row is not None and row < 0 for row in rows):
+            raise ValueError("a sketch in a row before the first")
+        return Sketches(
+            np.array([-1 if row is None else row for row in rows], np.intp),
+            np.array([numbers for *_, numbers, _ in self.names.entries], np.int64),
+            np.array([kept_as == "turned" for kept_as, _ in self.kept], np.bool_),
+            [shape for *_, shape, _, _, _ in self.names.entries],
+        )
 
     @cached_property
     def rows(self) -> int:
         """How many rows the step's table of sketches has at least."""
-        return int(self.sketches.max(initial=-1)) + 1
+        return int(self.sketches.rows.max(initial=-1)) + 1
 
     @cached_property
     def others(self) -> list[int]:
         """The places of the records that are no sketches."""
-        found: list[int] = np.flatnonzero(self.sketches < 0).tolist()
+        found: list[int] = np.flatnonzero(self.sketches.rows < 0).tolist()
         return found
 
     @property
-    def entries(self) -> list[Entry]:
-        """An entry for each record; checked once.
+    def names(self) -> Names:
+        """What the records are called; checked once.
 
         Raises:
             ValueError, TypeError, AttributeError, OverflowError: one of them is damaged.
         """
-        if self._entries is None:
-            self._entries = [_entry(entry) for entry in self.records]
-            self.records = []
-        return self._entries
+        return self._checked[0]
+
+    @property
+    def kept(self) -> list[Kept]:
+        """How each record is kept, and where.
+
+        Raises:
+            ValueError, TypeError, AttributeError, OverflowError: likewise.
+        """
+        return self._checked[1]
+
+    @cached_property
+    def _checked(self) -> tuple[Names, list[Kept]]:
+        entries = [_name(entry) for entry in self.records]
+        kept = [(entry[_KEPT_AS], _plain(entry[_KEPT_AS + 1])) for entry in self.records]
+        self.records = []
+        return _names_of(entries), kept
 
 
-def _entry(entry: Any) -> Entry:
-    layer, stage, slot, call, layer_type, dtype, shape, recomputed, kept_as, where, *more = entry
+_KEPT_AS = _FIELDS.index("kept_as")
+
+
+def _plain(where: Any) -> Any:
+    """Where a record is kept; not as a list, which the garbage collector would look at again and again."""
+    return tuple(where) if isinstance(where, list) else where
+
+
+def _name(entry: Any) -> Name:
+    layer, stage, slot, call, layer_type, dtype, shape, recomputed, _, _, *more = entry
     if stage not in STAGES:
         raise ValueError(f"unknown stage {stage!r}")
     shape = shape_of(shape)
@@ -192,10 +230,20 @@ def _entry(entry: Any) -> Entry:
         shape,
         bool(recomputed),
         numbers_of(dtype, shape, part),
-        kept_as,
-        where,
         part,
     )
+
+
+#: Those that somebody uses, by their hash: of most runs the steps differ in how they are kept, if at all.
+_NAMED: WeakValueDictionary[int, Names] = WeakValueDictionary()
+
+
+def _names_of(entries: list[Name]) -> Names:
+    key = hash(tuple(entries))
+    found = _NAMED.get(key)
+    if found is None or found.entries != entries:
+        found = _NAMED[key] = Names(entries)
+    return found
 
 
 def _part(record: Record) -> tuple[Part, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from padiff.align import Alignment
 from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
-from padiff.records import UNSCALED, Both, Pair, Step
+from padiff.records import PARAMETER_STAGES, UNSCALED, Both, Pair, Step
 from padiff.records.planned import PairColumns, PlannedPairs
 from padiff.records.sites import Sites
 from padiff.records.structured import Structured
@@ -22,19 +23,25 @@ class _Plan(NamedTuple):
     """What two structures are paired like.
 
     Attributes:
-        structures: they; kept, so that nothing else takes their identity.
+        structures, names: of either side; kept, so that nothing else takes their identity.
         alignment: by which they are paired.
         pairs: in causal order; `None` where values tell, or where records are made for pairs.
     """
 
     structures: Both[object]
+    names: Both[object]
     alignment: Alignment
     pairs: PairColumns | None
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
-        own = self.structures
         # A structure is equal to itself alone; of several steps put together it is a tuple of theirs.
-        return own == structures and self.alignment is alignment
+        return self.structures == structures and self.alignment is alignment
+
+    def otherwise_kept(self, names: Both[object], alignment: Alignment) -> PairColumns | None:
+        """The pairs of steps that call their records the same, if these need not be the same tensors, too."""
+        if self.pairs is None or self.names != names or self.alignment is not alignment:
+            return None
+        return None if _turned(self.pairs) else replace(self.pairs, facts={})
 
 
 class PairPlans:
@@ -50,19 +57,28 @@ class PairPlans:
             return pair_steps(reference, candidate, alignment)
         structures = Both(a.structure, b.structure)
         plan = next((plan for plan in self._known if plan.is_of(structures, alignment)), None)
-        number, scales = reference.number, Both(reference.loss_scale, candidate.loss_scale)
-        if plan is not None and plan.pairs is not None:
-            return PlannedPairs(number, Both(a, b), scales, plan.pairs)
-        pairs = pair_steps(reference, candidate, alignment)
+        made: Sequence[Pair] | None = None
         if plan is None:
-            columns = _planned(pairs, Both(a, b))
-            self._known = [*self._known[1 - _MOST :], _Plan(structures, alignment, columns)]
-            if columns is not None:
-                return PlannedPairs(number, Both(a, b), scales, columns, pairs)
-        return pairs
+            names = Both(a.names, b.names)
+            known = (plan.otherwise_kept(names, alignment) for plan in self._known)
+            columns = next((columns for columns in known if columns is not None), None)
+            if columns is None:
+                made = pair_steps(reference, candidate, alignment)
+                columns = _planned(made, Both(a, b))
+            plan = _Plan(structures, names, alignment, columns)
+            self._known = [*self._known[1 - _MOST :], plan]
+        if plan.pairs is None:
+            return pair_steps(reference, candidate, alignment) if made is None else made
+        scales = Both(reference.loss_scale, candidate.loss_scale)
+        return PlannedPairs(reference.number, Both(a, b), scales, plan.pairs, made or ())
 
 
-def _planned(pairs: list[Pair], records: Both[Structured]) -> PairColumns | None:
+def _turned(pairs: PairColumns) -> bool:
+    """Whether tensors of layers lie in other layouts, which those have, too, that are the same tensors."""
+    return any(layout and stage not in PARAMETER_STAGES for layout, stage in zip(pairs.layouts, pairs.sites.stages))
+
+
+def _planned(pairs: Sequence[Pair], records: Both[Structured]) -> PairColumns | None:
     if any(identified_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})

@@ -112,13 +112,22 @@ def fact_of_pairs(pairs: Sequence[Pair], find: Callable[[Sequence[Pair]], _Fact]
     return pairs.fact(find) if isinstance(pairs, PlannedPairs) else find(pairs)
 
 
+def records_of(pairs: PlannedPairs) -> Both[np.ndarray]:
+    """The places of planned pairs' records in their steps; -1: a side has none."""
+    own = pairs.columns
+    return Both(own.references, own.candidates).map(
+        lambda side: np.array([-1 if place is None else place for place in side], np.intp)
+    )
+
+
 def sketch_rows(pairs: PlannedPairs) -> Both[np.ndarray]:
     """Where the sketches of planned pairs are in their steps' tables, where there are tables; -1: a side has none."""
 
-    def rows(places: list[int | None], records: Structured) -> np.ndarray:
-        known = records.sketches
-        assert known is not None
-        return np.array([known[place] if place is not None else -1 for place in places], np.intp)
+    def rows(side: tuple[np.ndarray, Structured]) -> np.ndarray:
+        places, records = side
+        assert records.sketches is not None
+        found, there = np.full(len(places), -1, np.intp), places >= 0
+        found[there] = records.sketches.rows[places[there]]
+        return found
 
-    own, (a, b) = pairs.columns, pairs.records
-    return Both(rows(own.references, a), rows(own.candidates, b))
+    return pairs.fact(records_of).zip(pairs.records).map(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,22 @@ from padiff.records.recorded import Record
 _Fact = TypeVar("_Fact")
 
 
+class Sketches(NamedTuple):
+    """The sketches of a step's records, as far as steps alike have them in common; an element for each record.
+
+    Attributes:
+        rows: where it is in the step's table; -1 of what is no sketch.
+        sizes: how many numbers the tensor has.
+        transposed: whether the sketch is of the transposed matrix.
+        shapes: the tensor's.
+    """
+
+    rows: np.ndarray
+    sizes: np.ndarray
+    transposed: np.ndarray
+    shapes: list[tuple[int, ...]]
+
+
 class Structured(OnDemand[Record]):
     """Records of a step, in their order.
 
@@ -21,9 +37,10 @@ class Structured(OnDemand[Record]):
         records: they; `None` where one is made when it is looked at.
         structure: what they are but for their values: names, dtypes, shapes, how each is kept, and which of them are
             one tensor. Steps whose structure is the same object, or equal tuples of such objects, have the same records
-            in the same places.
+            in the same places. Where it has ``names``, steps of the same ones have records that are called the same,
+            however they are kept.
         make: makes a record, given its place.
-        sketches: where each record's sketch is in the step's table; -1 where it has none.
+        sketches: where those are that lie in the step's table.
         table: the step's sketches. None: it has none in common.
 
     Attributes:
@@ -35,15 +52,22 @@ class Structured(OnDemand[Record]):
         records: Iterable[Record | None],
         structure: object,
         make: Callable[[int], Record] | None = None,
-        sketches: np.ndarray | None = None,
+        sketches: Sketches | None = None,
         table: np.ndarray | None = None,
     ) -> None:
         self._made, self._make = list(records), make
         self.structure, self.sketches, self.table = structure, sketches, table
 
+    @property
+    def names(self) -> object:
+        """What the records are called: the same object for steps whose records are called the same."""
+        return getattr(self.structure, "names", self.structure)
+
     def fact(self, find: Callable[[Structured], _Fact]) -> _Fact:
-        """What a function finds out from the records, but for their values; of steps alike it is called once."""
-        facts: dict[Any, Any] | None = getattr(self.structure, "facts", None)
+        """What a function finds out from what the records are called; of steps that call theirs the same it is called
+        once.
+        """
+        facts: dict[Any, Any] | None = getattr(self.names, "facts", None)
         return find(self) if facts is None else once(facts, find, self)
 
     def rows_of(self, rows: np.ndarray) -> np.ndarray:
@@ -66,5 +90,5 @@ class Structured(OnDemand[Record]):
 
 
 def fact_of(records: Sequence[Record], find: Callable[[Sequence[Record]], _Fact]) -> _Fact:
-    """What a function finds out from the records of a step, but for their values; of steps alike it is called once."""
+    """What a function finds out from what the records of a step are called; of steps alike it is called once."""
     return records.fact(find) if isinstance(records, Structured) else find(records)

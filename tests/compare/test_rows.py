@@ -10,8 +10,9 @@ from kit.records import kept, pair
 
 from padiff.compare.measure.many import measured
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.rows import measured_in_rows
+from padiff.compare.measure.rows import measure_in_rows
 from padiff.records import TRANSPOSED, Both
+from padiff.records.rows import empty_rows, measured_and_judged
 
 SIZES = [1, 2, 7, 16, 33, 64, 255, 256, 500, 999]
 
@@ -34,12 +35,16 @@ def pairs_of(shape):
 
 def alike(pairs):
     """The places that were measured together, after a look that each has its own figures."""
-    found = measured_in_rows(pairs)
-    for place, diff in found.items():
+    rows = empty_rows(len(pairs))
+    left = measure_in_rows(pairs, range(len(pairs)), rows)
+    done = sorted(set(range(len(pairs))) - set(left))
+    for place in done:
         own = measure_pair(pairs[place])
-        assert diff.pair is pairs[place] and diff.passed and diff.problem is None and own.problem is None
-        assert repr(diff.figures) == repr(own.figures)
-    return sorted(found)
+        figures, passed, judged = measured_and_judged(rows[place].item(), pairs[place].anchor.shape)
+        assert passed and judged is None and own.problem is None
+        assert repr(figures) == repr(own.figures)
+    assert not rows["basis"][left].any()  # which nobody measured yet
+    return done
 
 
 @pytest.mark.parametrize("shape", [*((size,) for size in SIZES), (), (7, 9), (3, 4, 5)], ids=str)

@@ -17,7 +17,7 @@ from padiff.pair import plans as module
 from padiff.pair.plans import PairPlans
 from padiff.pair.steps import pair_steps
 from padiff.pair.united import united
-from padiff.records import LOOP, ROOT, Both, Pair
+from padiff.records import LOOP, ROOT, Both, InMemory, Pair
 from padiff.records.parts import Part
 
 PACKED, FILES = Storage(pack=True), Storage()
@@ -191,3 +191,44 @@ def test_sketches_of_a_process_that_holds_a_part_are_compared_in_each_step(tmp_p
     assert [diff.passed for diff in report.diffs] == [True] * 5 + [False]
     assert report.first_diff.stage == "forward" and report.first_diff.step == 2
     assert report.failed[0].figures.rel_l2 == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_keep_the_same_records_otherwise_are_paired_once(seed, tmp_path, counted):
+    def kept(number, seed):
+        made = mixed(number, seed)
+        flat = [replace(r, shape=(r.value.size,), source=InMemory(r.value.reshape(-1))) for r in made.records]
+        return replace(made, records=tuple(flat if number == 0 else map(as_sketch, flat)))
+
+    found = runs(tmp_path, *([kept(n, seed) for n in range(3)] for seed in (seed, seed + 100)))
+    alignment, known = align(TREE, TREE), PairPlans()
+    structures, names = set(), set()
+    for number in range(3):
+        sides = both(found, number)
+        pairs = known.pairs(*sides, alignment)
+        assert reported(pairs) == reported(pair_steps(*sides, alignment))
+        assert all(a is None or any(a is r for r in sides.reference.records) for a in (p.reference for p in pairs))
+        structures.add(sides.reference.records.structure)
+        names.add(sides.reference.records.names)
+    assert (len(structures), len(names)) == (2, 1)
+    assert len(counted) == 1
+
+
+def test_where_layers_lie_in_other_layouts_it_matters_which_tensors_are_the_same(tmp_path, counted):
+    """A container gives out what a layer in it gave out: in one step the same tensor, in the next one a copy of it."""
+    square = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
+
+    def one(number, turned):
+        inner = InMemory(square.transpose(0, 2, 1).copy() if turned else square)
+        outer = inner if number == 0 else InMemory(inner.array.copy())
+        first = record("a", "forward", "output.0", square[:, :, :3].transpose(0, 2, 1) if turned else square[:, :, :3])
+        inside = replace(record("b", "forward", "output.0", inner.array), source=inner)
+        around = replace(record(ROOT, "forward", "output.0", inner.array), source=outer)
+        return step(number, [first, inside, around])
+
+    found = runs(tmp_path, [one(n, False) for n in range(2)], [one(n, True) for n in range(2)])
+    alignment, known = align(TREE, TREE), PairPlans()
+    for number in range(2):
+        sides = both(found, number)
+        assert reported(known.pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
+    assert len(counted) == 2

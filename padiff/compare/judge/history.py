@@ -20,7 +20,7 @@ class History:
         never: stages that a step lacked, and that other steps lack, too.
         parameters: those that have a record.
         notes: what the first step that notes anything says was not recorded.
-        structures: what the records of the latest step are called, of each rank; empty where that is not known.
+        names: what the records of the latest step are called, of each rank; empty where that is not known.
     """
 
     called: frozenset[str] = frozenset()
@@ -28,12 +28,12 @@ class History:
     never: frozenset[str] = frozenset()
     parameters: frozenset[Key] = frozenset()
     notes: tuple[str, ...] = ()
-    structures: tuple[object, ...] = field(default=(), compare=False, repr=False)
+    names: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def after(self, steps: Sequence[Step]) -> History:
         """The history after one more step, as each rank saw it."""
-        structures = tuple(step.records.structure for step in steps if isinstance(step.records, Structured))
-        if structures and structures == self.structures and len(structures) == len(steps):
+        names = tuple(step.records.names for step in steps if isinstance(step.records, Structured))
+        if names and names == self.names and len(names) == len(steps):
             notes = self.notes or next((step.notes for step in steps if step.notes), ())
             return self if notes == self.notes else replace(self, notes=notes)
         called, stages, parameters, notes = set(self.called), set(self.stages), set(self.parameters), self.notes
@@ -43,7 +43,7 @@ class History:
             stages |= seen.stages
             called |= seen.called
             parameters |= seen.parameters
-        known = structures if len(structures) == len(steps) else ()
+        known = names if len(names) == len(steps) else ()
         return History(frozenset(called), frozenset(stages), self.never, frozenset(parameters), notes, known)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.rows import measured_in_rows
+from padiff.compare.measure.rows import measure_in_rows
 from padiff.compare.measure.together import measure_together
-from padiff.records import Pair, Problem
+from padiff.records import Diff, Pair, Problem
 from padiff.records.block import Block
 from padiff.records.planned import sites_of
 from padiff.records.rows import empty_rows, odd_indexes, row_of
@@ -46,14 +46,12 @@ def measured_alike(
     odd = []
     for pairs, own, known in zip(steps, rows, together):
         places = np.flatnonzero(~known).tolist()
-        left = [pairs[place] for place in places]
-        small = measured_in_rows(left) if elementwise is None else {}
-        alone = {places[number]: diff for number, diff in small.items()}
-        for number, (place, pair) in enumerate(zip(places, left)):
-            if place not in alone:
-                alone[place] = measure_pair(pair, elementwise)
-                if done is not None:
-                    done(count - len(places) + number + 1)
+        left = measure_in_rows(pairs, places, own) if elementwise is None else places
+        alone: dict[int, Diff] = {}
+        for number, place in enumerate(left, count - len(left)):
+            if done is not None and number:
+                done(number)
+            alone[place] = measure_pair(pairs[place], elementwise)
         for place, diff in alone.items():
             own[place] = row_of(diff)
         problems.append({place: diff.problem for place, diff in alone.items() if diff.problem is not None})

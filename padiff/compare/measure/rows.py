@@ -9,52 +9,85 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 
 from padiff.compare.measure.sums import LARGE, SMALL
-from padiff.dump.pack import PackedTensor
+from padiff.dump.pack import PackedTensor, table_of
 from padiff.dump.tensor_file import TensorFile
 from padiff.errors import PadiffError
-from padiff.records import UNSCALED, Both, Diff, Figures, InMemory, Pair
+from padiff.records import UNSCALED, Both, InMemory, Pair, Record, TensorSource
+from padiff.records.rows import NO_INDEX, TENSORS
 
-# Elements of the largest tensors that are rows: those of a thousand may need a look at their bulk, and numpy's calls
+#: Elements of the largest tensors that are rows: those of a thousand may need a look at their bulk, and numpy's calls
 # weigh little from there on.
-_MOST = 999
+LARGEST_ROW = 999
 # Elements that are looked at at a time: they stay in a core's own cache.
 _BLOCK = 1 << 15
 # One tensor is one file or a part of one; others are put together of several, and may be replicas.
 _WHOLE = (PackedTensor, TensorFile, InMemory)
 
-_Row: TypeAlias = tuple[int, Pair, np.ndarray, np.ndarray]
 
-
-def measured_in_rows(pairs: Sequence[Pair]) -> dict[int, Diff]:
-    """The diffs of pairs of small float32 tensors, not judged yet, by their places.
+def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarray) -> list[int]:
+    """Measure pairs of small float32 tensors.
 
     Left out is what is not ordinary (another layout or dtype, loss scales, values that are not finite, or whose squares
     leave float32's range), and to be measured one by one; a tensor that can't be read is reported there.
+
+    Args:
+        pairs: of a step.
+        places: those that are asked for.
+        rows: of `padiff.records.rows.ROW`, one for each pair, which are filled.
+
+    Returns:
+        The places of those that are left.
     """
-    groups: dict[int, list[_Row]] = defaultdict(list)
-    for place, pair in enumerate(pairs):
+    groups: dict[int, list[tuple[int, Pair]]] = defaultdict(list)
+    for place in places:
+        pair = pairs[place]
         if _is_ordinary(pair):
-            assert pair.reference is not None and pair.candidate is not None
-            try:
-                reference, candidate = pair.reference.source.read(), pair.candidate.source.read()
-            except (PadiffError, OSError):
-                continue
-            if reference.dtype == candidate.dtype == np.float32 and reference.shape == candidate.shape:
-                groups[reference.size].append((place, pair, reference, candidate))
-    found: dict[int, Diff] = {}
+            assert pair.reference is not None
+            groups[math.prod(pair.reference.shape)].append((place, pair))
+    done: set[int] = set()
     with np.errstate(all="ignore"):
         for size, group in groups.items():
             if len(group) == 1:
                 continue  # a table of one row is no faster
-            rows = _BLOCK // size
-            for begin in range(0, len(group), rows):
-                _measure(group[begin : begin + rows], size, found)
-    return found
+            count = _BLOCK // size
+            for begin in range(0, len(group), count):
+                some, tables = _read(group[begin : begin + count], size)
+                if some:
+                    done.update(_measure(some, tables, size, rows))
+    return [place for place in places if place not in done] if done else list(places)
+
+
+def _read(group: Sequence[tuple[int, Pair]], size: int) -> tuple[Sequence[tuple[int, Pair]], Both[np.ndarray]]:
+    """Those of a group that can be read, and the tensors of either side, each a row."""
+    sources = Both([_source(pair.reference) for _, pair in group], [_source(pair.candidate) for _, pair in group])
+    tables = sources.map(_table)
+    if tables.reference is not None and tables.candidate is not None:
+        return group, Both(tables.reference, tables.candidate)
+    some, read = [], Both(list[np.ndarray](), list[np.ndarray]())
+    for entry, *pair in zip(group, *sources):
+        try:
+            one, other = (source.read() for source in pair)
+        except (PadiffError, OSError):
+            continue
+        if one.dtype == other.dtype == np.float32 and one.size == other.size == size and one.shape == other.shape:
+            some.append(entry)
+            read.reference.append(one.reshape(-1))
+            read.candidate.append(other.reshape(-1))
+    return some, read.map(lambda side: np.concatenate(side).reshape(-1, size) if side else np.empty((0, size)))
+
+
+def _source(record: Record | None) -> TensorSource:
+    assert record is not None
+    return record.source
+
+
+def _table(sources: Sequence[TensorSource]) -> np.ndarray | None:
+    packed = [source for source in sources if isinstance(source, PackedTensor)]
+    return table_of(packed) if len(packed) == len(sources) else None
 
 
 def _is_ordinary(pair: Pair) -> bool:
@@ -68,13 +101,13 @@ def _is_ordinary(pair: Pair) -> bool:
         and one.shape == other.shape
         and not pair.layout
         and (pair.scales is UNSCALED or pair.scales == UNSCALED)
-        and 0 < math.prod(one.shape) <= _MOST
+        and 0 < math.prod(one.shape) <= LARGEST_ROW
     )
 
 
-def _measure(group: Sequence[_Row], size: int, found: dict[int, Diff]) -> None:
-    reference = np.concatenate([r.reshape(-1) for _, _, r, _ in group]).reshape(-1, size)
-    candidate = np.concatenate([c.reshape(-1) for *_, c in group]).reshape(-1, size)
+def _measure(group: Sequence[tuple[int, Pair]], tables: Both[np.ndarray], size: int, rows: np.ndarray) -> list[int]:
+    """Fill the rows of a group, and say which."""
+    reference, candidate = tables
     equal = (reference.view(np.uint32) == candidate.view(np.uint32)).all(axis=1)
     if equal.all():
         table, ordinary = _equal(reference)
@@ -84,31 +117,28 @@ def _measure(group: Sequence[_Row], size: int, found: dict[int, Diff]) -> None:
             others, fine = _equal(reference)
             table = [np.where(equal, a, b) for a, b in zip(others, table)]
             ordinary = np.where(equal, fine, ordinary)
-    at = (np.arange(len(group)), table[-1])
-    values = zip(reference[at].tolist(), candidate[at].tolist())
-    rows = zip(group, ordinary.tolist(), values, *(column.tolist() for column in table))
-    for (place, pair, array, _), fine, own, max_abs, max_rel, sum_abs, sum_reference, l2, r_l2, c_l2, worst in rows:
-        if not fine:
-            continue
-        if array.ndim == 1:
-            index: tuple[int, ...] = (worst,)
-        elif worst:
-            index = tuple(int(i) for i in np.unravel_index(worst, array.shape))
-        else:
-            index = (0,) * array.ndim
-        figures = Figures(
-            max_abs=max_abs,
-            max_rel=max_rel,
-            mean_abs=sum_abs / size,
-            mean_reference=sum_reference / size,
-            l2=math.sqrt(l2),
-            reference_l2=math.sqrt(r_l2),
-            candidate_l2=math.sqrt(c_l2),
-            size=size,
-            index=index,
-            values=Both(*own),
-        )
-        found[place] = Diff(pair, figures)
+    *columns, worst = table
+    max_abs, max_rel, sum_abs, sum_reference, l2, reference_l2, candidate_l2 = columns
+    at = (np.arange(len(group)), worst)
+    numbers = np.array([bool(pair.anchor.shape) for _, pair in group])
+    found = {
+        "max_abs": max_abs,
+        "max_rel": max_rel,
+        "mean_abs": sum_abs / size,
+        "mean_reference": sum_reference / size,
+        "l2": np.sqrt(l2),
+        "reference_l2": np.sqrt(reference_l2),
+        "candidate_l2": np.sqrt(candidate_l2),
+        "reference_value": reference[at],
+        "candidate_value": candidate[at],
+        "index": np.where(numbers, worst, NO_INDEX),
+    }
+    places = np.array([place for place, _ in group])[ordinary]
+    for name, column in found.items():
+        rows[name][places] = column[ordinary]
+    rows["size"][places], rows["basis"][places], rows["spread"][places] = size, TENSORS, 0.0
+    chosen: list[int] = places.tolist()
+    return chosen
 
 
 def _unlike(reference: np.ndarray, candidate: np.ndarray, size: int) -> tuple[list[np.ndarray], np.ndarray]:

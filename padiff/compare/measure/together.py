@@ -5,15 +5,14 @@ Most time of measuring one pair of sketches goes into calling numpy for 61 numbe
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from padiff.compare.measure.sketches import bulk_of_squares
-from padiff.records import TRANSPOSED, Both, Pair, Sketched, unzipped
-from padiff.records.planned import PlannedPairs, fact_of_pairs, sketch_rows
+from padiff.records import TRANSPOSED, Both, Layout, Pair, Sketched, unzipped
+from padiff.records.planned import PlannedPairs, fact_of_pairs, records_of, sketch_rows
 from padiff.records.rows import SKETCHES
 from padiff.sketches.sketch import BUCKETS, ELEMENTS, FIGURES, SPREAD
 
@@ -86,13 +85,32 @@ def count_together(pairs: Sequence[Pair]) -> int:
 
 def _groups(pairs: Sequence[Pair]) -> list[_Group]:
     """The pairs of sketches of a step that can be measured together."""
-    found: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
-    for place, pair in enumerate(pairs):
-        sources = _sources(pair)
-        if sources is not None:
-            size = sources[0].size
-            found[size if size <= BUCKETS else 0].append((place, size, bool(pair.layout) and size > ELEMENTS))
-    return [_Group(length, *map(np.array, zip(*some))) for length, some in found.items()]
+    if isinstance(pairs, PlannedPairs) and pairs.tabled:
+        places, sizes, elsewhere = _in_tables(pairs)
+    else:
+        found = [(place, size, layout) for place, pair in enumerate(pairs) for size, layout in _measurable(pair)]
+        places, sizes, elsewhere = map(np.array, zip(*found)) if found else (np.zeros(0, np.intp),) * 3
+    elsewhere = elsewhere & (sizes > ELEMENTS)
+    lengths = np.where(sizes <= BUCKETS, sizes, 0)
+    groups = ((length, lengths == length) for length in np.unique(lengths).tolist())
+    return [_Group(length, places[own], sizes[own], elsewhere[own]) for length, own in groups]
+
+
+def _in_tables(pairs: PlannedPairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where pairs are `_measurable` whose sketches lie in tables, their sizes, and which are in another layout."""
+    a, b = (side.sketches for side in pairs.records)
+    assert a is not None and b is not None
+    rows = pairs.fact(sketch_rows)
+    where = np.flatnonzero((rows.reference >= 0) & (rows.candidate >= 0))
+    one, other = pairs.fact(records_of).map(lambda side: side[where])
+    kept = (a.sizes[one] == b.sizes[other]) & (a.sizes[one] > 0)
+    where, one, other = where[kept], one[kept], other[kept]
+    sizes, alike = a.sizes[one], (a.transposed[one] == b.transposed[other]).tolist()
+    layouts = pairs.columns.layouts
+    shapes = [(a.shapes[k], b.shapes[n]) for k, n in zip(one.tolist(), other.tolist())]
+    own = np.array([_is_measurable(layouts[k], *how) for k, *how in zip(where.tolist(), alike, shapes)], np.bool_)
+    where = where[own]
+    return where, sizes[own], np.array([bool(layouts[place]) for place in where.tolist()], np.bool_)
 
 
 def _sketches(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray]:
@@ -123,19 +141,23 @@ def _scales(steps: Sequence[Sequence[Pair]], group: _Group) -> Both[np.ndarray] 
     return unzipped(scales).map(lambda side: np.array(side)[:, None])
 
 
-def _sources(pair: Pair) -> tuple[Sketched, Sketched] | None:
-    """Both sides of a pair of sketches; `None` where it is to be measured by itself."""
+def _measurable(pair: Pair) -> list[tuple[int, bool]]:
+    """The size of a pair of sketches, and whether it is in another layout; nothing of what is measured by itself."""
     one, other = pair.reference, pair.candidate
     if one is None or other is None:
-        return None
+        return []
     a, b = one.source, other.source
     if not isinstance(a, Sketched) or not isinstance(b, Sketched) or a.size != b.size or not a.size:
-        return None
-    if not pair.layout:
-        alike = a.transposed == b.transposed and one.shape == other.shape
-    else:
-        alike = pair.layout == TRANSPOSED and a.transposed != b.transposed and one.shape == other.shape[::-1]
-    return (a, b) if alike else None
+        return []
+    alike = _is_measurable(pair.layout, a.transposed == b.transposed, (one.shape, other.shape))
+    return [(a.size, bool(pair.layout))] if alike else []
+
+
+def _is_measurable(layout: Layout, turned_alike: bool, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    one, other = shapes
+    if not layout:
+        return turned_alike and one == other
+    return layout == TRANSPOSED and not turned_alike and one == other[::-1]
 
 
 def _finite(sketches: Both[np.ndarray]) -> np.ndarray:
