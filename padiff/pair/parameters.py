@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,7 +16,8 @@ from padiff.records import PARAMETER_STAGES, SAME, TRANSPOSED, Both, Layer, Layo
 
 #: Records by layer and stage.
 Index = dict[tuple[str, str], list[Record]]
-_Key = tuple[str, str, str, int]
+#: Stage and call.
+_When = tuple[str, int]
 
 _FUSED = "[query, key, value]"
 
@@ -111,41 +113,51 @@ class _Side:
     """One side's records of parameters; one that is tied to another is found as that one."""
 
     def __init__(self, index: Index, layers: Iterable[Layer]) -> None:
-        self._records: dict[_Key, Record] = {
-            (r.layer, r.stage, r.slot, r.call): r
-            for (_, stage), records in index.items()
-            if stage in PARAMETER_STAGES
-            for r in records
-        }
+        self._records: dict[tuple[str, str], dict[_When, Record]] = defaultdict(dict)
+        for (_, stage), records in index.items():
+            if stage in PARAMETER_STAGES:
+                for record in records:
+                    self._records[record.layer, record.slot][stage, record.call] = record
         self._homes = tie_targets(layers)
-        self.calls = {key[3] for key in self._records}
         self.used: set[int] = set()
 
-    def find(self, slices: Iterable[Slice], stage: str, call: int) -> list[Record]:
-        """The records of those that have one."""
-        found = []
-        for slice_ in slices:
-            layer, slot = self._homes.get((slice_.layer, slice_.slot), (slice_.layer, slice_.slot))
-            record = self._records.get((layer, stage, slot, call))
-            if record is not None:
-                found.append(record)
-        return found
+    def records(self, slice_: Slice) -> dict[_When, Record]:
+        """Those of a parameter, by stage and call."""
+        own = slice_.layer, slice_.slot
+        return self._records.get(self._homes.get(own, own), _NONE)
+
+
+_NONE: dict[_When, Record] = {}
 
 
 def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPair]:
     """Take the records of parameters that answer to each other out of two indexes, paired."""
     sides = indexes.zip(alignment.layers).map(lambda side: _Side(*side))
-    calls = sorted(sides.reference.calls | sides.candidate.calls)
     pairs: list[RecordPair] = []
     for parameters in alignment.parameters:
         layout = _whole_layout(parameters)
-        for stage in PARAMETER_STAGES:
-            for call in calls:
-                pairs += _pair(parameters, layout, sides, stage, call)
+        if layout is not None:
+            pairs += _pair_whole(parameters, layout, sides)
+        else:
+            pairs += _pair_rows(parameters, sides)
     for side, index in zip(sides, indexes):
-        for key in list(index):
-            index[key] = [record for record in index[key] if id(record) not in side.used]
+        for key, records in index.items():
+            if key[1] in PARAMETER_STAGES:
+                index[key] = [record for record in records if id(record) not in side.used]
     return pairs
+
+
+def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -> Iterator[RecordPair]:
+    """The pairs of two parameters that are whole."""
+    others = sides.candidate.records(parameters.candidate[0])
+    used, others_used = sides.reference.used, sides.candidate.used
+    for when, record in sides.reference.records(parameters.reference[0]).items():
+        other = others.get(when)
+        if other is None or (id(record) in used and id(other) in others_used):
+            continue  # tied on both sides: compared where they were first seen
+        used.add(id(record))
+        others_used.add(id(other))
+        yield RecordPair(record, other, layout)
 
 
 def _whole_layout(parameters: ParameterPair) -> Layout | None:
@@ -158,26 +170,24 @@ def _whole_layout(parameters: ParameterPair) -> Layout | None:
     return _layout(slices) if slices.reference.size == slices.candidate.size else None
 
 
-def _pair(
-    parameters: ParameterPair, layout: Layout | None, sides: Both[_Side], stage: str, call: int
-) -> list[RecordPair]:
-    """The pairs of two sides' records of parameters that answer to each other.
-
-    Args:
-        layout: as `_whole_layout` says.
-    """
-    records = Both(
-        sides.reference.find(parameters.reference, stage, call), sides.candidate.find(parameters.candidate, stage, call)
+def _pair_rows(parameters: ParameterPair, sides: Both[_Side]) -> Iterator[RecordPair]:
+    """The pairs of parameters some of which hold several in one, or have other shapes than what they answer to."""
+    found = Both(
+        [sides.reference.records(slice_) for slice_ in parameters.reference],
+        [sides.candidate.records(slice_) for slice_ in parameters.candidate],
     )
-    if len(records.reference) < len(parameters.reference) or len(records.candidate) < len(parameters.candidate):
-        return []
+    for when in found.reference[0]:
+        if all(when in own for side in found for own in side):
+            records = Both([own[when] for own in found.reference], [own[when] for own in found.candidate])
+            yield from _pair(parameters, sides, records, when[0])
+
+
+def _pair(parameters: ParameterPair, sides: Both[_Side], records: Both[list[Record]], stage: str) -> list[RecordPair]:
     known = all(id(record) in side.used for side, found in zip(sides, records) for record in found)
     if known and all(slice_.whole for slices in parameters for slice_ in slices):
         return []  # tied on both sides: compared where they were first seen
     for side, found in zip(sides, records):
         side.used.update([id(record) for record in found])
-    if layout is not None:
-        return [RecordPair(records.reference[0], records.candidate[0], layout)]
     if len(parameters.reference) == len(parameters.candidate) == 1:
         one = Both(parameters.reference[0], parameters.candidate[0]), Both(records.reference[0], records.candidate[0])
         fused = _fused(*one)

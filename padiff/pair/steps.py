@@ -72,6 +72,9 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     return sorted(made, key=_causal_order(steps))
 
 
+_NOTHING: list[Record] = []
+
+
 def _index(step: Step) -> Index:
     index: Index = defaultdict(list)
     for record in step.records:
@@ -90,9 +93,11 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
     """Pair what the two layers themselves recorded; without ``outputs`` they end at other places, and stand alone."""
     pairs: list[RecordPair] = []
     paths = layers.map(lambda layer: layer.path)
+    index, other = indexes
     for stage in STAGES:
-        records = _taken_out(indexes, paths, stage)
-        if not any(records):
+        # Most layers have nothing more of most stages.
+        records = Both(index.pop((paths.reference, stage), _NOTHING), other.pop((paths.candidate, stage), _NOTHING))
+        if not records.reference and not records.candidate:
             continue
         if stage in PARAMETER_STAGES:
             # What the trees declare is paired by the alignment; a record of anything else, by its slot.
@@ -101,9 +106,10 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
             pairs += _match(rest, equivalents.slot) + alone(declared)
         elif outputs:
             doubtful = _doubtful_calls(records)
-            unsure, sure = _parted(records, Both(doubtful, doubtful), _call_name)
-            pairs += alone(unsure)
-            pairs += [RecordPair(a, b, _features(layers, a, b)) for a, b in _match(sure)]
+            if doubtful:
+                unsure, records = _parted(records, Both(doubtful, doubtful), _call_name)
+                pairs += alone(unsure)
+            pairs += [RecordPair(a, b, _features(layers, a, b)) for a, b in _match(records)]
         else:
             pairs += alone(records)
     return pairs
@@ -144,6 +150,8 @@ def _same_tensors(pairs: list[RecordPair]) -> list[RecordPair]:
         a, b = pair.reference, pair.candidate
         if pair.layout and a is not None and b is not None and a.stage == "forward":
             layouts[a.source.identity, b.source.identity] = pair.layout
+    if not layouts:
+        return pairs
     found: list[RecordPair] = []
     for pair in pairs:
         a, b = pair.reference, pair.candidate
@@ -231,6 +239,10 @@ def _call_name(record: Record) -> str:
 
 
 def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> list[RecordPair]:
+    if len(records.reference) == len(records.candidate) == 1:
+        a, b = records.reference[0], records.candidate[0]
+        if a.slot == b.slot and a.call == b.call:  # as of most layers
+            return [RecordPair(a, b)]
     waiting = {(name(record.slot), record.call): record for record in records.candidate}
     pairs: list[RecordPair] = []
     left: list[Record] = []
