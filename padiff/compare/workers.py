@@ -23,6 +23,8 @@ import numpy as np
 from padiff.align import Alignment
 from padiff.compare.executors import NotVisibleError, opened, width_of
 from padiff.compare.measure.many import measured
+from padiff.compare.measure.rows import LARGEST_ROW
+from padiff.dump.pack import PackedTensor
 from padiff.errors import UsageError
 from padiff.pair.plans import PairPlans
 from padiff.pair.ranks import pairs_in_one
@@ -33,11 +35,13 @@ from padiff.records.rows import empty_rows
 from padiff.records.step_diffs import StepDiffs
 from padiff.system.follow import follow
 
-# Seconds that a pair of tensors takes to measure, each of its elements, and a pair of sketches among many; and that it
-# takes to have a step measured by another process. As measured on one core, to know what is worth it.
-_PAIR, _ELEMENT, _SKETCH, _SENT = 5e-5, 2e-9, 3e-6, 1e-3
-# Each process is started for so many seconds of measuring; it needs some 0.3 s to start.
-_EACH = 0.75
+# Seconds that a pair of tensors takes to measure, each of its elements, and a pair of sketches, or of small tensors of
+# packed steps, among many; and that it takes to have a step measured by another process. As measured on one core, to
+# know what is worth it.
+_PAIR, _ELEMENT, _AMONG_MANY, _SENT = 5e-5, 2e-9, 4e-6, 1e-3
+# Each process is started for so many seconds of measuring; it needs some 0.3 s to start. And so many more for each
+# record of a step, which it pairs for itself.
+_EACH, _PAIRED = 0.75, 2.5e-5
 # A step is shared out by processes only if each of them has so many seconds to do.
 _PART = 0.1
 # Processes that are started for each core, at most, whatever is asked for.
@@ -124,12 +128,13 @@ class Workers:
             self._pool, self._count = self._given, self._count or width_of(self._given)
             return
         seconds = (_seconds(step.records) - _SENT) * len(self._left)
-        if self._count is None and seconds < 2 * _EACH:
+        each = _EACH + len(step.records) * _PAIRED
+        if self._count is None and seconds < 2 * each:
             return
         try:
             from loky import ProcessPoolExecutor, cpu_count  # takes time to import that short comparisons do not have
 
-            count = self._count or min(cpu_count(), int(seconds / _EACH))
+            count = self._count or min(cpu_count(), int(seconds / each))
             # More than there are parts of steps have nothing to do, and more than some for each core only take memory.
             count = min(count, len(self._left) * _parts(step), _PER_CORE * cpu_count())
             if count > 1:
@@ -283,4 +288,12 @@ def _seconds_of(pairs: Sequence[Pair]) -> float:
 
 def _seconds(records: Iterable[Record]) -> float:
     """About how long it takes to measure pairs of which these are one side, on one core."""
-    return sum(_SKETCH if r.source.sketched else _PAIR + _ELEMENT * math.prod(r.shape) for r in records)
+    return sum(map(_seconds_of_record, records))
+
+
+def _seconds_of_record(record: Record) -> float:
+    if record.source.sketched:
+        return _AMONG_MANY
+    size = math.prod(record.shape)
+    among_many = size <= LARGEST_ROW and isinstance(record.source, PackedTensor)
+    return (_AMONG_MANY if among_many else _PAIR) + _ELEMENT * size
