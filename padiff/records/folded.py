@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from padiff.records.both import Both
 from padiff.records.compared import Diff, Pair
 from padiff.records.judgement import Problem
 from padiff.records.on_demand import OnDemand
+from padiff.records.overview import Table, stage_numbers
 from padiff.records.planned import PlannedPairs
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.rows import measured_and_judged
@@ -21,6 +23,9 @@ from padiff.records.sites import Sites
 from padiff.records.sources import TensorSource
 from padiff.records.step_diffs import StepDiffs
 from padiff.sketches.sketch import Sketch
+
+# Where the stage stands in what of a record is the same in every step (`_place`).
+_STAGE = 1
 
 
 class Steps:
@@ -164,6 +169,18 @@ class FoldedDiffs(OnDemand[Diff]):
     def holds(self, column: str) -> bool:
         """Whether any of them has a number in a column of `padiff.records.rows.FLOATS`."""
         return any(not np.isnan(block.rows[column]).all() for block in self._blocks)
+
+    @property
+    def tables(self) -> Iterator[Table]:
+        """They as tables, one for each rank of each step."""
+        about = self._places.known
+        stages = stage_numbers((reference or candidate)[_STAGE] for reference, candidate, *_ in about)
+        complete = np.array([bool(reference and candidate) for reference, candidate, *_ in about], np.bool_)
+        for start, block in zip(self._starts, self._blocks):
+            yield Table(stages[block.places], complete[block.places], block.rows, partial(self._from, start))
+
+    def _from(self, start: int, place: int) -> Diff:
+        return self[start + place]
 
     def __len__(self) -> int:
         return self._count

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,28 +12,11 @@ from padiff.records.coverage import Coverage
 from padiff.records.declared import Difference
 from padiff.records.first_diff import FirstDiff
 from padiff.records.models import Models
+from padiff.records.overview import Overview, StageCounts, Table, table_of
 
 #: What a comparison may come to (`ReportData.outcome`).
 MATCH, DIFFER, CANNOT_TELL = ("match", "differ", "cannot tell")
 _NOTHING_FOLLOWS = Aftermath()
-
-
-@dataclass(slots=True)
-class StageCounts:
-    """What the diffs of a stage come to.
-
-    Attributes:
-        compared, alone: how many pairs were compared, and how many have nothing to be compared with.
-        differ: how many did not pass.
-        worst: the compared diff that is the most times its limit; `None` where none has figures.
-        excess: how many times.
-    """
-
-    compared: int = 0
-    alone: int = 0
-    differ: int = 0
-    worst: Diff | None = None
-    excess: float = -1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,41 +74,24 @@ class ReportData:
         folded: Sequence[Diff] | None = getattr(self.diffs, "failed", None)
         return tuple(diff for diff in self.diffs if not diff.passed) if folded is None else folded
 
-    @cached_property
+    @property
     def worst(self) -> Diff | None:
         """The compared diff with the largest relative L2 error, or `None` where nothing has figures.
 
         What is rounding noise throughout (its limit is above 1) is passed over while there is anything else.
         """
-        return self._overview[0]
+        return self._overview.worst
 
     @property
     def stages(self) -> Mapping[str, StageCounts]:
         """What the diffs of each stage come to."""
-        return self._overview[1]
+        return self._overview.stages
 
     @cached_property
-    def _overview(self) -> tuple[Diff | None, Mapping[str, StageCounts]]:
+    def _overview(self) -> Overview:
         # In one go: the diffs of a long comparison are made anew each time that somebody goes through them.
-        worst: list[Diff | None] = [None, None]
-        largest = [-1.0, -1.0]
-        stages: dict[str, StageCounts] = defaultdict(StageCounts)
-        for diff in self.diffs:
-            stage = stages[diff.pair.stage]
-            stage.differ += not diff.passed
-            if diff.counts:
-                stage.compared += 1
-            else:
-                stage.alone += 1
-            if diff.figures is None or not diff.compared:
-                continue
-            error = diff.figures.rel_l2
-            noise = diff.passed and diff.judgement is not None and diff.judgement.limit > 1
-            if largest[noise] < error < math.inf:
-                worst[noise], largest[noise] = diff, error
-            if diff.excess > stage.excess and math.isfinite(error):
-                stage.worst, stage.excess = diff, diff.excess
-        return worst[0] or worst[1], stages
+        tables: Iterable[Table] | None = getattr(self.diffs, "tables", None)
+        return Overview([table_of(self.diffs)] if tables is None else tables)
 
     def may_hold(self, figure: str) -> bool:
         """Whether any diff may have ``floor``, or distances from float64 (``third_reference``)."""
