@@ -1,4 +1,4 @@
-"""The garbage collector of a command's own process."""
+"""The garbage collector of a command's own process, while it does not run code of the user's."""
 
 from __future__ import annotations
 

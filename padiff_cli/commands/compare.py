@@ -13,7 +13,6 @@ from padiff.compare import compare_runs
 from padiff.compare.workers import check_workers
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.records import Report
 from padiff.report_formats import head_to_json, steps_to_json, to_json, to_junit, to_markdown
 from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, paths_of, policy_of, steps_of
 from padiff_cli.collecting import few_collections
@@ -57,6 +56,7 @@ def add_arguments(parser: Any) -> None:
     parser.set_defaults(run=_compare)
 
 
+@few_collections()
 def _compare(args: argparse.Namespace, console: Console) -> int:
     outputs = [args.json, args.junit, args.markdown, args.html]
     for out in outputs:
@@ -70,34 +70,23 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     check_logdir(args.logdir)
     check_pair(args)
     streaming = Streaming(args.logdir, paths_of(args), console, args.tags)
-    with few_collections():
-        with (
-            Progress(console, "comparing") as progress,
-            contextlib.closing(streaming),
-            dask_client(args.dask) as cluster,
-        ):
-            report = compare_runs(
-                args.reference,
-                args.candidate,
-                layer_map=layer_map,
-                policy=policy,
-                progress=progress,
-                each=streaming.write if args.logdir else None,
-                workers=args.workers,
-                executor=cluster,
-                layers=args.layer,
-                **steps_of(args),
-            )
-        _told(report, args, console)
-    if streaming.trouble is not None:
-        raise streaming.trouble  # last: it is no reason to keep the report back
-    if args.logdir:
-        console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
-    return CODES[report.outcome]
-
-
-def _told(report: Report, args: argparse.Namespace, console: Console) -> None:
-    """Print a report, and write it into the files that were asked for."""
+    with (
+        Progress(console, "comparing") as progress,
+        contextlib.closing(streaming),
+        dask_client(args.dask) as cluster,
+    ):
+        report = compare_runs(
+            args.reference,
+            args.candidate,
+            layer_map=layer_map,
+            policy=policy,
+            progress=progress,
+            each=streaming.write if args.logdir else None,
+            workers=args.workers,
+            executor=cluster,
+            layers=args.layer,
+            **steps_of(args),
+        )
     print_report(report, console, everything=args.all, top=args.top)
     if args.json:
         write_out(args.json, json.dumps(to_json(report), indent=1))
@@ -109,3 +98,8 @@ def _told(report: Report, args: argparse.Namespace, console: Console) -> None:
         write_out(args.junit, to_junit(report))
     if args.markdown:
         write_out(args.markdown, to_markdown(report))
+    if streaming.trouble is not None:
+        raise streaming.trouble  # last: it is no reason to keep the report back
+    if args.logdir:
+        console.print(f"TensorBoard: tensorboard --logdir {args.logdir}")
+    return CODES[report.outcome]

@@ -11,6 +11,7 @@ from rich.console import Console
 from padiff.compare import RunComparison
 from padiff.dump import open_run
 from padiff_cli.arguments import paths_of
+from padiff_cli.collecting import few_collections
 from padiff_cli.map_yaml import map_to_yaml
 
 
@@ -22,6 +23,7 @@ def add_arguments(parser: Any) -> None:
     parser.set_defaults(run=_map)
 
 
+@few_collections()
 def _map(args: argparse.Namespace, console: Console) -> int:
     reference, candidate = paths_of(args).map(open_run)
     comparison = RunComparison(reference, candidate, args.layer_map)

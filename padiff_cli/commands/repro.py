@@ -10,6 +10,7 @@ from rich.console import Console
 from padiff.model.given_map import GivenMap
 from padiff.repro import write_repro
 from padiff_cli.arguments import add_pair, check_pair, policy_of
+from padiff_cli.collecting import few_collections
 
 _DESCRIPTION = (
     "Write the first diff of two runs as two short scripts, one for each side, with the recorded tensors (safetensors) "
@@ -29,6 +30,7 @@ def add_arguments(parser: Any) -> None:
     parser.set_defaults(run=_repro)
 
 
+@few_collections()
 def _repro(args: argparse.Namespace, console: Console) -> int:
     check_pair(args)
     found = write_repro(

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from padiff.dump import open_run
 from padiff.dump.local import run_folder
+from padiff_cli.collecting import few_collections
 from padiff_hooks.show import print_run
 
 
@@ -18,6 +19,7 @@ def add_arguments(parser: Any) -> None:
     parser.set_defaults(run=_show)
 
 
+@few_collections()
 def _show(args: argparse.Namespace, console: Console) -> int:
     print_run(open_run(args.path), run_folder(args.path, "run"), console)
     return 0
