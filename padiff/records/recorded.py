@@ -112,6 +112,7 @@ def loss_role(slot: str) -> str:
     return slot.partition("()")[2].removeprefix(".").removeprefix("input.")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter or buffer that a layer owns itself.

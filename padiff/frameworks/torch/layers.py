@@ -65,7 +65,8 @@ def parameters(layer: Any) -> Iterator[tuple[str, Any, str]]:
     layer = original(layer)
     for role, tensors in (("parameter", layer._parameters), ("buffer", layer._buffers)):
         for slot, tensor in tensors.items():
-            if tensor is not None and not isinstance(tensor, _LAZY) and not spread.is_flat(layer, slot):
+            flat = slot == spread.FLAT and spread.is_flat(layer)
+            if tensor is not None and not flat and not isinstance(tensor, _LAZY):
                 yield slot, tensor, role
 
 

@@ -124,9 +124,13 @@ def held(layer: Any) -> Sequence[Held]:
         return ()
 
 
-def is_flat(layer: Any, slot: str) -> bool:
-    """Whether a layer's parameter is a flat one, whose own parameters are known."""
-    return slot == "_flat_param" and layer in _FOUND
+#: What a flat parameter is called.
+FLAT = "_flat_param"
+
+
+def is_flat(layer: Any) -> bool:
+    """Whether the parameters are known that a layer's flat one is made of."""
+    return layer in _FOUND
 
 
 def _of_fully_shard(state: Any) -> Iterator[tuple[Any, Callable[[], Held | None]]]:
