@@ -100,7 +100,9 @@ def _assign(
     rows, columns = _best(total)
     swapped = total[np.ix_(rows, columns)]
     own = np.diag(swapped)
-    loss = own[:, None] + own[None, :] - swapped - swapped.T
+    loss = own[:, None] + own[None, :]
+    loss -= swapped
+    loss -= swapped.T
     np.fill_diagonal(loss, np.inf)
     closest, margins = loss.argmin(axis=1), loss.min(axis=1)
     decided = found.decided((rows, columns), (rows[closest], columns[closest]))

@@ -111,10 +111,11 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
     if "kinds" not in without:
         parts["kind"] = _by_class(_each(items, lambda x: x.kind), _same_kind)
         if items.reference[0].bag is not None:
-            parts["contents"] = _CONTENTS * _by_class(_each(items, lambda x: x.bag or NOTHING), _overlap)
+            bags = _each(items, lambda x: x.bag or NOTHING)
+            parts["contents"] = _by_class(bags, lambda a, b: _CONTENTS * _overlap(a, b))
     if "containers" not in without:
         context = _each(items, lambda x: x.context).map(_distinguishing)
-        parts["surroundings"] = _CONTEXT * _by_class(context, _overlap)
+        parts["surroundings"] = _by_class(context, lambda a, b: _CONTEXT * _overlap(a, b))
     defined = _each(items, lambda x: x.defined)
     near = _Near()
     if "order" not in without:
@@ -132,7 +133,9 @@ def scores(items: Both[list[Item]], without: Collection[str], linked: names.Link
         parts["output shape"] = _by_class(_each(items, lambda x: x.output), _same_output)
     if "values" not in without:
         parts["values"] = _by_values(_each(items, lambda x: x.values))
-    total = sum(parts.values(), np.zeros((len(items.reference), len(items.candidate))))
+    total = np.zeros((len(items.reference), len(items.candidate)))
+    for part in parts.values():
+        total += part
     return Scores(total, parts)
 
 
@@ -148,7 +151,7 @@ def _ran(items: Both[list[Item]]) -> Both[list[int]] | None:
 
 def _by_names(items: Both[list[Item]], linked: names.Linked) -> np.ndarray:
     keys = _each(items, lambda x: names.read(x.path, x.tail)).map(_names)
-    matrix = _by_class(keys, lambda a, b: _same_names(a, b, linked))
+    matrix = _by_class(keys, lambda a, b: _same_names(a, b, linked)).copy()
     place = {item.tail: j for j, item in enumerate(items.candidate)}
     for i, item in enumerate(items.reference):
         if item.tail in place:
@@ -325,10 +328,10 @@ def _near(ranks: Both[np.ndarray]) -> np.ndarray:
 
 
 def _by_class(keys: Both[list[K]], alike: Callable[[K, K], float]) -> np.ndarray:
-    """A matrix of a function of two keys, worked out once for each pair of distinct keys."""
+    """A matrix of a function of two keys, worked out once for each pair of distinct keys. Not to be changed."""
     distinct = keys.map(lambda side: {key: k for k, key in enumerate(dict.fromkeys(side))})
     table = np.array([[alike(a, b) for b in distinct.candidate] for a in distinct.reference], dtype=float)
     if table.size == 1:
-        return np.full(tuple(keys.map(len)), table.item())
+        return np.broadcast_to(table, tuple(keys.map(len)))
     where = [np.array([place[key] for key in side]) for side, place in zip(keys, distinct)]
     return np.asarray(table[np.ix_(*where)])
