@@ -38,7 +38,7 @@ class _Plan(NamedTuple):
         return self.structures == structures and self.alignment is alignment
 
     def otherwise_kept(self, names: Both[object], alignment: Alignment) -> PairColumns | None:
-        """The pairs of steps that call their records the same, if these need not be the same tensors, too."""
+        """The pairs of steps with records of the same names that are kept otherwise; `None` where that may matter."""
         if self.pairs is None or self.names != names or self.alignment is not alignment:
             return None
         return None if _turned(self.pairs) else replace(self.pairs, facts={})
@@ -74,7 +74,7 @@ class PairPlans:
 
 
 def _turned(pairs: PairColumns) -> bool:
-    """Whether tensors of layers lie in other layouts, which those have, too, that are the same tensors."""
+    """Whether tensors of layers lie in other layouts: it matters then which records are one tensor."""
     return any(layout and stage not in PARAMETER_STAGES for layout, stage in zip(pairs.layouts, pairs.sites.stages))
 
 
