@@ -21,7 +21,13 @@ server.sendmsg([len(request).to_bytes(4, "little")], [files])
 server.sendall(request)
 pid = int.from_bytes(server.recv(4), "little")
 signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
-code = int.from_bytes(server.recv(4), "little", signed=True)
+server.settimeout(1)  # Python hears of a signal that comes just before the call only once that is over
+while True:
+    try:
+        code = int.from_bytes(server.recv(4), "little", signed=True)
+        break
+    except TimeoutError:
+        pass
 if code < 0:
     if code != -signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)
