@@ -72,9 +72,6 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
     return sorted(made, key=_causal_order(steps))
 
 
-_NOTHING: list[Record] = []
-
-
 def _index(step: Step) -> Index:
     index: Index = defaultdict(list)
     for record in step.records:
@@ -93,10 +90,8 @@ def _pair_layer(layers: LayerPair, indexes: Both[Index], outputs: bool) -> list[
     """Pair what the two layers themselves recorded; without ``outputs`` they end at other places, and stand alone."""
     pairs: list[RecordPair] = []
     paths = layers.map(lambda layer: layer.path)
-    index, other = indexes
     for stage in STAGES:
-        # Most layers have nothing more of most stages.
-        records = Both(index.pop((paths.reference, stage), _NOTHING), other.pop((paths.candidate, stage), _NOTHING))
+        records = _taken_out(indexes, paths, stage)
         if not records.reference and not records.candidate:
             continue
         if stage in PARAMETER_STAGES:
@@ -239,10 +234,6 @@ def _call_name(record: Record) -> str:
 
 
 def _match(records: Both[list[Record]], name: Callable[[str], str] = str) -> list[RecordPair]:
-    if len(records.reference) == len(records.candidate) == 1:
-        a, b = records.reference[0], records.candidate[0]
-        if a.slot == b.slot and a.call == b.call:  # as of most layers
-            return [RecordPair(a, b)]
     waiting = {(name(record.slot), record.call): record for record in records.candidate}
     pairs: list[RecordPair] = []
     left: list[Record] = []

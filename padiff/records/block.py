@@ -10,6 +10,7 @@ import numpy as np
 
 from padiff.records.facts import once
 from padiff.records.judgement import Problem
+from padiff.records.rows import relative_l2
 from padiff.records.sites import Sites
 
 _Fact = TypeVar("_Fact")
@@ -61,13 +62,7 @@ class Block:
     @cached_property
     def relative(self) -> np.ndarray:
         """The relative L2 error of each, as `padiff.records.Figures.rel_l2` says."""
-        l2, size = self.rows["l2"], self.rows["reference_l2"]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found: np.ndarray = l2 / size
-        without = self.measured & ~(size > 0)
-        if without.any():
-            found[without] = np.where(l2[without] == 0, 0.0, np.inf)
-        return found
+        return relative_l2(self.rows)
 
     def of_stage(self, stage: str, values: np.ndarray) -> np.ndarray:
         """Those of the values that are of a stage's diffs."""

@@ -15,11 +15,11 @@ from padiff.records.both import Both
 from padiff.records.compared import Diff, Pair
 from padiff.records.judgement import Problem
 from padiff.records.on_demand import OnDemand
-from padiff.records.overview import Table, stage_numbers
+from padiff.records.overview import Table
 from padiff.records.planned import PlannedPairs
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.rows import measured_and_judged
-from padiff.records.sites import Sites
+from padiff.records.sites import Sites, stage_numbers
 from padiff.records.sources import TensorSource
 from padiff.records.step_diffs import StepDiffs
 from padiff.sketches.sketch import Sketch

@@ -10,9 +10,8 @@ import numpy as np
 
 from padiff.records.compared import Diff, Pair
 from padiff.records.recorded import STAGES
-from padiff.records.rows import ROW, row_of
-
-_NUMBERS = {stage: number for number, stage in enumerate(STAGES)}
+from padiff.records.rows import ROW, relative_l2, row_of
+from padiff.records.sites import stage_numbers
 
 
 @dataclass(slots=True)
@@ -47,11 +46,6 @@ class Table(NamedTuple):
     complete: np.ndarray
     rows: np.ndarray
     diff: Callable[[int], Diff]
-
-
-def stage_numbers(stages: Iterable[str]) -> np.ndarray:
-    """The numbers of stages, as a `Table` has them."""
-    return np.array([_NUMBERS[stage] for stage in stages], np.int8)
 
 
 def table_of(diffs: Sequence[Diff]) -> Table:
@@ -91,7 +85,7 @@ class Overview:
         rows = table.rows
         passed, measured, judged = rows["passed"], rows["basis"] != 0, rows["figure"] != 0
         compared = table.complete & (measured | ~passed)
-        errors, excess = _relative(rows), _excess(rows)
+        errors, excess = relative_l2(rows), _excess(rows)
         looked_at = compared & measured & np.isfinite(errors)
         noise = passed & judged & (rows["limit"] > 1)
         for kind, own in enumerate((looked_at & ~noise, looked_at & noise)):
@@ -119,13 +113,6 @@ def _larger(
         return worst, largest
     most = int(own.argmax())
     return table.diff(int(places[most])), float(own[most])
-
-
-def _relative(rows: np.ndarray) -> np.ndarray:
-    """`padiff.records.Figures.rel_l2` of each."""
-    l2, size = rows["l2"], rows["reference_l2"]
-    with np.errstate(all="ignore"):
-        return np.where(size > 0, l2 / size, np.where(l2 == 0, 0.0, np.inf))
 
 
 def _excess(rows: np.ndarray) -> np.ndarray:

@@ -109,6 +109,17 @@ def row_of(diff: Diff) -> tuple[Any, ...]:
     return (*about, _flat(figures, diff.pair.anchor.shape), *counts, *floats, *figures.values, *judgement)
 
 
+def relative_l2(rows: np.ndarray) -> np.ndarray:
+    """`padiff.records.Figures.rel_l2` of each; NaN of what was not measured."""
+    l2, size = rows["l2"], rows["reference_l2"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: np.ndarray = l2 / size
+    without = (rows["basis"] != 0) & ~(size > 0)
+    if without.any():
+        found[without] = np.where(l2[without] == 0, 0.0, np.inf)
+    return found
+
+
 def without_floor(rows: np.ndarray, place: int) -> None:
     """Forget a diff's floor."""
     rows["floor"][place] = math.nan

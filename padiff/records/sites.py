@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -51,7 +51,7 @@ class Sites:
             (record.layer, record.slot, record.layer_type) if record is not None else _NOTHING for record in candidates
         ]
         self.complete = np.array([pair.complete for pair in pairs], np.bool_)
-        stages = np.array([_STAGE[stage] for stage in self.stages], np.int8)
+        stages = stage_numbers(self.stages)
         self.places = {stage: np.flatnonzero(stages == number) for number, stage in enumerate(STAGES)}
         self._facts: dict[Any, Any] = {}
 
@@ -132,6 +132,11 @@ class Sites:
 
 _NOTHING = ("", "", "")
 _STAGE = {stage: number for number, stage in enumerate(STAGES)}
+
+
+def stage_numbers(stages: Iterable[str]) -> np.ndarray:
+    """The numbers of stages in `STAGES`."""
+    return np.array([_STAGE[stage] for stage in stages], np.int8)
 
 
 def _numbers(things: Sequence[Any]) -> np.ndarray:

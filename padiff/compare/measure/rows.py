@@ -20,7 +20,7 @@ from padiff.records import UNSCALED, Both, InMemory, Pair, Record, TensorSource
 from padiff.records.rows import NO_INDEX, TENSORS
 
 #: Elements of the largest tensors that are rows: those of a thousand may need a look at their bulk, and numpy's calls
-# weigh little from there on.
+#: weigh little from there on.
 LARGEST_ROW = 999
 # Elements that are looked at at a time: they stay in a core's own cache.
 _BLOCK = 1 << 15
@@ -120,7 +120,7 @@ def _measure(group: Sequence[tuple[int, Pair]], tables: Both[np.ndarray], size: 
     *columns, worst = table
     max_abs, max_rel, sum_abs, sum_reference, l2, reference_l2, candidate_l2 = columns
     at = (np.arange(len(group)), worst)
-    numbers = np.array([bool(pair.anchor.shape) for _, pair in group])
+    with_axes = np.array([bool(pair.anchor.shape) for _, pair in group])
     found = {
         "max_abs": max_abs,
         "max_rel": max_rel,
@@ -131,7 +131,7 @@ def _measure(group: Sequence[tuple[int, Pair]], tables: Both[np.ndarray], size: 
         "candidate_l2": np.sqrt(candidate_l2),
         "reference_value": reference[at],
         "candidate_value": candidate[at],
-        "index": np.where(numbers, worst, NO_INDEX),
+        "index": np.where(with_axes, worst, NO_INDEX),
     }
     places = np.array([place for place, _ in group])[ordinary]
     for name, column in found.items():
