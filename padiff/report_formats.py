@@ -1,17 +1,15 @@
-"""A report as JSON and JUnit XML. (Text: `padiff.records.report_text`. Markdown: `padiff.report_markdown`.)"""
+"""A report as JSON. (As text: `padiff.records.report_text`; also `padiff.report_junit`, `padiff.report_markdown`.)"""
 
 from __future__ import annotations
 
+import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
-from xml.etree import ElementTree
 
 from padiff.records import (
-    CANNOT_TELL,
     SIDES,
     Both,
     Diff,
@@ -23,16 +21,16 @@ from padiff.records import (
     Report,
     Standing,
     coverage_lines,
-    figures_text,
     stage_table,
     verdict,
 )
+from padiff.report_junit import to_junit
 from padiff.report_markdown import to_markdown
 from padiff.system.frames import Frame
 
 __all__ = [
-    "SCHEMA_VERSION", "coverage_lines", "diff_to_json", "difference_to_json", "first_to_json", "head_to_json", "number",
-    "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
+    "SCHEMA_VERSION", "coverage_lines", "diff_to_json", "difference_to_json", "first_to_json", "head_to_json",
+    "json_parts", "number", "stage_table", "steps_to_json", "to_json", "to_junit", "to_markdown", "verdict",
 ]  # fmt: skip
 
 #: Version of what `to_json` gives.
@@ -42,6 +40,23 @@ SCHEMA_VERSION = 1
 def to_json(report: Report) -> dict[str, Any]:
     """The report as JSON values; NaN and infinity become `None` and the string ``"inf"``."""
     return {**head_to_json(report), "steps": list(steps_to_json(report))}
+
+
+def json_parts(report: Report) -> Iterator[str]:
+    """The text of `to_json`, part by part: what comes by the thousand (a diff, all layers) stands in one line."""
+    head = head_to_json(report)
+    models = head.pop("models")
+    # Python writes indented JSON ten times as slowly as other JSON.
+    yield json.dumps(head, indent=1).removesuffix("\n}")
+    yield f',\n "models": {json.dumps(models)},\n "steps": ['
+    between = ""
+    for step in steps_to_json(report):
+        diffs = step.pop("diffs")
+        yield f'{between}\n  {json.dumps(step).removesuffix("}")}, "diffs": [\n'
+        yield ",\n".join(map(json.dumps, diffs))
+        yield "\n  ]}"
+        between = ","
+    yield "\n ]\n}"
 
 
 def steps_to_json(report: Report) -> Iterator[dict[str, Any]]:
@@ -271,58 +286,3 @@ def number(value: float | None) -> float | str | None:
 
 def _sides(reference: Iterable[Any], candidate: Iterable[Any]) -> dict[str, list[Any]]:
     return {"reference": list(reference), "candidate": list(candidate)}
-
-
-def to_junit(report: Report) -> str:
-    """The report as JUnit XML: a test case for each pair, failed where it differs.
-
-    ``tests`` and ``failures`` are the numbers of the verdict. What could not be compared is a skipped case, and is in
-    ``skipped`` alone. Where the outcome is ``cannot tell`` a case of its own is an error.
-    """
-    suite = ElementTree.Element("testsuite", name="padiff")
-
-    def case_of(classname: str, name: str, kind: str = "", message: str = "") -> None:
-        case = ElementTree.SubElement(suite, "testcase", classname=_xml(classname), name=_xml(name))
-        if kind:
-            ElementTree.SubElement(case, kind, message=_xml(message))
-
-    tests, failures, errors = report.coverage.compared, len(report.failed), 0
-    if report.first_diff is not None and report.first_diff.diff is None:
-        # What the runs declare differently, where no tensor differs yet.
-        tests, failures = tests + 1, failures + 1
-        case_of("settings", str(report.first_diff.reference), "failure", report.first_diff.message)
-    # Further faults that no tensor shows.
-    for fault in (one for one in report.independent if one.diff is None):
-        tests, failures = tests + 1, failures + 1
-        case_of("settings", f"{fault.reference} {fault.slot}", "failure", fault.message)
-    if report.outcome == CANNOT_TELL:
-        tests, errors = tests + 1, 1
-        case_of("coverage", "parameters without a record", "error", verdict(report))
-    alone = {(one.step, one.stage, one.reference): one for one in report.independent if one.diff is not None}
-    first, skipped = True, sum(not diff.counts for diff in report.diffs)
-    for name, count in (("tests", tests), ("failures", failures), ("errors", errors), ("skipped", skipped)):
-        suite.set(name, str(count))
-    for diff in report.diffs:
-        kind = message = ""
-        if not diff.passed:
-            # The first one has all of the message, with its cause.
-            pair, standing = diff.pair, report.standing(diff)
-            shown = report.first_diff if first else None
-            if standing is Standing.NEW and not first:
-                shown = alone.get((pair.step, pair.stage, pair.anchor.layer))
-            kind = "failure"
-            message = shown.message if shown is not None else f"{figures_text(diff)} ({standing})"
-            first = False
-        elif not diff.counts:
-            kind, message = "skipped", str(diff.problem or "")
-        case_of(f"step {diff.pair.step}.{diff.pair.stage}", diff.pair.anchor.site, kind, message)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-
-
-# Of what is written into an attribute, the characters that XML can't hold, whatever they are written as.
-_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-
-
-def _xml(text: str) -> str:
-    """The one way of a run's text into XML: what this can't hold becomes its code (``\\x1b``)."""
-    return _NOT_IN_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from padiff.compare import compare_runs
 from padiff.compare.workers import check_workers
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
-from padiff.report_formats import head_to_json, steps_to_json, to_json, to_junit, to_markdown
+from padiff.report_formats import head_to_json, json_parts, steps_to_json, to_junit, to_markdown
 from padiff_cli.arguments import CODES, EXIT_CODES, add_pair, add_tags, check_pair, paths_of, policy_of, steps_of
 from padiff_cli.collecting import few_collections
 from padiff_cli.dask_cluster import dask_client
@@ -89,7 +88,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
         )
     print_report(report, console, everything=args.all, top=args.top)
     if args.json:
-        write_out(args.json, json.dumps(to_json(report), indent=1))
+        write_out(args.json, json_parts(report))
     if args.html:
         from padiff_page import page_parts  # few comparisons write one
 

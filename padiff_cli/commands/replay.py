@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import padiff
 from padiff.errors import PadiffError, UsageError
 from padiff.model.given_map import GivenMap
 from padiff.replaying.moving import RUNS
-from padiff.report_formats import to_json, to_junit, to_markdown
+from padiff.report_formats import json_parts, to_junit, to_markdown
 from padiff.system.spelling import nearest
 from padiff_cli.arguments import CODES, EXIT_CODES, Steps, policy_of
 from padiff_hooks.outputs import check_out, write_out
@@ -98,7 +97,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
     report = replay.report
     print_report(report, console)
     if args.json:
-        write_out(args.json, json.dumps(to_json(report), indent=1))
+        write_out(args.json, json_parts(report))
     if args.junit:
         write_out(args.junit, to_junit(report))
     if args.markdown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import tracemalloc
 from dataclasses import fields, replace
@@ -34,7 +35,7 @@ from padiff.records import (
     third_lines,
 )
 from padiff.records.compared import Third
-from padiff.report_formats import stage_table, to_json, to_junit, to_markdown, verdict
+from padiff.report_formats import json_parts, stage_table, to_json, to_junit, to_markdown, verdict
 from padiff.sketches.sketch import sketch_of
 
 FAULT = planted("body.0/forward/output.0", lambda v: v + 1e-2, at=1)
@@ -71,6 +72,15 @@ def test_a_folded_report_says_the_same(runs, policy, monkeypatch):
     assert [reported(d) for d in folded.failed] == [reported(d) for d in plain_report.failed] != []
     for made in (verdict, to_json, to_junit, to_markdown, stage_table):
         assert made(folded) == made(plain_report)
+
+
+def test_the_text_of_a_report_in_json_is_written_part_by_part_a_diff_in_each_line(runs):
+    report = compare_runs(*runs)
+    text = "".join(json_parts(report))
+    # What the library itself makes of the values: dicts in the same order, floats to the bit.
+    assert json.dumps(json.loads(text)) == json.dumps(to_json(report))
+    whole = [json.loads(line.strip().rstrip(",")) for line in text.splitlines() if line.startswith('{"stage"')]
+    assert whole == [diff for step in to_json(report)["steps"] for diff in step["diffs"]] != []
 
 
 def test_a_folded_report_is_a_sequence_as_any(runs, folding, monkeypatch):
