@@ -10,45 +10,37 @@ For two run folders of synthetic steps, written by numpy alone, medians of sever
 * the same with as many processes as pay, by wall clock;
 * alignment: pairing the layers, as a share of the comparison;
 * watch: from the appearance of a step in both folders to its report, beside the floor of that step;
-* growth: how the time of a comparison grows when there are more steps, more layers, larger tensors;
-* with ``--sketched``, instead of all that: processor time of one process for many small sketches, in three shapes: a
-  deep model, a small one for 10,000 steps, and as many tensors as a ResNet-18 has for 500. And of three steps of a
-  deep model that torch trained, which have nearly twice as many tensors for each layer, the first one in full.
+* growth: how the time of a comparison grows when there are more steps, more layers, larger tensors.
 
 The candidate is the reference with rounding noise on every value, so nothing is equal to the bit (``--equal``: all is).
 Files are warm: each call is made once before.
 
-    python benchmarks/comparing.py [--rounds 5] [--workers N] [--dir FOLDER] [--equal] [--only large] [--sketched]
+    python benchmarks/comparing.py [--rounds 5] [--workers N] [--dir FOLDER] [--equal] [--only large]
     python benchmarks/comparing.py --write        the first of these figures only, into docs/performance.md
-    python benchmarks/comparing.py --sketched --write
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 from performance_page import CHINESE, ENGLISH, Figures, keep, table
 from performance_page import write as write_page
+from synthetic import made, timed, write
 
 import padiff
 from padiff.align import align
 from padiff.compare.measure import compiled
 from padiff.dump import RunWriter, open_run
-from padiff.dump.storage import Storage
-from padiff.records import ROOT, InMemory, Layer, Parameter, Record, RunInfo, Sketched, Step
-from padiff.sketches.sketch import sketch_of
+from padiff.records import RunInfo, Step
 from padiff_hooks.paired import PairedRuns
 
 # Steps, layers, elements of each tensor; a layer has an output and a weight, and what belongs to them.
@@ -65,33 +57,6 @@ PROCESSES = {
     "fresh": ("--without-fast",),
     "trained": ("--trained", "--without-fast"),
 }
-STAGES = (("forward", "output.0"), ("backward", "output.0"), ("weight", "w"), ("grad", "w"), ("update", "w"))
-
-
-def write(folder: Path, steps: int, layers: int, size: int, noise: float, pack: bool = False) -> Path:
-    paths = [f"layer{k}" for k in range(layers)]
-    owned = (Parameter("w", (size,), "float32"),)
-    tree = (Layer(ROOT, "Net", "net", children=layers), *(Layer(p, "Scale", "scale", owned) for p in paths))
-    info = RunInfo("torch", "2.0", tree, name=folder.name)
-    writer = RunWriter(folder, info, storage=Storage(pack=pack))
-    for number in range(steps):
-        writer.put(made(number, paths, size, noise))
-    writer.close()
-    return folder
-
-
-def made(number: int, paths: list[str], size: int, noise: float) -> Step:
-    rng = np.random.default_rng(number)
-    records = []
-    for stage, slot in STAGES:
-        for path in paths:
-            values = rng.standard_normal(size, np.float32)
-            values *= 1 + np.float32(noise) * rng.integers(-2, 3, size, np.int8)
-            source = InMemory(values)
-            records.append(
-                Record(path, stage, slot, source, "float32", (size,), order=len(records), layer_type="Scale")
-            )
-    return Step(number, tuple(records))
 
 
 def floor(pairs: list[tuple[Path, Path]]) -> None:
@@ -103,12 +68,6 @@ def files(reference: Path, candidate: Path, number: int | None = None) -> list[t
     step = "*" if number is None else f"{number:08d}"
     found = sorted(reference.glob(f"steps/{step}/rank_*/*/*.npy"))
     return [(path, candidate / path.relative_to(reference)) for path in found]
-
-
-def timed(call: Callable[[], object]) -> tuple[float, float]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def medians(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[float, float]]:
@@ -305,113 +264,6 @@ def growth(folder: Path, noise: float, rounds: int, workers: int | None) -> None
             shutil.rmtree(run)
 
 
-# Steps and layers, each with five sketches: of a model of 5,000 layers, of a small one, and of as many as a ResNet-18.
-SKETCHED = {"5,000 layers": (3, 5000), "10,000 steps": (10_000, 10), "500 steps of 85 layers": (500, 85)}
-
-
-#: Three steps of `layers.Training`, recorded.
-RECORDED = "5,000 layers, recorded"
-
-
-def sketched(folder: Path, noise: float) -> dict[str, float]:
-    found: dict[str, float] = {}
-    sides = ("a", 0.0), ("b", noise)
-    for name, (steps, layers) in SKETCHED.items():
-        compared(name, [write_sketched(folder / side, steps, layers, off) for side, off in sides], found)
-    for side, off in sides:
-        # In another process: torch makes the garbage collector look at more.
-        child = multiprocessing.get_context("spawn").Process(target=write_recorded, args=(folder / side, off))
-        child.start()
-        child.join()
-    compared(RECORDED, [folder / side for side, _ in sides], found)
-    return found
-
-
-def compared(name: str, runs: list[Path], found: dict[str, float]) -> None:
-    """Compare two runs, and add the figures to those that were found."""
-    reports = []
-    wall, cpu = timed(lambda: reports.append(padiff.compare_runs(*runs, workers=1)))
-    pairs = len(reports[0].diffs)
-    print(f"{name}: {pairs:,} pairs, {cpu:.1f} s of processor time ({wall:.1f} s), {cpu / pairs * 1e6:.0f} us a pair")
-    found[f"{name}, seconds"], found[f"{name}, us a pair"] = cpu, cpu / pairs * 1e6
-    for run in runs:
-        shutil.rmtree(run)
-
-
-def write_recorded(folder: Path, noise: float) -> None:
-    import torch
-    from layers import Training
-
-    training = Training(5000)
-    with torch.no_grad():
-        for parameter in training.model.parameters():
-            parameter.mul_(1 + noise * torch.randn(()))
-    with padiff.record(training.model, folder, optimizer=training.optimizer, detail="sketch") as rec:
-        for _ in range(3):
-            training.step()
-            rec.try_dump()
-
-
-_SKETCHED = {
-    ENGLISH: {
-        "5,000 layers": "3 steps of 5,000 layers",
-        "10,000 steps": "10,000 steps of 10 layers",
-        "500 steps of 85 layers": "500 steps of 85 layers, as many tensors as a ResNet-18 has",
-        RECORDED: "3 steps of 5,000 layers, recorded in torch",
-    },
-    CHINESE: {
-        "5,000 layers": "3 个 step，5,000 层",
-        "10,000 steps": "10,000 个 step，10 层",
-        "500 steps of 85 layers": "500 个 step，85 层，张量数与 ResNet-18 相同",
-        RECORDED: "3 个 step，5,000 层，由 torch 训练录制",
-    },
-}
-_SKETCHED_HEAD = {
-    ENGLISH: ["", "seconds of the processor", "us a pair"],
-    CHINESE: ["", "处理器时间，秒", "每一对 us"],
-}
-_SKETCHED_FOOT = {
-    ENGLISH: "One process, five sketches for each layer, noise of 1e-7 on each; of recorded layers eight tensors each, "
-    "noise of 1e-7 on the weights; up to {runs} runs; {machine}.",
-    CHINESE: "一个进程，每层五个摘要，各带 1e-7 的噪声；"
-    "录制的每层八个张量，权重带 1e-7 的噪声；最多 {runs} 次运行；{machine}。",
-}
-
-
-def sketched_written(measured: Mapping[str, float]) -> None:
-    """Keep what was measured of sketches, and write the pages anew."""
-    figures = keep("sketched", measured)
-    runs = max(map(len, figures.values.values()))
-
-    def page(language: str) -> str:
-        rows = [
-            [title, figures.text(f"{name}, seconds", language, 1), figures.text(f"{name}, us a pair", language, 0)]
-            for name, title in _SKETCHED[language].items()
-        ]
-        foot = _SKETCHED_FOOT[language].format(runs=runs, machine=figures.measured_on(language))
-        return f"{table(_SKETCHED_HEAD[language], rows)}\n\n{foot}"
-
-    write_page("sketched", page)
-
-
-def write_sketched(folder: Path, steps: int, layers: int, noise: float, size: int = 4096) -> Path:
-    paths = [f"layer{k}" for k in range(layers)]
-    owned = (Parameter("w", (size,), "float32"),)
-    tree = (Layer(ROOT, "Net", "net", children=layers), *(Layer(p, "Scale", "scale", owned) for p in paths))
-    writer = RunWriter(folder, RunInfo("torch", "2.0", tree, name=folder.name), storage=Storage(pack=True))
-    rows = [sketch_of(record.value).row() for record in made(0, paths, size, 0.0).records]
-    rng = np.random.default_rng(0)
-    for number in range(steps):
-        factors = 1 + noise * rng.standard_normal(len(rows))
-        records = [
-            Record(path, stage, slot, Sketched(rows[k] * factors[k], size), "float32", (size,), order=k)
-            for k, ((stage, slot), path) in enumerate(product(STAGES, paths))
-        ]
-        writer.put(Step(number, tuple(records)))
-    writer.close()
-    return folder
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -423,7 +275,6 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--trained", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--without-fast", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--sketched", action="store_true", help="compare many small sketches instead")
     args = parser.parse_args()
     if args.one:
         one_process(Path(args.one), args.rounds, args.trained, not args.without_fast)
@@ -431,11 +282,6 @@ def main() -> None:
     noise = 0.0 if args.equal else 1e-7
     measured: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
-        if args.sketched:
-            found = sketched(Path(name), noise)
-            if args.write:
-                sketched_written(found)
-            return
         for shape in SHAPES:
             if args.only and args.only not in shape:
                 continue
