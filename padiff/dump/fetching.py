@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from padiff.dump.remote_path import RemotePath
-from padiff.dump.safetensors import ArrayFile, Place, parse_header
+from padiff.dump.safetensors import ArrayFile, Place, Places, parse_header
 from padiff.records import Room
 from padiff.system.memory import new_memory
 
@@ -111,7 +111,7 @@ class Fetched(ArrayFile):
     def let_go(self) -> None:
         self._content = None
 
-    def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
+    def _parsed(self) -> tuple[dict[str, str], Places]:
         data = self._whole()
         return parse_header(len(data), lambda start, size: data[start : start + size])
 

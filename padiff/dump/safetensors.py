@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -141,6 +141,33 @@ class Place:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+#: What a `Place` says, as a plain tuple, which the garbage collector need not look at again and again.
+_Entry: TypeAlias = tuple[int, np.dtype[Any], tuple[int, ...]]
+
+
+class Places(Mapping[str, Place]):
+    """Where the arrays of a file lie, by their names. A `Place` is made when it is asked for: of many layers they are
+    many, and most are read together.
+
+    Attributes:
+        entries: what the header says of each.
+    """
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Mapping[str, _Entry]) -> None:
+        self.entries = entries
+
+    def __getitem__(self, name: str) -> Place:
+        return Place(*self.entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
 class ArrayFile:
     """A file of arrays, which is held open while they are read, one by one.
 
@@ -157,7 +184,7 @@ class ArrayFile:
         self._descriptor: _Descriptor | None = None
         self._identity: tuple[int, ...] | None = None
 
-    def header(self) -> tuple[dict[str, str], dict[str, Place]]:
+    def header(self) -> tuple[dict[str, str], Places]:
         """The file's own metadata, and where its arrays lie: inside of the file.
 
         Raises:
@@ -206,7 +233,7 @@ class ArrayFile:
         """Close the file; it is opened again if need be."""
         self._descriptor = None
 
-    def _parsed(self) -> tuple[dict[str, str], dict[str, Place]]:
+    def _parsed(self) -> tuple[dict[str, str], Places]:
         file = self._open()
         return parse_header(file.size, file.bytes_at)
 
@@ -293,7 +320,7 @@ class _Descriptor:
         return read(self.number, start, size) if held is None else bytes(held)
 
 
-def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], dict[str, Place]]:
+def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], Places]:
     """The metadata and the places of arrays in a file of so many bytes."""
     length = int.from_bytes(bytes_at(0, 8), "little")
     if not 0 < length <= min(_LARGEST_HEADER, whole - 8):
@@ -301,11 +328,11 @@ def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dic
     begin = 8 + length
     header = parse_json(bytes_at(8, length))
     about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    places = {}
+    entries: dict[str, _Entry] = {}
     for name, entry in header.items():
-        start, end = (int(n) for n in entry["data_offsets"])
-        place = Place(begin + start, DTYPES[entry["dtype"]], shape_of(entry["shape"]))
-        if start < 0 or end - start != place.size or begin + end > whole:
+        start, end = map(int, entry["data_offsets"])
+        dtype, shape = DTYPES[entry["dtype"]], shape_of(entry["shape"])
+        if start < 0 or end - start != math.prod(shape) * dtype.itemsize or begin + end > whole:
             raise ValueError(f"tensor {name!r} does not lie inside of the file")
-        places[str(name)] = place
-    return about, places
+        entries[str(name)] = begin + start, dtype, shape
+    return about, Places(entries)
