@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from padiff.records import LOOP, Both, Step, TensorSource, is_functional
+from padiff.records import LOOP, Both, Step, is_functional
+from padiff.records.structured import called
 from padiff.sketches.sketch import Sketch
 
 #: Gives a parameter's values by the layer's path and the slot, or `None` where they are not at hand.
@@ -33,19 +34,20 @@ class Seen:
         """What a recorded step shows."""
         order: dict[str, int] = {}
         outputs: dict[str, tuple[int, ...]] = {}
-        weights: dict[tuple[str, str], TensorSource] = {}
-        for record in step.records:
+        weights: dict[tuple[str, str], int] = {}
+        for place, record in enumerate(called(step.records)):
             if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
                 order.setdefault(record.layer, record.order)
                 outputs.setdefault(record.layer, record.shape)
             elif record.stage == "weight":
-                weights[record.layer, record.slot] = record.source
+                weights[record.layer, record.slot] = place
 
         def values(path: str, slot: str) -> np.ndarray | Sketch | None:
-            source = weights.get((path, slot))
-            if source is None or source.sketched:
-                return None if source is None else source.sketch
-            return source.read()
+            place = weights.get((path, slot))
+            if place is None:
+                return None
+            source = step.records[place].source
+            return source.sketch if source.sketched else source.read()
 
         return cls(order, outputs, values if weights else None)
 

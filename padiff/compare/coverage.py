@@ -29,6 +29,7 @@ from padiff.records import (
     is_functional,
     unzipped,
 )
+from padiff.records.planned import layouts_of
 from padiff.records.rows import FIGURE_NUMBERS, MOMENTS, TENSORS
 from padiff.records.sites import Sites
 from padiff.records.step_diffs import StepDiffs
@@ -92,10 +93,12 @@ class Tally:
         if sites is diffs.sites and seen == compared.tobytes():
             return
         self._seen = diffs.sites, compared.tobytes()
+        layouts = layouts_of(diffs.pairs)
         for place in np.flatnonzero(compared).tolist():
             self._compared.reference.add(diffs.sites.layers[place])
             self._compared.candidate.add(diffs.sites.candidates[place][0])
-            self._add_view(diffs.pairs[place])
+            if layouts[place]:
+                self._add_view(diffs.pairs[place])
 
     def _add_uncompared(self, diff: Diff) -> None:
         """Count a diff of what one side lacks, or of what could not be measured."""

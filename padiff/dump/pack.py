@@ -23,8 +23,8 @@ from padiff.dump.fetching import Fetched, Fetching
 from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.safetensors import DTYPES, ArrayFile, Place
-from padiff.dump.structures import SKETCHES, Structure, StructureReader
+from padiff.dump.safetensors import DTYPES, ArrayFile, Place, Places
+from padiff.dump.structures import SKETCHES, TENSOR, Structure, StructureReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, plain
 from padiff.errors import TensorFileError
@@ -118,20 +118,24 @@ def table_of(tensors: Sequence[PackedTensor]) -> np.ndarray | None:
     """Tensors of one dtype and so many elements each as the rows of a table, in one read; `None` where each is to be
     read by itself: they lie in several files or far apart, are compressed or complex, or can't be read.
     """
-    file, stored, place = tensors[0].file, tensors[0].stored, tensors[0].place
+    file, stored, shape = tensors[0].file, tensors[0].stored, tensors[0].shape
     if any(t.file is not file or t.stored != stored or t.compression or t.dtype[0] == "c" for t in tensors):
         return None
-    starts = np.array([tensor.place.start for tensor in tensors], np.int64)
-    begin = int(starts.min())
-    span = int(starts.max()) + place.size - begin
+    return _table(file, np.array([tensor.place.start for tensor in tensors], np.int64), stored, math.prod(shape))
+
+
+def _table(file: ArrayFile, starts: np.ndarray, stored: np.dtype[Any], size: int) -> np.ndarray | None:
+    """The same of tensors that begin at these bytes of a file."""
+    begin, nbytes = int(starts.min()), size * stored.itemsize
+    span = int(starts.max()) + nbytes - begin
     starts, rest = np.divmod(starts - begin, stored.itemsize)
-    if rest.any() or span > _TABLE or span > (_GAP + place.size) * len(tensors):
+    if rest.any() or span > _TABLE or span > (_GAP + nbytes) * len(starts):
         return None
     try:
         there = file.array(Place(begin, stored, (span // stored.itemsize,)))
     except (OSError, ValueError, MemoryError):
         return None
-    return np.asarray(sliding_window_view(there, math.prod(place.shape))[starts])
+    return np.asarray(sliding_window_view(there, size)[starts])
 
 
 def opened(path: AnyPath, recent: deque[ArrayFile], fetching: Fetching | None = None) -> ArrayFile:
@@ -175,11 +179,12 @@ class PackReader:
             make = partial(_record, stored, structure)
             if structure.rows > len(stored.rows):
                 raise ValueError(f"a sketch in row {structure.rows - 1} of {len(stored.rows)}")
-            # A record of a sketch is made when it is looked at; all others show now that they can be.
+            # A record is made when it is looked at. Now it is seen that it can be.
             made: list[Record | None] = [None] * len(structure.kept)
-            for place in structure.others:
+            tensors = PackedTensors.of(stored, structure)
+            for place in (*structure.others, *tensors.odd):
                 made[place] = make(place)
-            records: Sequence[Record] = Structured(made, structure, make, structure.sketches, stored.rows)
+            records: Sequence[Record] = Structured(made, structure, make, structure.sketches, stored.rows, tensors)
             file.forget()
             if not about["structure"]:
                 records = tuple(records)  # a step that says itself what its records are called is like no other one
@@ -193,6 +198,37 @@ class PackReader:
                 settings=settings_from_json(plain(json.loads(about["settings"]))) if "settings" in about else {},
                 trace=NO_TRACE if structure.trace is None else structure.trace.read(stored.source, path),
             )
+
+
+class PackedTensors:
+    """The tensors of a step's file that records are, as they are: see `padiff.records.structured.Tensors`.
+
+    Attributes:
+        odd: places of records that may lie elsewhere: compressed, or in another rank's file; or are damaged.
+    """
+
+    def __init__(self, file: ArrayFile, starts: np.ndarray, odd: list[int]) -> None:
+        self._file, self.odd, self._starts = file, odd, starts
+        self.there = starts >= 0
+
+    @classmethod
+    def of(cls, stored: _Stored, structure: Structure) -> PackedTensors:
+        """What a step's file has of what a structure says."""
+        entries, plain = stored.places.entries, not structure.compression
+        starts, odd = np.full(len(structure.kept), -1, np.int64), []
+        for place, (name, dtype, shape) in structure.tensors.items():
+            start, kind, extents = entries.get(name, _NOWHERE)
+            if plain and kind is dtype and extents == shape:
+                starts[place] = start
+            else:
+                odd.append(place)
+        return cls(stored.file, starts, odd)
+
+    def table(self, places: np.ndarray, dtype: np.dtype[Any], size: int) -> np.ndarray | None:
+        return _table(self._file, self._starts[places], dtype, size)
+
+
+_NOWHERE = -1, np.dtype(np.void), ()
 
 
 def _rows(file: ArrayFile, places: Mapping[str, Place]) -> np.ndarray:
@@ -218,7 +254,7 @@ class _Stored:
     """
 
     file: ArrayFile
-    places: Mapping[str, Place]
+    places: Places
     outside: Mapping[str, tuple[ArrayFile, Place]]
     rows: np.ndarray
     compression: str
@@ -231,7 +267,7 @@ class _Stored:
             ValueError, KeyError, TypeError, IndexError: there is none.
         """
         size = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-        if kept_as == "tensor":
+        if kept_as == TENSOR:
             name, stored = where
             file, place = self.outside[name] if name in self.outside else (self.file, self.places[name])
             source = PackedTensor(file, place, dtype, shape, DTYPES[stored], self.compression)

@@ -21,14 +21,14 @@ import numpy as np
 
 from padiff.dump.files import write_text
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.safetensors import ArrayFile, Place
+from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Place
 from padiff.dump.traces import StoredTrace, trace_key, trace_to_json, without_trace
 from padiff.dump.untrusted import LARGEST_JSON, read_text, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import STAGES, Record, Step, Trace
 from padiff.records.alike import numbers_of
 from padiff.records.parts import Part
-from padiff.records.structured import Sketches
+from padiff.records.structured import Name, Names, Sketches
 
 STRUCTURES = "structures"
 SCHEMA_VERSION = 1
@@ -111,30 +111,13 @@ class StructureWriter:
         return name, None
 
 
-#: What a record is called, as `padiff.records.Record` has it (layer, stage, slot, call, layer type, dtype, shape,
-#: whether it is recomputed), how many numbers it has, of a part the whole (a complex one is two), and which part it is.
-#: A plain tuple, which the garbage collector need not look at again and again: they are kept, and of many layers they
-#: are many.
-Name: TypeAlias = tuple[str, str, str, int, str, str, tuple[int, ...], bool, int, Part | None]
 #: How the step's file keeps a record, and where.
 Kept: TypeAlias = tuple[str, Any]
 
 #: How a sketch is kept: of a tensor, or of the transposed matrix.
 SKETCHES = ("sketch", "turned")
-
-
-class Names:
-    """What the records of a step are called: one object for all structures that say the same of it.
-
-    Attributes:
-        entries: one for each record.
-        facts: what was found out from the records (`padiff.records.structured.Structured.fact`).
-    """
-
-    __slots__ = ("__weakref__", "entries", "facts")
-
-    def __init__(self, entries: list[Name]) -> None:
-        self.entries, self.facts = entries, dict[Any, Any]()
+#: How a tensor of the step's file is.
+TENSOR = "tensor"
 
 
 @dataclass(eq=False)
@@ -175,10 +158,22 @@ class Structure:
         return int(self.sketches.rows.max(initial=-1)) + 1
 
     @cached_property
-    def others(self) -> list[int]:
-        """The places of the records that are no sketches."""
-        found: list[int] = np.flatnonzero(self.sketches.rows < 0).tolist()
+    def tensors(self) -> dict[int, tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        """The records that are tensors of the step's file, by their places: what each is called there, and what it is
+        if it is not compressed. (Not complex ones, which are stored as real numbers.)
+        """
+        found = {}
+        for place, ((kept_as, where), name) in enumerate(zip(self.kept, self.names.entries)):
+            _, _, _, _, _, dtype, shape, *_ = name
+            if kept_as == TENSOR and where[1] == NAMES.get(dtype):
+                found[place] = where[0], DTYPES[where[1]], shape
         return found
+
+    @cached_property
+    def others(self) -> list[int]:
+        """The places of the records that are neither these nor sketches."""
+        known = self.tensors
+        return [place for place in np.flatnonzero(self.sketches.rows < 0).tolist() if place not in known]
 
     @property
     def names(self) -> Names:

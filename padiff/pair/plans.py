@@ -9,10 +9,10 @@ from typing import NamedTuple
 from padiff.align import Alignment
 from padiff.pair.losses import identified_by_values
 from padiff.pair.steps import pair_steps
-from padiff.records import PARAMETER_STAGES, UNSCALED, Both, Pair, Step
+from padiff.records import UNSCALED, Both, Pair, Record, Step
 from padiff.records.planned import PairColumns, PlannedPairs
 from padiff.records.sites import Sites
-from padiff.records.structured import Structured
+from padiff.records.structured import AskedError, Structured, called
 
 # Structures of a run that are remembered: most steps of a run have one, or take turns at a few; where parameters are
 # spread, each process has one.
@@ -26,22 +26,18 @@ class _Plan(NamedTuple):
         structures, names: of either side; kept, so that nothing else takes their identity.
         alignment: by which they are paired.
         pairs: in causal order; `None` where values tell, or where records are made for pairs.
+        by_name: whether what the records are called told it all: then the pairs are those of any steps of these names.
     """
 
     structures: Both[object]
     names: Both[object]
     alignment: Alignment
     pairs: PairColumns | None
+    by_name: bool
 
     def is_of(self, structures: Both[object], alignment: Alignment) -> bool:
         # A structure is equal to itself alone; of several steps put together it is a tuple of theirs.
         return self.structures == structures and self.alignment is alignment
-
-    def otherwise_kept(self, names: Both[object], alignment: Alignment) -> PairColumns | None:
-        """The pairs of steps with records of the same names that are kept otherwise; `None` where that may matter."""
-        if self.pairs is None or self.names != names or self.alignment is not alignment:
-            return None
-        return None if _turned(self.pairs) else replace(self.pairs, facts={})
 
 
 class PairPlans:
@@ -60,12 +56,13 @@ class PairPlans:
         made: Sequence[Pair] | None = None
         if plan is None:
             names = Both(a.names, b.names)
-            known = (plan.otherwise_kept(names, alignment) for plan in self._known)
-            columns = next((columns for columns in known if columns is not None), None)
+            alike = [plan for plan in self._known if plan.names == names and plan.alignment is alignment]
+            columns = _of_these(alike) if alike else _planned_by_name(reference, candidate, alignment)
+            by_name = columns is not None
             if columns is None:
                 made = pair_steps(reference, candidate, alignment)
                 columns = _planned(made, Both(a, b))
-            plan = _Plan(structures, names, alignment, columns)
+            plan = _Plan(structures, names, alignment, columns, by_name)
             self._known = [*self._known[1 - _MOST :], plan]
         if plan.pairs is None:
             return pair_steps(reference, candidate, alignment) if made is None else made
@@ -73,12 +70,26 @@ class PairPlans:
         return PlannedPairs(reference.number, Both(a, b), scales, plan.pairs, made or ())
 
 
-def _turned(pairs: PairColumns) -> bool:
-    """Whether tensors of layers lie in other layouts: it matters then which records are one tensor."""
-    return any(layout and stage not in PARAMETER_STAGES for layout, stage in zip(pairs.layouts, pairs.sites.stages))
+def _of_these(plans: Sequence[_Plan]) -> PairColumns | None:
+    """The pairs of steps of the same names as those of some plans; `None` where these do not tell."""
+    known = next((plan.pairs for plan in plans if plan.by_name), None)
+    return None if known is None else replace(known, facts={})
 
 
-def _planned(pairs: Sequence[Pair], records: Both[Structured]) -> PairColumns | None:
+def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> PairColumns | None:
+    """What two steps are paired like, without their records, of which nothing is made; `None` where what they are
+    called does not tell: values do, or which records are one tensor, or which are sketches.
+    """
+    steps = Both(reference, candidate).map(lambda step: replace(step, records=called(step.records)))
+    if steps.reference.records is reference.records or steps.candidate.records is candidate.records:
+        return None
+    try:
+        return _planned(pair_steps(steps.reference, steps.candidate, alignment), steps.map(lambda step: step.records))
+    except AskedError:
+        return None
+
+
+def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:
     if any(identified_by_values(side) for side in records):
         return None
     places = records.map(lambda side: {id(record): place for place, record in enumerate(side)})

@@ -10,6 +10,7 @@ from padiff.pair.plans import PairPlans
 from padiff.pair.processes import OWN_SAMPLES, common_part, only_common, rest
 from padiff.pair.steps import pair_steps
 from padiff.records import STAGES, Both, Diff, Pair, RunInfo, Step
+from padiff.records.structured import called
 
 
 def rank_steps(steps: Both[Sequence[Step]], infos: Both[RunInfo]) -> list[Both[Step]]:
@@ -60,7 +61,9 @@ def pairs_in_one(
 
 def weights_known(info: RunInfo, steps: Iterable[Step]) -> bool:
     """Whether all weights that train are recorded in a step."""
-    recorded = {(record.layer, record.slot) for step in steps for record in step.records if record.stage == "weight"}
+    recorded = {
+        (record.layer, record.slot) for step in steps for record in called(step.records) if record.stage == "weight"
+    }
     return all(
         (layer.path, parameter.slot) in recorded
         for layer in info.layers

@@ -16,7 +16,7 @@ from padiff.records.compared import Diff, Pair
 from padiff.records.judgement import Problem
 from padiff.records.on_demand import OnDemand
 from padiff.records.overview import Table
-from padiff.records.planned import PlannedPairs
+from padiff.records.planned import PlannedPairs, called_pairs
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.rows import measured_and_judged
 from padiff.records.sites import Sites, stage_numbers
@@ -151,8 +151,10 @@ class FoldedDiffs(OnDemand[Diff]):
         planned = isinstance(step.pairs, PlannedPairs) and step.pairs.unscaled  # scales come from the step
         known = self._planned.get(step.sites) if planned else None
         if known is None:
-            numbers = [self._places[_about(pair)] for pair in step.pairs]
-            lost = [place for place, pair in enumerate(step.pairs) if not _is_in_files(pair)]
+            by_name = called_pairs(step.pairs) if isinstance(step.pairs, PlannedPairs) else None
+            numbers = [self._places[_about(pair)] for pair in (step.pairs if by_name is None else by_name)]
+            # What is known by name was read of a file.
+            lost = [k for k, pair in enumerate(step.pairs) if not _is_in_files(pair)] if by_name is None else []
             known = np.array(numbers, np.uint32), lost
             if planned:
                 self._planned[step.sites] = known

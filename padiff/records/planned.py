@@ -13,8 +13,9 @@ from padiff.records.compared import UNSCALED, Pair
 from padiff.records.facts import once
 from padiff.records.layout import Layout
 from padiff.records.on_demand import OnDemand
+from padiff.records.recorded import Record
 from padiff.records.sites import Sites
-from padiff.records.structured import Structured
+from padiff.records.structured import Structured, called
 
 _Fact = TypeVar("_Fact")
 
@@ -86,17 +87,18 @@ class PlannedPairs(OnDemand[Pair]):
     def _at(self, place: int) -> Pair:
         found = self._made[place]
         if found is None:
-            own, (a, b) = self.columns, self.records
-            one, other = own.references[place], own.candidates[place]
-            found = self._made[place] = Pair(
-                self._step,
-                a[one] if one is not None else None,
-                b[other] if other is not None else None,
-                own.layouts[place],
-                self._scales if own.scaled[place] else UNSCALED,
-                own.optional[place],
+            one, other = self.columns.references[place], self.columns.candidates[place]
+            a, b = self.records
+            found = self._made[place] = self.pair_of(
+                place, a[one] if one is not None else None, b[other] if other is not None else None
             )
         return found
+
+    def pair_of(self, place: int, reference: Record | None, candidate: Record | None) -> Pair:
+        """The pair at a place, of these records."""
+        own = self.columns
+        scales = self._scales if own.scaled[place] else UNSCALED
+        return Pair(self._step, reference, candidate, own.layouts[place], scales, own.optional[place])
 
     def __len__(self) -> int:
         return len(self._made)
@@ -105,6 +107,24 @@ class PlannedPairs(OnDemand[Pair]):
 def sites_of(pairs: Sequence[Pair]) -> Sites:
     """What pairs are."""
     return pairs.sites if isinstance(pairs, PlannedPairs) else Sites(pairs)
+
+
+def called_pairs(pairs: PlannedPairs) -> list[Pair] | None:
+    """The pairs, of records that are asked what they are called and nothing else (`padiff.records.structured.called`);
+    `None` where records have to be looked at for that.
+    """
+    a, b = pairs.records.map(called)
+    own = pairs.columns
+    if a is pairs.records.reference or b is pairs.records.candidate:
+        return None
+    places = zip(own.references, own.candidates)
+    sides = [(a[one] if one is not None else None, b[other] if other is not None else None) for one, other in places]
+    return [pairs.pair_of(place, *records) for place, records in enumerate(sides)]
+
+
+def layouts_of(pairs: Sequence[Pair]) -> Sequence[Layout]:
+    """The layouts of pairs."""
+    return pairs.columns.layouts if isinstance(pairs, PlannedPairs) else [pair.layout for pair in pairs]
 
 
 def fact_of_pairs(pairs: Sequence[Pair], find: Callable[[Sequence[Pair]], _Fact]) -> _Fact:

@@ -9,6 +9,7 @@ import pytest
 from kit.records import record
 
 from padiff.dump import pack as module
+from padiff.dump.codecs import compressed
 from padiff.dump.pack import table_of
 from padiff.dump.storage import Storage
 
@@ -74,3 +75,13 @@ def test_what_cannot_be_read_is_left_to_say_so_by_itself(tmp_path, change):
     else:
         path.unlink()
     assert table_of(sources) is None
+
+
+def test_compressed_bytes_are_not_taken_for_the_tensor_that_they_are_as_long_as(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = (np.concatenate([rng.integers(0, 256, k, np.uint8), np.zeros(60 - k, np.uint8)]) for k in range(60))
+    array = next(a for a in noise if compressed(a, "zlib").size == a.size)
+    for compression, there in (("zlib", False), ("", True)):
+        storage, folder = Storage(pack=True, compression=compression), tmp_path / f"run-{compression}"
+        read = read_back(written(folder, record("fc", "forward", "output.0", array), storage=storage))
+        assert read.tensors.there.tolist() == [there] and (read[0].value == array).all()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from padiff.align import Alignment
 from padiff.compare.judge.limits import ROUNDING, coarse
 from padiff.records import LOOP, Both, Difference, Step, is_functional
+from padiff.records.structured import called
 
 _NOTE = "the coarser one rounds each output, and so much is allowed of all stages"
 
@@ -38,7 +39,7 @@ def precision_differences(alignment: Alignment, steps: Both[Step]) -> Iterator[D
 def _dtypes(step: Step) -> dict[str, str]:
     """The dtype of each layer's first output, where it is one of fractions."""
     found: dict[str, str] = {}
-    for record in step.records:
+    for record in called(step.records):
         if record.stage == "forward" and record.layer != LOOP and not is_functional(record.slot):
             found.setdefault(record.layer, coarse(record.dtype))
     return {path: dtype for path, dtype in found.items() if dtype in ROUNDING}

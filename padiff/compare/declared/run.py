@@ -12,6 +12,7 @@ from padiff.compare.declared.optimizers import Optimizers, same, tied_homes
 from padiff.compare.declared.trainers import trainer_differences
 from padiff.model import equivalents
 from padiff.records import Both, Difference, RunInfo, Step, is_loss, is_of_loss, loss_role, setting_text
+from padiff.records.structured import called
 
 _NO_CLIP = {"kind": "none"}
 _LEFT_OVER = (
@@ -150,7 +151,7 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
     if counts.reference == counts.candidate:
         return
     losses = steps.map(_losses)
-    shapes = steps.map(lambda step: [r.shape for r in step.records if r.stage == "input" and not r.call])
+    shapes = steps.map(lambda step: [r.shape for r in called(step.records) if r.stage == "input" and not r.call])
     if losses != counts or shapes.reference != shapes.candidate or not shapes.reference:
         return
     left = next((str(x) for x in steps.map(lambda step: step.settings.get("gradients.left_over")) if x), "")
@@ -160,8 +161,8 @@ def micro_batch_differences(steps: Both[Step]) -> Iterator[Difference]:
 
 def _losses(step: Step) -> int:
     """How many losses a step has: those that are logged, else what loss functions gave."""
-    logged = sum(is_loss(record) for record in step.records)
-    given = (r for r in step.records if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0")
+    logged = sum(is_loss(record) for record in called(step.records))
+    given = (r for r in called(step.records) if is_of_loss(r) and r.stage == "loss" and loss_role(r.slot) == "0")
     return logged or sum(1 for _ in given)
 
 
@@ -207,7 +208,7 @@ def _frozen(info: RunInfo) -> set[str]:
 
 
 def _moved(step: Step) -> set[str]:
-    return {f"{record.layer}/{record.slot}" for record in step.records if record.stage in ("grad", "update")}
+    return {f"{record.layer}/{record.slot}" for record in called(step.records) if record.stage in ("grad", "update")}
 
 
 def tied_differences(alignment: Alignment, infos: Both[RunInfo]) -> Iterator[Difference]:

@@ -15,6 +15,7 @@ from padiff.recorder.detail import NOTHING, Detail
 from padiff.records import PARAMETER_STAGES, SIDES, Both, Coverage, RunInfo, Step
 from padiff.records.sites import Key
 from padiff.records.step_diffs import StepDiffs
+from padiff.records.structured import called
 
 #: What holds for all steps of a run, and what it was seen to record.
 Side = tuple[RunInfo, History]
@@ -77,7 +78,7 @@ def _missing(info: RunInfo, history: History, step: Step) -> frozenset[Key]:
     """The parameters that a step has no record of."""
     if not _knows(info, history):
         return frozenset()
-    recorded = {(r.layer, r.slot) for r in step.records if r.stage in PARAMETER_STAGES}
+    recorded = {(r.layer, r.slot) for r in called(step.records) if r.stage in PARAMETER_STAGES}
     return frozenset(_expected(info)) - recorded
 
 

@@ -17,6 +17,7 @@ from padiff.dump.pack import PackedTensor, table_of
 from padiff.dump.tensor_file import TensorFile
 from padiff.errors import PadiffError
 from padiff.records import UNSCALED, Both, InMemory, Pair, Record, TensorSource
+from padiff.records.planned import PlannedPairs, records_of
 from padiff.records.rows import NO_INDEX, TENSORS
 
 #: Elements of the largest tensors that are rows: those of a thousand may need a look at their bulk, and numpy's calls
@@ -24,6 +25,7 @@ from padiff.records.rows import NO_INDEX, TENSORS
 LARGEST_ROW = 999
 # Elements that are looked at at a time: they stay in a core's own cache.
 _BLOCK = 1 << 15
+_FLOAT32 = np.dtype(np.float32)
 # One tensor is one file or a part of one; others are put together of several, and may be replicas.
 _WHOLE = (PackedTensor, TensorFile, InMemory)
 
@@ -42,23 +44,65 @@ def measure_in_rows(pairs: Sequence[Pair], places: Sequence[int], rows: np.ndarr
     Returns:
         The places of those that are left.
     """
+    done = set(_in_tables(pairs, np.array(places, np.intp), rows)) if isinstance(pairs, PlannedPairs) else set[int]()
     groups: dict[int, list[tuple[int, Pair]]] = defaultdict(list)
     for place in places:
+        if place in done:
+            continue
         pair = pairs[place]
         if _is_ordinary(pair):
             assert pair.reference is not None
             groups[math.prod(pair.reference.shape)].append((place, pair))
-    done: set[int] = set()
-    with np.errstate(all="ignore"):
-        for size, group in groups.items():
-            if len(group) == 1:
-                continue  # a table of one row is no faster
-            count = _BLOCK // size
-            for begin in range(0, len(group), count):
-                some, tables = _read(group[begin : begin + count], size)
-                if some:
-                    done.update(_measure(some, tables, size, rows))
+    for size, group in groups.items():
+        if len(group) == 1:
+            continue  # a table of one row is no faster
+        count = _BLOCK // size
+        for begin in range(0, len(group), count):
+            some, tables = _read(group[begin : begin + count], size)
+            if some:
+                axes = np.array([bool(pair.anchor.shape) for _, pair in some])
+                done.update(_measure(np.array([place for place, _ in some]), axes, tables, size, rows))
     return [place for place in places if place not in done] if done else list(places)
+
+
+def _in_tables(pairs: PlannedPairs, places: np.ndarray, rows: np.ndarray) -> list[int]:
+    """Measure those whose tensors lie beside each other in their steps' files, without an object for each; which."""
+    done: list[int] = []
+    a, b = (side.tensors for side in pairs.records)
+    if a is None or b is None:
+        return done
+    sizes, (one, other) = pairs.fact(_sizes)[places], pairs.fact(records_of)
+    fitting = np.flatnonzero(sizes)
+    of_fitting = places[fitting]
+    sizes[fitting[~(a.there[one[of_fitting]] & b.there[other[of_fitting]])]] = 0
+    if not pairs.unscaled:
+        sizes[np.array(pairs.columns.scaled, np.bool_)[places]] = 0
+    for size in np.unique(sizes[sizes > 0]).tolist():
+        group, count = places[sizes == size], _BLOCK // size
+        for begin in range(0, len(group), count):
+            some = group[begin : begin + count]
+            tables = a.table(one[some], _FLOAT32, size), b.table(other[some], _FLOAT32, size)
+            if tables[0] is not None and tables[1] is not None:
+                axes = np.array([bool(pairs.sites.shapes[place]) for place in some.tolist()])
+                done += _measure(some, axes, Both(tables[0], tables[1]), size, rows)
+    return done
+
+
+def _sizes(pairs: PlannedPairs) -> np.ndarray:
+    """How many elements the tensors of planned pairs have that may be `_in_tables`; 0 of all others."""
+    sizes = np.zeros(len(pairs), np.intp)
+    a, b = (side.sketches for side in pairs.records)
+    one, other = pairs.fact(records_of)
+    if a is None or b is None:
+        return sizes
+    dtypes, layouts = pairs.sites.dtypes, pairs.columns.layouts
+    for place in np.flatnonzero((one >= 0) & (other >= 0)).tolist():
+        shape = a.shapes[one[place]]
+        plain = shape == b.shapes[other[place]] and not layouts[place]
+        if plain and dtypes.reference[place] == dtypes.candidate[place] == "float32":
+            size = math.prod(shape)
+            sizes[place] = size if size <= LARGEST_ROW else 0
+    return sizes
 
 
 def _read(group: Sequence[tuple[int, Pair]], size: int) -> tuple[Sequence[tuple[int, Pair]], Both[np.ndarray]]:
@@ -105,8 +149,14 @@ def _is_ordinary(pair: Pair) -> bool:
     )
 
 
-def _measure(group: Sequence[tuple[int, Pair]], tables: Both[np.ndarray], size: int, rows: np.ndarray) -> list[int]:
-    """Fill the rows of a group, and say which."""
+@np.errstate(all="ignore")
+def _measure(places: np.ndarray, axes: np.ndarray, tables: Both[np.ndarray], size: int, rows: np.ndarray) -> list[int]:
+    """Fill the rows of a group, and say which.
+
+    Args:
+        places: the group's.
+        axes: whether its tensors have any.
+    """
     reference, candidate = tables
     equal = (reference.view(np.uint32) == candidate.view(np.uint32)).all(axis=1)
     if equal.all():
@@ -119,8 +169,7 @@ def _measure(group: Sequence[tuple[int, Pair]], tables: Both[np.ndarray], size: 
             ordinary = np.where(equal, fine, ordinary)
     *columns, worst = table
     max_abs, max_rel, sum_abs, sum_reference, l2, reference_l2, candidate_l2 = columns
-    at = (np.arange(len(group)), worst)
-    with_axes = np.array([bool(pair.anchor.shape) for _, pair in group])
+    at = (np.arange(len(places)), worst)
     found = {
         "max_abs": max_abs,
         "max_rel": max_rel,
@@ -131,9 +180,9 @@ def _measure(group: Sequence[tuple[int, Pair]], tables: Both[np.ndarray], size: 
         "candidate_l2": np.sqrt(candidate_l2),
         "reference_value": reference[at],
         "candidate_value": candidate[at],
-        "index": np.where(with_axes, worst, NO_INDEX),
+        "index": np.where(axes, worst, NO_INDEX),
     }
-    places = np.array([place for place, _ in group])[ordinary]
+    places = places[ordinary]
     for name, column in found.items():
         rows[name][places] = column[ordinary]
     rows["size"][places], rows["basis"][places], rows["spread"][places] = size, TENSORS, 0.0
