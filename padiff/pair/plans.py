@@ -26,7 +26,7 @@ class _Plan(NamedTuple):
         structures, names: of either side; kept, so that nothing else takes their identity.
         alignment: by which they are paired.
         pairs: in causal order; `None` where values tell, or where records are made for pairs.
-        by_name: whether what the records are called told it all: then the pairs are those of any steps of these names.
+        by_name: whether what the records are called was enough: then the pairs are those of any steps of these names.
     """
 
     structures: Both[object]

@@ -34,7 +34,7 @@ class Block:
 
     def fact(self, find: Callable[[Block], _Fact]) -> _Fact:
         """What a function finds out from the steps; it is called once."""
-        return once(self._facts, find, self)
+        return once(self._facts, find, lambda: self)
 
     @cached_property
     def measured(self) -> np.ndarray:

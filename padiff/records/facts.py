@@ -9,8 +9,8 @@ _Thing = TypeVar("_Thing")
 _Fact = TypeVar("_Fact")
 
 
-def once(facts: dict[Any, Any], find: Callable[[_Thing], _Fact], thing: _Thing) -> _Fact:
-    """What a function finds out from a thing. It is called once; ``facts`` keeps what it found."""
+def once(facts: dict[Any, Any], find: Callable[[_Thing], _Fact], given: Callable[[], _Thing]) -> _Fact:
+    """What a function finds out from what it is given. Both are called once; ``facts`` keeps what was found."""
     if find not in facts:
-        facts[find] = find(thing)
+        facts[find] = find(given())
     return facts[find]  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ from padiff.records.sites import Sites
 from padiff.records.structured import Structured, called
 
 _Fact = TypeVar("_Fact")
+_Records = TypeVar("_Records", bound=Sequence[Record])
 
 
 @dataclass(eq=False, slots=True)
@@ -82,23 +83,26 @@ class PlannedPairs(OnDemand[Pair]):
 
     def fact(self, find: Callable[[PlannedPairs], _Fact]) -> _Fact:
         """What a function finds out from the pairs, but for their values; of steps alike it is called once."""
-        return once(self.columns.facts, find, self)
+        return once(self.columns.facts, find, lambda: self)
 
     def _at(self, place: int) -> Pair:
         found = self._made[place]
         if found is None:
-            one, other = self.columns.references[place], self.columns.candidates[place]
-            a, b = self.records
-            found = self._made[place] = self.pair_of(
-                place, a[one] if one is not None else None, b[other] if other is not None else None
-            )
+            found = self._made[place] = self.pair_of(place, self.records)
         return found
 
-    def pair_of(self, place: int, reference: Record | None, candidate: Record | None) -> Pair:
-        """The pair at a place, of these records."""
-        own = self.columns
-        scales = self._scales if own.scaled[place] else UNSCALED
-        return Pair(self._step, reference, candidate, own.layouts[place], scales, own.optional[place])
+    def pair_of(self, place: int, records: Both[_Records]) -> Pair:
+        """The pair at a place, given the records of both sides."""
+        own, (a, b) = self.columns, records
+        one, other = own.references[place], own.candidates[place]
+        return Pair(
+            self._step,
+            a[one] if one is not None else None,
+            b[other] if other is not None else None,
+            own.layouts[place],
+            self._scales if own.scaled[place] else UNSCALED,
+            own.optional[place],
+        )
 
     def __len__(self) -> int:
         return len(self._made)
@@ -113,13 +117,10 @@ def called_pairs(pairs: PlannedPairs) -> list[Pair] | None:
     """The pairs, of records that are asked what they are called and nothing else (`padiff.records.structured.called`);
     `None` where records have to be looked at for that.
     """
-    a, b = pairs.records.map(called)
-    own = pairs.columns
-    if a is pairs.records.reference or b is pairs.records.candidate:
+    records = pairs.records.map(called)
+    if records.reference is pairs.records.reference or records.candidate is pairs.records.candidate:
         return None
-    places = zip(own.references, own.candidates)
-    sides = [(a[one] if one is not None else None, b[other] if other is not None else None) for one, other in places]
-    return [pairs.pair_of(place, *records) for place, records in enumerate(sides)]
+    return [pairs.pair_of(place, records) for place in range(len(pairs))]
 
 
 def layouts_of(pairs: Sequence[Pair]) -> Sequence[Layout]:

@@ -60,7 +60,7 @@ class Sites:
 
     def fact(self, find: Callable[[Sites], _Fact]) -> _Fact:
         """What a function finds out from the sites; it is called once."""
-        return once(self._facts, find, self)
+        return once(self._facts, find, lambda: self)
 
     @cached_property
     def keys(self) -> list[Key]:

@@ -54,7 +54,7 @@ class StepDiffs(OnDemand[Diff]):
 
     def fact(self, find: Callable[[StepDiffs], _Fact]) -> _Fact:
         """What a function finds out from the diffs; it is called once."""
-        return once(self._facts, find, self)
+        return once(self._facts, find, lambda: self)
 
     def measured_fact(self, find: Callable[[Block], np.ndarray]) -> np.ndarray:
         """Of what a function finds out from the measured steps, this one's; it is called once for all of them."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from padiff.records.facts import once
 from padiff.records.on_demand import OnDemand
 from padiff.records.parts import Part
 from padiff.records.recorded import Record
@@ -160,11 +161,7 @@ class Structured(OnDemand[Record]):
         is called once.
         """
         facts: dict[Any, Any] | None = getattr(self.names, "facts", None)
-        if facts is None:
-            return find(self)
-        if find not in facts:
-            facts[find] = find(self.called)
-        return facts[find]  # type: ignore[no-any-return]
+        return find(self) if facts is None else once(facts, find, lambda: self.called)
 
     def rows_of(self, rows: np.ndarray) -> np.ndarray:
         """Some rows of the table of sketches."""
