@@ -8,19 +8,14 @@ from functools import partial
 from typing import Any
 
 from padiff.align import Alignment, Seen, align, is_mapped, resolved
+from padiff.compare import diagnose
 from padiff.compare.asked import Asked
 from padiff.compare.boundaries import other_boundaries
 from padiff.compare.coverage import Tally
 from padiff.compare.declared import Declared, at_the_start
-from padiff.compare.diagnose.aftermath.around import Around
-from padiff.compare.diagnose.evidence import Evidence
-from padiff.compare.diagnose.explained_later import explained_later
 from padiff.compare.diagnose.extent import Agreement
-from padiff.compare.diagnose.first import described, with_proof
-from padiff.compare.diagnose.place import Place
-from padiff.compare.diagnose.ranks import first_failed
-from padiff.compare.diagnose.settings import before_the_first, settings_first
 from padiff.compare.findings import Findings
+from padiff.compare.first_failed import first_failed
 from padiff.compare.judge.drift import EQUAL, with_caveat
 from padiff.compare.judge.noise import NoisePolicy
 from padiff.compare.judge.policy import Policy
@@ -39,6 +34,7 @@ from padiff.records import (
     PARAMETER_STAGES,
     SIDES,
     STAGES,
+    Aftermath,
     Both,
     Coverage,
     Diff,
@@ -104,9 +100,11 @@ class RunComparison:
         self._boundaries, self._aligned = boundaries, aligned
         self._plan: ComparisonPlan | None = None
         self._first_diff: FirstDiff | None = None
-        self._place: Place | None = None
-        #: What follows from the first diff, and what does not.
-        self._around = Around(self.runs)
+        self._place: diagnose.Place | None = None
+        #: What follows from the first diff, and what does not, once there is one.
+        self._around: diagnose.Around | None = None
+        #: The first step that was compared, if it has diffs.
+        self._began: int | None = None
         self._before = Before()
         #: How far off each tensor was in the steps before the latest one, and up to it.
         self._agreed = self._agreed_now = Agreement()
@@ -185,7 +183,11 @@ class RunComparison:
             self._declared.hold_against(diffs)
             if self._policy.settings_count:
                 diffs = with_rates(diffs, partial(self._declared.rates_agree, first))
-        self._around.look(diffs, self._plan.alignment)
+        there = next((rank for rank in diffs if rank), None)
+        if self._began is None and there is not None:
+            self._began = there[0].pair.step
+        if self._around is not None and there is not None:
+            self._around.look(there, self._plan.alignment)
         if not all(rank.passed for rank in diffs):
             self._parted = steps.reference[0].number if steps.reference else -1, steps
         if self._asked.everything:
@@ -232,7 +234,7 @@ class RunComparison:
         settings = settings_at(reference.info.settings, reference.steps(later[0])[0].settings if later else {})
         infos = Both(replace(reference.info, settings=settings), candidate)
         found = [one for one in at_the_start(infos, self.alignment) if one.stage in self._asked.stages]
-        first = before_the_first(found, step)
+        first = diagnose.before_the_first(found, step)
         if first is None:
             return None
         return Report(
@@ -278,8 +280,8 @@ class RunComparison:
         if first is None and report.first_diff is not None and self._latest:
             # No tensor parts by as much as is allowed; what they are off by may show it all the same.
             declared = self._declared.at(self._latest[0].pair.step)
-            evidence = Evidence(self.runs, self.alignment, self._policy, declared=lambda _: declared)
-            return replace(report, first_diff=with_proof(report.first_diff, self._latest, evidence))
+            evidence = diagnose.Evidence(self.runs, self.alignment, self._policy, declared=lambda _: declared)
+            return replace(report, first_diff=diagnose.with_proof(report.first_diff, self._latest, evidence))
         return report
 
     def first(self, diffs: Sequence[Diff]) -> FirstDiff | None:
@@ -291,18 +293,18 @@ class RunComparison:
             return self._first_diff
         # What comes after the first diff follows from it, as a rule: no hypotheses are computed for that.
         later = self._first_diff is not None and failed.pair.step > self._first_diff.step
-        evidence = Evidence(
+        evidence = diagnose.Evidence(
             self.runs, self.alignment, self._policy, self._steps_of(failed), self._declared.at, self._agreed
         )
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
-        found, place = described(failed, step, evidence, compute=not later)
+        found, place = diagnose.described(failed, step, evidence, compute=not later)
         if self._first_diff is None:
             # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
             found = replace(found, picture=picture_of(failed.pair))
             self._first_diff, self._place = found, place
-            self._around.begin(found, failed, place, step, evidence)
+            self._around = diagnose.Around(found, failed, place, step, evidence, self._began)
             return found
-        return self._around.placed(found, failed)
+        return found if self._around is None else self._around.placed(found, failed)
 
     def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff, of a step before, if this step is the one that proves its cause: it has in full what that one
@@ -319,8 +321,8 @@ class RunComparison:
             return None
         # By then all may pass: of runs that have come apart more is allowed.
         steps = self._compared[first.rank or 0] if (first.rank or 0) < len(self._compared) else None
-        evidence = Evidence(self.runs, self.alignment, self._policy, steps, self._declared.at)
-        cause = explained_later(first, place, diffs, evidence)
+        evidence = diagnose.Evidence(self.runs, self.alignment, self._policy, steps, self._declared.at)
+        cause = diagnose.cause_found_later(first, place, diffs, evidence)
         if cause is None:
             return None
         self._first_diff = replace(first, cause=cause)
@@ -354,9 +356,10 @@ class RunComparison:
         differ = self._declared.in_steps(steps, self._asked.concerns)
         tensor = first
         if self._policy.settings_count if settings is None else settings:
-            first = settings_first(differ, first)
+            first = diagnose.settings_first(differ, first) if differ else first
             # Runs that are set differently come apart for that reason.
             coverage = replace(coverage, amplified=None) if first is not tensor else coverage
+        around = self._around
         return Report(
             diffs=diffs,
             coverage=coverage,
@@ -366,7 +369,7 @@ class RunComparison:
             candidate=self.runs.candidate.name,
             environment=differences(*self._infos),
             settings_differ=tuple(one for _, one in differ),
-            aftermath=self._around.aftermath(first, tensor),
-            independent=self._around.independent(first, tensor, differ, steps, self._asked.has),
+            aftermath=around.aftermath(first, tensor) if around is not None else Aftermath({}),
+            independent=around.independent(first, tensor, differ, steps, self._asked.has) if around is not None else (),
             models=models_of(self._infos, self.alignment, self._stacks),
         )

@@ -1,8 +1,26 @@
 """Recording a training loop without changing it."""
 
-from padiff.recorder.factory import record
-from padiff.recorder.memory import MemoryRun
-from padiff.recorder.options import RecordOptions
-from padiff.recorder.session import Recorder
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from padiff.system.lazily import names_from
+
+if TYPE_CHECKING:
+    from padiff.recorder.factory import record
+    from padiff.recorder.memory import MemoryRun
+    from padiff.recorder.options import RecordOptions
+    from padiff.recorder.session import Recorder
 
 __all__ = ["MemoryRun", "RecordOptions", "Recorder", "record"]
+
+# A comparison asks what a level of detail means, and records nothing.
+__getattr__ = names_from(
+    __name__,
+    {
+        "MemoryRun": "padiff.recorder.memory",
+        "RecordOptions": "padiff.recorder.options",
+        "Recorder": "padiff.recorder.session",
+        "record": "padiff.recorder.factory",
+    },
+)

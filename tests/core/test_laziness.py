@@ -64,6 +64,21 @@ def test_the_command_line_imports_no_framework(runs):
     assert found_after(code, runs) == "found: []"
 
 
+def test_runs_that_match_need_neither_what_explains_nor_what_records(runs):
+    toy_folder(runs / "faster", [0], rate=0.3)
+    code = """
+import sys, padiff
+assert padiff.compare_runs('./torch', './paddle')
+lazy = {'padiff.compare.diagnose.first', 'padiff.compare.diagnose.settings', 'padiff.recorder.session'}
+assert not lazy & {*sys.modules}, lazy & {*sys.modules}
+assert not padiff.compare_runs('./torch', './faster')
+assert lazy - {*sys.modules} == {'padiff.recorder.session'}
+from padiff.recorder import Recorder, record
+assert Recorder is padiff.Recorder and record is padiff.record
+"""
+    assert found_after(code, runs) == "found: []"
+
+
 def test_this_test_can_fail(tmp_path):
     (tmp_path / "paddle.py").write_text("")
     assert found_after("import padiff, paddle", tmp_path) == "found: ['paddle']"

@@ -1,1 +1,41 @@
 """Why two runs part: the likely cause of the first diff, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from padiff.system.lazily import names_from
+
+if TYPE_CHECKING:
+    from padiff.compare.diagnose.aftermath.around import Around
+    from padiff.compare.diagnose.evidence import Evidence
+    from padiff.compare.diagnose.explained_later import cause_found_later
+    from padiff.compare.diagnose.first import described, with_proof
+    from padiff.compare.diagnose.place import Place
+    from padiff.compare.diagnose.settings import before_the_first, settings_first
+
+__all__ = [
+    "Around",
+    "Evidence",
+    "Place",
+    "before_the_first",
+    "cause_found_later",
+    "described",
+    "settings_first",
+    "with_proof",
+]
+
+# A third of what a comparison imports. Runs that match need none of it.
+__getattr__ = names_from(
+    __name__,
+    {
+        "Around": "padiff.compare.diagnose.aftermath.around",
+        "Evidence": "padiff.compare.diagnose.evidence",
+        "Place": "padiff.compare.diagnose.place",
+        "before_the_first": "padiff.compare.diagnose.settings",
+        "cause_found_later": "padiff.compare.diagnose.explained_later",
+        "described": "padiff.compare.diagnose.first",
+        "settings_first": "padiff.compare.diagnose.settings",
+        "with_proof": "padiff.compare.diagnose.first",
+    },
+)

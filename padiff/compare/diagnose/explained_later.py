@@ -39,7 +39,7 @@ _ROUNDINGS = 8.0
 _MOST = 8_000_000
 
 
-def explained_later(first: FirstDiff, place: Place, diffs: Sequence[Diff], evidence: Evidence) -> Cause | None:
+def cause_found_later(first: FirstDiff, place: Place, diffs: Sequence[Diff], evidence: Evidence) -> Cause | None:
     """The cause of a first diff, proven by a later step; `None` where that step does not show it.
 
     Args:

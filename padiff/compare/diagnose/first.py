@@ -20,11 +20,12 @@ from padiff.compare.diagnose.losses import loss_cause
 from padiff.compare.diagnose.padding import padding_cause
 from padiff.compare.diagnose.parts import put_together, rank_of
 from padiff.compare.diagnose.place import Place, place_of_diff
-from padiff.compare.diagnose.ranks import first_failed, placed, rank_cause
+from padiff.compare.diagnose.ranks import placed, rank_cause
 from padiff.compare.diagnose.recompute.which_side import which_side
 from padiff.compare.diagnose.settings import as_computed
 from padiff.compare.diagnose.shifted import shift_cause
 from padiff.compare.diagnose.trainers import trainer_cause
+from padiff.compare.first_failed import first_failed
 from padiff.errors import RunFolderError, SketchOnlyError
 from padiff.pair.processes import OWN_SAMPLES
 from padiff.records import LOOP, Both, Cause, Diff, FirstDiff, Pair, Record, Run, Step, TracedCall, is_functional

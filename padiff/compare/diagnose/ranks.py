@@ -1,4 +1,4 @@
-"""The first diff of several processes, and what speaks for a fault between them."""
+"""A diff among those of its process, and what speaks for a fault between processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from padiff.compare.diagnose.hypotheses.scene import Scene, whole_of
+from padiff.compare.first_failed import ranks_of
 from padiff.compare.replicas import RankFault, RankFinding, check_replicas
 from padiff.errors import PadiffError
-from padiff.records import SIDES, STAGES, Both, Cause, Diff, Run
-from padiff.records.step_diffs import StepDiffs
+from padiff.records import SIDES, Both, Cause, Diff, Run
 
 # The mean of the processes' gradients is the one that was reduced, but for the order in which they are added up.
 _IS_MEAN = 1e-5
@@ -30,33 +30,6 @@ class RankDiff:
     diff: Diff
     own: Sequence[Diff]
     rank: int
-
-
-def first_failed(diffs: Sequence[Diff]) -> Diff | None:
-    """The first diff that did not pass, in causal order over all processes of a step; `None` if all passed."""
-    if isinstance(diffs, StepDiffs) and diffs.passed:
-        return None
-    first = next((diff for diff in diffs if not diff.passed), None)
-    if first is None:
-        return None
-    ranks = ranks_of([diff for diff in diffs if diff.pair.step == first.pair.step])
-    firsts = [(*next((k, d) for k, d in enumerate(own) if not d.passed), own) for own in ranks if not _passed(own)]
-    # Processes wait for each other in the backward: what parts before it in any of them comes first.
-    return min(firsts, key=lambda one: (STAGES.index(one[1].pair.stage), one[0]))[1] if len(firsts) > 1 else first
-
-
-def ranks_of(step: Sequence[Diff]) -> list[list[Diff]]:
-    """A step's diffs by process; those of one come one after the other."""
-    ranks: list[list[Diff]] = [[]]
-    seen: set[tuple[bool, str]] = set()
-    for one in step:
-        site = one.pair.reference is None, one.pair.anchor.site
-        if site in seen:
-            ranks.append([])
-            seen.clear()
-        seen.add(site)
-        ranks[-1].append(one)
-    return ranks
 
 
 def placed(diff: Diff, step: Sequence[Diff]) -> RankDiff:
@@ -123,7 +96,3 @@ def _is_mean(side: str, step: Sequence[Diff]) -> bool:
         if len(arrays) == ranks and np.linalg.norm(mean - expected) > _IS_MEAN * np.linalg.norm(expected):
             return False
     return True
-
-
-def _passed(diffs: Sequence[Diff]) -> bool:
-    return all(diff.passed for diff in diffs)

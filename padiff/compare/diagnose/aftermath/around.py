@@ -13,7 +13,7 @@ from padiff.compare.diagnose.aftermath.later import Later
 from padiff.compare.diagnose.evidence import Evidence
 from padiff.compare.diagnose.first import scene_of
 from padiff.compare.diagnose.place import Place
-from padiff.records import STAGES, Aftermath, Both, Diff, Difference, FirstDiff, Pair, Run, Standing, mark_of
+from padiff.records import STAGES, Aftermath, Diff, Difference, FirstDiff, Pair, Standing, mark_of
 from padiff.records.aftermath import Mark
 
 
@@ -21,35 +21,25 @@ class Around:
     """Further faults, and how the diffs stand to the first one.
 
     Args:
-        runs: reference and candidate.
+        first: the first diff, as it is reported.
+        diff: it itself.
+        place: where in the code it comes from.
+        step: the diffs of its step.
+        evidence: what is known besides.
+        began: the first step that was compared; `None` where none was.
     """
 
-    def __init__(self, runs: Both[Run]) -> None:
-        self._runs = runs
-        self._began: int | None = None
-        self._marks: dict[Mark, Standing] = {}
-        self._first: FirstDiff | None = None
-        self._mark: Mark | None = None
-        self._evidence: Evidence | None = None
-        self._later: Later | None = None
-        self._faults: list[tuple[FirstDiff, Diff]] = []
-
-    def begin(self, first: FirstDiff, diff: Diff, place: Place, step: Sequence[Diff], evidence: Evidence) -> None:
-        """The first diff was found.
-
-        Args:
-            first: as it is reported.
-            diff: it itself.
-            place: where in the code it comes from.
-            step: the diffs of its step.
-            evidence: what is known besides.
-        """
-        self._first, self._mark, self._later = first, mark_of(diff), Later(first, self._runs)
+    def __init__(
+        self, first: FirstDiff, diff: Diff, place: Place, step: Sequence[Diff], evidence: Evidence, began: int | None
+    ) -> None:
+        self._first, self._mark, self._later = first, mark_of(diff), Later(first, evidence.runs)
         self._evidence = replace(evidence, steps=None)  # later steps are others
-        scene = scene_of(diff, step, evidence.alignment, self._runs)
-        began = self._began is None or first.step == self._began
+        self._began = first.step if began is None else began
+        self._marks: dict[Mark, Standing] = {}
+        self._faults: list[tuple[FirstDiff, Diff]] = []
+        scene = scene_of(diff, step, evidence.alignment, evidence.runs)
         try:
-            found = faults_of_step(first, diff, place, scene, evidence, began)
+            found = faults_of_step(first, diff, place, scene, evidence, first.step == self._began)
         except Exception:
             found = Found()  # what can't be looked at shows no further fault; the first one stands whatever is met
         self._marks.update((mark_of(one), Standing.AGAIN) for one in found.again)
@@ -61,15 +51,8 @@ class Around:
         self._faults.append((described_alone(fault, step, evidence), fault.diff))
         self._marks[mark_of(fault.shown)] = Standing.NEW
 
-    def look(self, ranks: Sequence[Sequence[Diff]], alignment: Alignment) -> None:
-        """Look at the judged diffs of a step; of one before the first diff nothing is kept."""
-        diffs = next((rank for rank in ranks if rank), None)
-        if diffs is None:
-            return
-        if self._began is None:
-            self._began = diffs[0].pair.step
-        if self._later is None or self._first is None or self._evidence is None:
-            return
+    def look(self, diffs: Sequence[Diff], alignment: Alignment) -> None:
+        """Look at the judged diffs of a step, of its first process that has any."""
         if diffs[0].pair.step <= self._first.step:
             return
         evidence = replace(self._evidence, alignment=alignment)
@@ -94,7 +77,7 @@ class Around:
             first: where the runs part.
             tensor: the first tensor that parts, which may follow from what they are set to.
         """
-        if first is None or first is tensor or self._mark is None:
+        if first is None or first is tensor:
             return Aftermath(self._marks)
         standing = Standing.NEW if self._is_alone(first, tensor) else Standing.FOLLOWS
         return Aftermath({**self._marks, self._mark: standing})
@@ -120,8 +103,7 @@ class Around:
         if first is not tensor and tensor is not None and self._is_alone(first, tensor):
             found.append(replace(tensor, standing=Standing.NEW, extent=None))
         if first is tensor and first.standing is Standing.FIRST:
-            began = first.step if self._began is None else self._began
-            found += declared_besides(differ, first, found, began)
+            found += declared_besides(differ, first, found, self._began)
         return tuple(sorted(found, key=lambda one: (one.step, STAGES.index(one.stage))))
 
     @staticmethod
