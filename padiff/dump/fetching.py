@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from padiff.dump.headers import Place, Places, parse_header
 from padiff.dump.remote_path import RemotePath
-from padiff.dump.safetensors import ArrayFile, Place, Places, parse_header
+from padiff.dump.safetensors import ArrayFile
 from padiff.records import Room
 from padiff.system.memory import new_memory
 

@@ -20,10 +20,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from padiff.dump import codecs
 from padiff.dump.deduplication import SHARED
 from padiff.dump.fetching import Fetched, Fetching
+from padiff.dump.headers import DTYPES, Place, Places
 from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.safetensors import DTYPES, ArrayFile, Place, Places
+from padiff.dump.safetensors import ArrayFile
 from padiff.dump.structures import SKETCHES, TENSOR, Structure, StructureReader
 from padiff.dump.tensor_file import TensorFile
 from padiff.dump.untrusted import check_inside, plain

@@ -11,10 +11,11 @@ import numpy as np
 
 from padiff.dump import codecs
 from padiff.dump.deduplication import Deduplication
+from padiff.dump.headers import NAMES
 from padiff.dump.held_once import HeldOnce
 from padiff.dump.pack import PACK_FILE, SCHEMA_VERSION, SKETCH_TABLE, plain_array
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.safetensors import NAMES, write_safetensors
+from padiff.dump.safetensors import write_safetensors
 from padiff.dump.structures import OWN, StructureWriter
 from padiff.dump.traces import NOWHERE
 from padiff.records import Alike, Record, Sketched, Step, Storable, TensorSource, Unread

@@ -25,12 +25,13 @@ import numpy as np
 from padiff.dump.budget import size_of
 from padiff.dump.files import write_json
 from padiff.dump.format import PACKS, step_folder
+from padiff.dump.headers import Place
 from padiff.dump.held_once import REPLAY_FILE, HeldOnce, elsewhere
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.names import rank_names
 from padiff.dump.pack import PackedTensor, opened, plain_array
 from padiff.dump.remote_path import AnyPath, RemotePath
-from padiff.dump.safetensors import ArrayFile, Place, write_safetensors
+from padiff.dump.safetensors import ArrayFile, write_safetensors
 from padiff.dump.untrusted import check_inside, plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import TensorSource

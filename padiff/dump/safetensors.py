@@ -7,50 +7,25 @@ bytes one after the other.
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from padiff.dump.files import bytes_of, write_all
+from padiff.dump.headers import NAMES, Place, Places, parse_header
 from padiff.dump.reading import fill, read
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.spool import Spool, spool_of
-from padiff.dump.untrusted import parse_json, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import Room, Storable, Unread
-from padiff.records.frozen import quickly_made
 from padiff.system.memory import new_memory
 
-#: The format's names of dtypes, and those of numpy's.
-DTYPES = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "I16": np.dtype("<i2"),
-    "U16": np.dtype("<u2"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I32": np.dtype("<i4"),
-    "U32": np.dtype("<u4"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-    "I64": np.dtype("<i8"),
-    "U64": np.dtype("<u8"),
-}
-NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
-# As the format's own library has it.
-_LARGEST_HEADER = 100_000_000
 _MOST_OPEN = 4
 # Bytes of the largest file that is read at once, as it is opened: each further read costs as much as copying these.
 _AT_ONCE = 1 << 18
@@ -119,53 +94,6 @@ def _pieces(ordered: Iterable[tuple[str, Storable]]) -> Iterator[np.ndarray]:
             yield from array.pieces()
         else:
             yield array
-
-
-@quickly_made
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies in a file, and what it is.
-
-    Attributes:
-        start: of its first byte, from the beginning of the file.
-        dtype, shape: of what is stored.
-    """
-
-    start: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-#: What a `Place` says, as a plain tuple, which the garbage collector need not look at again and again.
-_Entry: TypeAlias = tuple[int, np.dtype[Any], tuple[int, ...]]
-
-
-class Places(Mapping[str, Place]):
-    """Where the arrays of a file lie, by their names. A `Place` is made when it is asked for: of many layers they are
-    many, and most are read together.
-
-    Attributes:
-        entries: what the header says of each.
-    """
-
-    __slots__ = ("entries",)
-
-    def __init__(self, entries: Mapping[str, _Entry]) -> None:
-        self.entries = entries
-
-    def __getitem__(self, name: str) -> Place:
-        return Place(*self.entries[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
 
 class ArrayFile:
@@ -318,21 +246,3 @@ class _Descriptor:
         """
         held = self.held(start, size)
         return read(self.number, start, size) if held is None else bytes(held)
-
-
-def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dict[str, str], Places]:
-    """The metadata and the places of arrays in a file of so many bytes."""
-    length = int.from_bytes(bytes_at(0, 8), "little")
-    if not 0 < length <= min(_LARGEST_HEADER, whole - 8):
-        raise ValueError(f"a header of {length} bytes in a file of {whole}")
-    begin = 8 + length
-    header = parse_json(bytes_at(8, length))
-    about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    entries: dict[str, _Entry] = {}
-    for name, entry in header.items():
-        start, end = map(int, entry["data_offsets"])
-        dtype, shape = DTYPES[entry["dtype"]], shape_of(entry["shape"])
-        if start < 0 or end - start != math.prod(shape) * dtype.itemsize or begin + end > whole:
-            raise ValueError(f"tensor {name!r} does not lie inside of the file")
-        entries[str(name)] = begin + start, dtype, shape
-    return about, Places(entries)

@@ -20,8 +20,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from padiff.dump.files import write_text
+from padiff.dump.headers import DTYPES, NAMES, Place
 from padiff.dump.remote_path import AnyPath
-from padiff.dump.safetensors import DTYPES, NAMES, ArrayFile, Place
+from padiff.dump.safetensors import ArrayFile
 from padiff.dump.traces import StoredTrace, trace_key, trace_to_json, without_trace
 from padiff.dump.untrusted import LARGEST_JSON, read_text, shape_of
 from padiff.errors import RunFolderError

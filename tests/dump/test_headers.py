@@ -1,0 +1,106 @@
+"""What a file says of its arrays: read once for all files that say the same, whatever their own metadata is."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections import deque
+
+import pytest
+
+from padiff.dump.headers import parse_header
+from padiff.dump.safetensors import ArrayFile
+from padiff.errors import RunFolderError
+
+TENSORS = {
+    "0": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "1": {"dtype": "U8", "shape": [4], "data_offsets": [24, 28]},
+}
+
+
+def file_of(text, body=28):
+    text = text if isinstance(text, bytes) else text.encode()
+    return len(text).to_bytes(8, "little") + text + bytes(body)
+
+
+def parsed(data):
+    return parse_header(len(data), lambda start, size: data[start : start + size])
+
+
+def header_of(about, tensors=TENSORS):
+    return json.dumps({"__metadata__": about, **tensors})
+
+
+def test_two_files_of_the_same_arrays_share_what_is_known_of_them():
+    first = parsed(file_of(header_of({"step": "1"})))
+    second = parsed(file_of(header_of({"step": "2"})))
+    assert first[0] == {"step": "1"} and second[0] == {"step": "2"}
+    assert first[1] is second[1]
+
+
+def test_arrays_that_begin_elsewhere_are_not_shared():
+    near, far = parsed(file_of(header_of({"step": "1"})))[1], parsed(file_of(header_of({"step": "10"})))[1]
+    assert near is not far and far["0"].start == near["0"].start + 1
+
+
+@pytest.mark.parametrize("changed", [{"dtype": "I32"}, {"shape": [3, 2]}, {"data_offsets": [4, 28]}])
+def test_other_arrays_are_not_shared(changed):
+    kept = parsed(file_of(header_of({"step": "1"})))
+    other = parsed(file_of(header_of({"step": "2"}, {"0": {**TENSORS["0"], **changed}, "1": TENSORS["1"]})))
+    assert kept[1]["0"] != other[1]["0"]
+
+
+def test_nothing_is_kept_that_nobody_uses():
+    known = weakref.ref(parsed(file_of(header_of({"about": "nobody"})))[1])
+    gc.collect()
+    assert known() is None
+
+
+def test_a_file_that_is_cut_off_is_told_where_its_header_is_known(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.write_bytes(file_of(header_of({})))
+    cut.write_bytes(file_of(header_of({}), body=27))
+    _, places = ArrayFile(whole, deque()).header()
+    with pytest.raises(RunFolderError, match=r"cut is damaged \(tensor '1' does not lie inside of the file\)"):
+        ArrayFile(cut, deque()).header()
+    assert places["1"].size == 4
+
+
+ABOUT = {"a": 'b, "c": {', "long": "x" * 10}
+# The same content, written in other ways than ours.
+WRITTEN = {
+    "without spaces": json.dumps({"__metadata__": ABOUT, **TENSORS}, separators=(",", ":")),
+    "many spaces": json.dumps({"__metadata__": ABOUT, **TENSORS}, indent=4),
+    "spaces behind": header_of(ABOUT) + "   \n",
+    "last": json.dumps({**TENSORS, "__metadata__": ABOUT}),
+    "twice": header_of({"other": "one"})[:-1] + f', "__metadata__": {json.dumps(ABOUT)}}}',
+    "longer than what is looked at": header_of({**ABOUT, "long": "y" * (1 << 20)}),
+    "of other letters": json.dumps({"__metadata__": {**ABOUT, "long": "层"}, **TENSORS}, ensure_ascii=False),
+    "a quoted name": header_of({**ABOUT, "__metadata__": "text"}),
+    "no metadata": json.dumps(TENSORS),
+    "nothing else": json.dumps({"__metadata__": ABOUT}),
+    "metadata of numbers": header_of({"step": 1}),
+}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize("how", WRITTEN)
+def test_a_header_says_what_its_json_says(how, kept):
+    data = file_of(WRITTEN[how])
+    before = parsed(data) if kept else None
+    about, places = parsed(data)
+    expected = json.loads(WRITTEN[how])
+    assert about == {name: str(value) for name, value in expected.pop("__metadata__", {}).items()}
+    assert list(places) == list(expected) and (before is None or before[0] == about)
+    begin = 8 + len(WRITTEN[how].encode())
+    for name, entry in expected.items():
+        start, end = entry["data_offsets"]
+        assert (places[name].start, places[name].size) == (begin + start, end - start)
+        assert places[name].shape == tuple(entry["shape"])
+
+
+@pytest.mark.parametrize("behind", [" ", "x", "]", ', "0": {}}'])
+def test_what_stands_behind_the_metadata_is_read(behind):
+    with pytest.raises((ValueError, KeyError)):
+        parsed(file_of('{"__metadata__": {}' + behind))
