@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -113,14 +113,14 @@ def sites_of(pairs: Sequence[Pair]) -> Sites:
     return pairs.sites if isinstance(pairs, PlannedPairs) else Sites(pairs)
 
 
-def called_pairs(pairs: PlannedPairs) -> list[Pair] | None:
-    """The pairs, of records that are asked what they are called and nothing else (`padiff.records.structured.called`);
+def called_pairs(pairs: PlannedPairs) -> Iterator[Pair] | None:
+    """The pairs, one after the other, of records that are asked what they are called and nothing else (`padiff.records.structured.called`);
     `None` where records have to be looked at for that.
     """
     records = pairs.records.map(called)
     if records.reference is pairs.records.reference or records.candidate is pairs.records.candidate:
         return None
-    return [pairs.pair_of(place, records) for place in range(len(pairs))]
+    return (pairs.pair_of(place, records) for place in range(len(pairs)))
 
 
 def layouts_of(pairs: Sequence[Pair]) -> Sequence[Layout]:

@@ -5,7 +5,7 @@ Most time of measuring one pair of sketches goes into calling numpy for 61 numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ _MINIMUM, _MAXIMUM, _MEAN_ABS, _MEAN_SQUARE, _NONFINITE = map(
 )
 _EXTREMES = [_MINIMUM, _MAXIMUM]
 _ABOUT = len(FIGURES)
+# Pairs of a step that are measured at a time: what is worked out of them stays in the cache.
+_AT_A_TIME = 2048
 
 
 class _Group(NamedTuple):
@@ -43,6 +45,11 @@ class _Group(NamedTuple):
         """The same of so many steps, one after the other."""
         return self if count == 1 else _Group(self.length, *(np.tile(column, count) for column in self[1:]))
 
+    def pieces(self) -> Iterator[_Group]:
+        """The same in groups of `_AT_A_TIME`."""
+        for start in range(0, len(self.places), _AT_A_TIME):
+            yield _Group(self.length, *(column[start : start + _AT_A_TIME] for column in self[1:]))
+
 
 def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.ndarray:
     """Measure the pairs of sketches of a step, or of several whose pairs are `PlannedPairs` of the same columns.
@@ -57,7 +64,7 @@ def measure_together(steps: Sequence[Sequence[Pair]], rows: np.ndarray) -> np.nd
         Which were measured, likewise.
     """
     done = np.zeros(rows.shape, np.bool_)
-    for group in fact_of_pairs(steps[0], _groups):
+    for group in (piece for whole in fact_of_pairs(steps[0], _groups) for piece in whole.pieces()):
         sketches, scales = _sketches(steps, group), _scales(steps, group)
         shape = len(steps), len(group.places)
         with np.errstate(all="ignore"):
