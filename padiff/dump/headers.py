@@ -112,7 +112,7 @@ def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dic
     begin, text = 8 + length, bytes_at(8, length)
     parted = _parted(text)
     if parted is None:
-        header = parse_json(text)
+        header = parse_json(text, _entry)
         about = header.pop(_ABOUT, {})
         places = _places(header, begin)
     else:
@@ -120,7 +120,7 @@ def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dic
         key = begin, hashlib.sha256(rest).digest()
         found = _IN_USE.get(key)
         if found is None:
-            found = _IN_USE[key] = _places(parse_json(rest), begin)
+            found = _IN_USE[key] = _places(parse_json(rest, _entry), begin)
         places = found
     if places.end > whole:
         raise ValueError(f"tensor {places.last!r} does not lie inside of the file")
@@ -143,15 +143,26 @@ def _parted(text: bytes) -> tuple[Any, bytes] | None:
     return about, b"{" + rest[1:] if rest[:1] == b"," else b"{" + rest
 
 
+def _entry(found: dict[str, Any]) -> Any:
+    """What a header says of an array, as a plain tuple: of many arrays so many dictionaries and lists would keep the
+    garbage collector busy. Anything else as it is.
+    """
+    offsets = found.get("data_offsets")
+    if not isinstance(offsets, list):
+        return found
+    start, end = map(int, offsets)
+    dtype, shape = DTYPES[found["dtype"]], shape_of(found["shape"])
+    if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of {dtype} {shape} from byte {start} to {end}")
+    return start, dtype, shape
+
+
 def _places(header: Mapping[str, Any], begin: int) -> Places:
     entries: dict[str, _Entry] = {}
     last, most = "", 0
-    for name, entry in header.items():
-        start, end = map(int, entry["data_offsets"])
-        dtype, shape = DTYPES[entry["dtype"]], shape_of(entry["shape"])
-        if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"tensor {name!r} does not lie inside of the file")
+    for name, (start, dtype, shape) in header.items():
+        end = start + math.prod(shape) * dtype.itemsize
         if end > most:
             last, most = name, end
-        entries[str(name)] = begin + start, dtype, shape
+        entries[name] = begin + start, dtype, shape
     return Places(entries, last, begin + most)

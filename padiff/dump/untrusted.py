@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -109,8 +109,11 @@ def read_text(path: AnyPath, largest: int = LARGEST_JSON) -> bytes:
         return file.read(largest)
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes, of_object: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Parse JSON that fits into memory.
+
+    Args:
+        of_object: what becomes of each object, the inner ones first. Default: a dictionary.
 
     Raises:
         ValueError: it is no JSON, or holds too much.
@@ -119,7 +122,7 @@ def parse_json(text: bytes) -> Any:
     if values > MOST_VALUES:
         raise ValueError(f"it holds some {values:,} values, at most {MOST_VALUES:,} are read")
     try:
-        return json.loads(text.decode("utf-8"))
+        return json.loads(text.decode("utf-8"), object_hook=of_object)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except MemoryError:
