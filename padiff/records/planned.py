@@ -114,8 +114,8 @@ def sites_of(pairs: Sequence[Pair]) -> Sites:
 
 
 def called_pairs(pairs: PlannedPairs) -> Iterator[Pair] | None:
-    """The pairs, one after the other, of records that are asked what they are called and nothing else (`padiff.records.structured.called`);
-    `None` where records have to be looked at for that.
+    """The pairs, one after the other, of records that are asked what they are called and nothing else
+    (`padiff.records.structured.called`); `None` where records have to be looked at for that.
     """
     records = pairs.records.map(called)
     if records.reference is pairs.records.reference or records.candidate is pairs.records.candidate:
