@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from padiff.compare.judge.noise import NoisePolicy
     from padiff.compare.judge.policy import Policy, Tolerance
     from padiff.compare.runs import compare_runs
+else:
+    # A process that only measures starts in half the time without what explains.
+    __getattr__ = names_from(
+        __name__,
+        {
+            "NoisePolicy": "padiff.compare.judge.noise",
+            "Policy": "padiff.compare.judge.policy",
+            "RunComparison": "padiff.compare.comparison",
+            "Tolerance": "padiff.compare.judge.policy",
+            "compare_runs": "padiff.compare.runs",
+        },
+    )
 
 __all__ = ["NoisePolicy", "Policy", "RunComparison", "Tolerance", "compare_runs"]
-
-# A process that only measures starts in half the time without what explains.
-__getattr__ = names_from(
-    __name__,
-    {
-        "NoisePolicy": "padiff.compare.judge.noise",
-        "Policy": "padiff.compare.judge.policy",
-        "RunComparison": "padiff.compare.comparison",
-        "Tolerance": "padiff.compare.judge.policy",
-        "compare_runs": "padiff.compare.runs",
-    },
-)

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from padiff.recorder.memory import MemoryRun
     from padiff.recorder.options import RecordOptions
     from padiff.recorder.session import Recorder
+else:
+    # A comparison asks what a level of detail means, and records nothing.
+    __getattr__ = names_from(
+        __name__,
+        {
+            "MemoryRun": "padiff.recorder.memory",
+            "RecordOptions": "padiff.recorder.options",
+            "Recorder": "padiff.recorder.session",
+            "record": "padiff.recorder.factory",
+        },
+    )
 
 __all__ = ["MemoryRun", "RecordOptions", "Recorder", "record"]
-
-# A comparison asks what a level of detail means, and records nothing.
-__getattr__ = names_from(
-    __name__,
-    {
-        "MemoryRun": "padiff.recorder.memory",
-        "RecordOptions": "padiff.recorder.options",
-        "Recorder": "padiff.recorder.session",
-        "record": "padiff.recorder.factory",
-    },
-)

@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 
 
 def names_from(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """The package's ``__getattr__``, given the module of each name: ``__getattr__ = names_from(__name__, {...})``."""
+    """The package's ``__getattr__``, given the module of each name: ``__getattr__ = names_from(__name__, {...})``.
+
+    It is to be hidden from type checkers, which would take any name for one of the package's.
+    """
 
     def asked_for(name: str) -> object:
         if name not in modules:

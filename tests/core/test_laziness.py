@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -95,6 +97,16 @@ def test_the_public_names_are_those_that_type_checkers_read():
     assert {"record", "compare_runs", "auto_diff", "LayerMap"} < {*padiff.__all__}
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'padiff' has no attribute 'compare_all'"):
-        _ = padiff.compare_all
+LAZY = ("padiff.compare", "padiff.compare.diagnose", "padiff.recorder")
+
+
+@pytest.mark.parametrize("package", [importlib.import_module(name) for name in LAZY], ids=LAZY)
+def test_every_name_of_a_package_is_where_it_is_said_to_be(package):
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name and not inspect.ismodule(getattr(package, name))
+
+
+@pytest.mark.parametrize("name", ["padiff", *LAZY])
+def test_an_unknown_name_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'compare_all'"):
+        _ = importlib.import_module(name).compare_all

@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from padiff.compare.diagnose.first import described, with_proof
     from padiff.compare.diagnose.place import Place
     from padiff.compare.diagnose.settings import before_the_first, settings_first
+else:
+    # A third of what a comparison imports. Runs that match need none of it.
+    __getattr__ = names_from(
+        __name__,
+        {
+            "Around": "padiff.compare.diagnose.aftermath.around",
+            "Evidence": "padiff.compare.diagnose.evidence",
+            "Place": "padiff.compare.diagnose.place",
+            "before_the_first": "padiff.compare.diagnose.settings",
+            "cause_found_later": "padiff.compare.diagnose.explained_later",
+            "described": "padiff.compare.diagnose.first",
+            "settings_first": "padiff.compare.diagnose.settings",
+            "with_proof": "padiff.compare.diagnose.first",
+        },
+    )
 
 __all__ = [
     "Around",
@@ -24,18 +39,3 @@ __all__ = [
     "settings_first",
     "with_proof",
 ]
-
-# A third of what a comparison imports. Runs that match need none of it.
-__getattr__ = names_from(
-    __name__,
-    {
-        "Around": "padiff.compare.diagnose.aftermath.around",
-        "Evidence": "padiff.compare.diagnose.evidence",
-        "Place": "padiff.compare.diagnose.place",
-        "before_the_first": "padiff.compare.diagnose.settings",
-        "cause_found_later": "padiff.compare.diagnose.explained_later",
-        "described": "padiff.compare.diagnose.first",
-        "settings_first": "padiff.compare.diagnose.settings",
-        "with_proof": "padiff.compare.diagnose.first",
-    },
-)
