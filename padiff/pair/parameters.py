@@ -135,7 +135,7 @@ def pair_parameters(indexes: Both[Index], alignment: Alignment) -> list[RecordPa
     sides = indexes.zip(alignment.layers).map(lambda side: _Side(*side))
     pairs: list[RecordPair] = []
     for parameters in alignment.parameters:
-        layout = _whole_layout(parameters)
+        layout = whole_layout(parameters)
         if layout is not None:
             pairs += _pair_whole(parameters, layout, sides)
         else:
@@ -160,7 +160,7 @@ def _pair_whole(parameters: ParameterPair, layout: Layout, sides: Both[_Side]) -
         yield RecordPair(record, other, layout)
 
 
-def _whole_layout(parameters: ParameterPair) -> Layout | None:
+def whole_layout(parameters: ParameterPair) -> Layout | None:
     """The layout between two parameters that are whole, of one shape, and not fused; `None` of any others."""
     if not len(parameters.reference) == len(parameters.candidate) == 1:
         return None

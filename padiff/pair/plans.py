@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from padiff.align import Alignment
 from padiff.pair.losses import identified_by_values
+from padiff.pair.same import order_of_same
 from padiff.pair.steps import pair_steps
-from padiff.records import UNSCALED, Both, Pair, Record, Step
+from padiff.records import SAME, UNSCALED, Both, Pair, Record, Step
 from padiff.records.planned import PairColumns, PlannedPairs
 from padiff.records.sites import Sites
 from padiff.records.structured import AskedError, Structured, called
@@ -83,10 +84,22 @@ def _planned_by_name(reference: Step, candidate: Step, alignment: Alignment) -> 
     steps = Both(reference, candidate).map(lambda step: replace(step, records=called(step.records)))
     if steps.reference.records is reference.records or steps.candidate.records is candidate.records:
         return None
+    if steps.reference.records is steps.candidate.records:
+        order = order_of_same(steps, alignment)
+        if order is not None:
+            return _planned_same(steps.reference.records, order)
     try:
         return _planned(pair_steps(steps.reference, steps.candidate, alignment), steps.map(lambda step: step.records))
     except AskedError:
         return None
+
+
+def _planned_same(records: Sequence[Record], order: list[int]) -> PairColumns:
+    """Each record is paired with the one at its place, in this order."""
+    some, places = [records[place] for place in order], list[int | None](order)
+    scaled = [record.stage == "backward" for record in some]
+    count = len(order)
+    return PairColumns(places, places, [SAME] * count, scaled, [False] * count, Sites(some, some))
 
 
 def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColumns | None:
@@ -106,5 +119,5 @@ def _planned(pairs: Sequence[Pair], records: Both[Sequence[Record]]) -> PairColu
         [pair.layout for pair in pairs],
         [pair.scales is not UNSCALED for pair in pairs],
         [pair.optional for pair in pairs],
-        Sites(pairs),
+        Sites.of(pairs),
     )

@@ -69,7 +69,8 @@ def pair_steps(reference: Step, candidate: Step, alignment: Alignment) -> list[P
         # Gradients of activations are those of the scaled loss; gradients of parameters are recorded unscaled.
         scaled = "backward" in (a.stage if a is not None else "", b.stage if b is not None else "")
         made.append(Pair(reference.number, a, b, pair.layout, scales if scaled else UNSCALED, optional))
-    return sorted(made, key=_causal_order(steps))
+    order = causal_order(steps)
+    return sorted(made, key=lambda pair: order(pair.reference, pair.candidate))
 
 
 def _index(step: Step) -> Index:
@@ -272,7 +273,11 @@ def _pair_inputs(indexes: Both[Index]) -> list[RecordPair]:
     return [RecordPair(a, b) for a, b in zip(*inputs)]
 
 
-def _causal_order(steps: Both[Step]) -> Callable[[Pair], tuple[int, int, int, int, int]]:
+#: A key by which pairs are put in order, given both sides of one.
+Order = Callable[["Record | None", "Record | None"], tuple[int, int, int, int, int]]
+
+
+def causal_order(steps: Both[Step]) -> Order:
     """Key: what the optimizers did before; stage; then the reference's order, parameters by when their layer first ran
     in forward.
     """
@@ -284,15 +289,14 @@ def _causal_order(steps: Both[Step]) -> Callable[[Pair], tuple[int, int, int, in
     turns = steps.map(_turns)
     last = sum(len(step.records) for step in steps)
 
-    def key(pair: Pair) -> tuple[int, int, int, int, int]:
-        stage = stage_of[pair.stage]
-        if pair.reference is None:
-            assert pair.candidate is not None
-            return turns.candidate.get(pair.candidate.order, 0), stage, 1, last, pair.candidate.order
-        record = pair.reference
+    def key(record: Record | None, other: Record | None) -> tuple[int, int, int, int, int]:
+        if record is None:
+            assert other is not None
+            return turns.candidate.get(other.order, 0), stage_of[other.stage], 1, last, other.order
         first = ran.get(record.layer, last) if record.stage in PARAMETER_STAGES else 0
         # Step-wide scalars come after the layers that they may explain.
-        return turns.reference.get(record.order, 0), stage, 0, last + 1 if record.layer == LOOP else first, record.order
+        first = last + 1 if record.layer == LOOP else first
+        return turns.reference.get(record.order, 0), stage_of[record.stage], 0, first, record.order
 
     return key
 

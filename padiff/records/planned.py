@@ -110,7 +110,7 @@ class PlannedPairs(OnDemand[Pair]):
 
 def sites_of(pairs: Sequence[Pair]) -> Sites:
     """What pairs are."""
-    return pairs.sites if isinstance(pairs, PlannedPairs) else Sites(pairs)
+    return pairs.sites if isinstance(pairs, PlannedPairs) else Sites.of(pairs)
 
 
 def called_pairs(pairs: PlannedPairs) -> Iterator[Pair] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from padiff.records.both import Both
 from padiff.records.compared import Pair
 from padiff.records.facts import once
-from padiff.records.recorded import STAGES
+from padiff.records.recorded import STAGES, Record
 
 _Fact = TypeVar("_Fact")
 #: A parameter: its layer and slot.
@@ -22,7 +22,7 @@ class Sites:
     """What the pairs of a step are but for their values, in their order: the same object for all steps that are alike.
 
     Args:
-        pairs: those of one of the steps; none of them is kept.
+        references, candidates: both sides of the pairs of one of the steps; none of these records is kept.
 
     Attributes:
         layers, slots, stages, calls, types, shapes: of each pair's anchor.
@@ -33,15 +33,14 @@ class Sites:
         places: the places of a stage's pairs; of every stage.
     """
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        anchors = [pair.anchor for pair in pairs]
+    def __init__(self, references: Sequence[Record | None], candidates: Sequence[Record | None]) -> None:
+        anchors: list[Any] = [one if one is not None else other for one, other in zip(references, candidates)]
         self.layers = [record.layer for record in anchors]
         self.slots = [record.slot for record in anchors]
         self.stages = [record.stage for record in anchors]
         self.calls = [record.call for record in anchors]
         self.types = [record.layer_type for record in anchors]
         self.shapes = [record.shape for record in anchors]
-        references, candidates = [pair.reference for pair in pairs], [pair.candidate for pair in pairs]
         self.dtypes = Both(
             [record.dtype if record is not None else None for record in references],
             [record.dtype if record is not None else None for record in candidates],
@@ -50,10 +49,16 @@ class Sites:
         self.candidates = [
             (record.layer, record.slot, record.layer_type) if record is not None else _NOTHING for record in candidates
         ]
-        self.complete = np.array([pair.complete for pair in pairs], np.bool_)
+        both = [one is not None and other is not None for one, other in zip(references, candidates)]
+        self.complete = np.array(both, np.bool_)
         stages = stage_numbers(self.stages)
         self.places = {stage: np.flatnonzero(stages == number) for number, stage in enumerate(STAGES)}
         self._facts: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> Sites:
+        """What the pairs of a step are."""
+        return cls([pair.reference for pair in pairs], [pair.candidate for pair in pairs])
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -72,7 +72,7 @@ class StepDiffs(OnDemand[Diff]):
         pairs = [diff.pair for diff in diffs]
         found = cls(
             pairs,
-            Sites(pairs) if sites is None else sites,
+            Sites.of(pairs) if sites is None else sites,
             np.array([row_of(diff) for diff in diffs], ROW),
             {place: diff.problem for place, diff in enumerate(diffs) if diff.problem is not None},
             odd_indexes(dict(enumerate(diffs))),

@@ -35,7 +35,7 @@ def alike(pairs):
     """The places that were measured together, after a look that each has its own figures."""
     rows = empty_rows(len(pairs))
     (done,) = measure_together([pairs], rows[None])
-    diffs = StepDiffs(pairs, Sites(pairs), rows, {}, {})
+    diffs = StepDiffs(pairs, Sites.of(pairs), rows, {}, {})
     for place in np.flatnonzero(done).tolist():
         diff, own = diffs[place], measure_pair(pairs[place])
         assert diff.pair is pairs[place] and diff.passed and diff.problem is None and own.problem is None

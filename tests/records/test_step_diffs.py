@@ -80,7 +80,7 @@ def test_the_diffs_of_several_processes_are_joined_and_split():
 
 
 def test_a_fact_of_sites_is_found_out_once():
-    sites, calls = Sites([diff.pair for diff in some_diffs()]), []
+    sites, calls = Sites.of([diff.pair for diff in some_diffs()]), []
 
     def find(own):
         calls.append(own)

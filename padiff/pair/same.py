@@ -1,0 +1,59 @@
+"""Pairing the steps of two runs of one model, whose records are called the same: each with the one of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from padiff.align import Alignment
+from padiff.align.matching.parameter_units import tie_targets
+from padiff.pair.losses import identified_by_values
+from padiff.pair.parameters import whole_layout
+from padiff.pair.steps import causal_order
+from padiff.records import LOOP, PARAMETER_STAGES, Both, Record, Step
+from padiff.records.sites import Key
+
+
+def order_of_same(steps: Both[Step], alignment: Alignment) -> list[int] | None:
+    """The places of the records of two steps that call theirs the same, in the causal order of their pairs, where
+    `padiff.pair.steps.pair_steps` would pair each with the one at its place, in one layout; `None` where it would not,
+    or that is not certain.
+    """
+    records = steps.reference.records
+    answers = _answers(alignment)
+    if answers is None or not all(map(answers, records)) or identified_by_values(records):
+        return None
+    if len({(record.layer, record.stage, record.slot, record.call) for record in records}) < len(records):
+        return None
+    order = causal_order(steps)
+    keys = [order(record, record) for record in records]
+    return sorted(range(len(records)), key=keys.__getitem__)
+
+
+def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
+    """Whether a record's layer, or parameter, answers to the one of its name, by an alignment; `None`: some do not."""
+    if alignment.splits or alignment.cut_elsewhere or alignment.differ_inside:
+        return None
+    layers = alignment.pairs
+    if any((a.path, a.type, a.kind) != (b.path, b.type, b.kind) for a, b in layers):
+        return None
+    parameters: set[Key] = set()
+    for pair in alignment.parameters:
+        layout = whole_layout(pair)
+        if layout is None or layout or pair.reference[0].site != pair.candidate[0].site:
+            return None
+        parameters.add((pair.reference[0].layer, pair.reference[0].slot))
+    # One that is tied to another is recorded as that one.
+    homes = alignment.layers.map(tie_targets)
+    if homes.reference != homes.candidate:
+        return None
+    parameters = {homes.reference.get(key, key) for key in parameters}
+    paths = {layer.path for layer, _ in layers}
+
+    def answers(record: Record) -> bool:
+        if record.layer == LOOP:
+            return True
+        return record.layer in paths and (
+            record.stage not in PARAMETER_STAGES or (record.layer, record.slot) in parameters
+        )
+
+    return answers
