@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from padiff.records.both import Both
-from padiff.records.compared import Diff, Pair
+from padiff.records.compared import UNSCALED, Diff, Pair
 from padiff.records.judgement import Problem
 from padiff.records.on_demand import OnDemand
 from padiff.records.overview import Table
-from padiff.records.planned import PlannedPairs, called_pairs
+from padiff.records.planned import PlannedPairs, of_called
 from padiff.records.recorded import Record, Run, Step
 from padiff.records.rows import measured_and_judged
 from padiff.records.sites import Sites, stage_numbers
@@ -148,17 +148,22 @@ class FoldedDiffs(OnDemand[Diff]):
 
     def _about(self, step: StepDiffs) -> tuple[np.ndarray, list[int]]:
         """The numbers of what of pairs is the same in every step, and the places of pairs that no file has."""
-        planned = isinstance(step.pairs, PlannedPairs) and step.pairs.unscaled  # scales come from the step
-        known = self._planned.get(step.sites) if planned else None
+        pairs = step.pairs
+        if not isinstance(pairs, PlannedPairs) or not pairs.unscaled:  # scales come from the step
+            return self._numbers(map(_about, pairs)), _lost(pairs)
+        known = self._planned.get(step.sites)
         if known is None:
-            by_name = called_pairs(step.pairs) if isinstance(step.pairs, PlannedPairs) else None
-            numbers = [self._places[_about(pair)] for pair in (step.pairs if by_name is None else by_name)]
-            # What is known by name was read of a file.
-            lost = [k for k, pair in enumerate(step.pairs) if not _is_in_files(pair)] if by_name is None else []
-            known = np.array(numbers, np.uint32), lost
-            if planned:
-                self._planned[step.sites] = known
+            sides = of_called(pairs, _place)
+            if sides is None:
+                known = self._numbers(map(_about, pairs)), _lost(pairs)
+            else:  # what is known by name was read of a file
+                own = zip(sides, pairs.columns.layouts, pairs.columns.optional)
+                known = self._numbers((*both, layout, UNSCALED, optional) for both, layout, optional in own), []
+            self._planned[step.sites] = known
         return known
+
+    def _numbers(self, about: Iterable[tuple[Any, ...]]) -> np.ndarray:
+        return np.array([self._places[one] for one in about], np.uint32)
 
     @property
     def failed(self) -> Sequence[Diff]:
@@ -221,11 +226,8 @@ class _Chosen(OnDemand[Diff]):
         return self._diffs[self._places[place]]
 
 
-def _place(record: Record | None) -> tuple[Any, ...] | None:
+def _place(r: Record) -> tuple[Any, ...]:
     """What of a record is the same in every step."""
-    if record is None:
-        return None
-    r = record
     return r.layer, r.stage, r.slot, r.dtype, r.shape, r.call, r.order, r.layer_type, r.recomputed
 
 
@@ -240,7 +242,13 @@ def _record(place: tuple[Any, ...] | None, steps: Steps, number: int, rank: int)
 
 def _about(pair: Pair) -> tuple[Any, ...]:
     """What of a pair is the same in every step."""
-    return _place(pair.reference), _place(pair.candidate), pair.layout, pair.scales, pair.optional
+    sides = [None if side is None else _place(side) for side in pair.sides]
+    return (*sides, pair.layout, pair.scales, pair.optional)
+
+
+def _lost(pairs: Sequence[Pair]) -> list[int]:
+    """The places of pairs that are in no file."""
+    return [place for place, pair in enumerate(pairs) if not _is_in_files(pair)]
 
 
 def _is_in_files(pair: Pair) -> bool:

@@ -113,14 +113,20 @@ def sites_of(pairs: Sequence[Pair]) -> Sites:
     return pairs.sites if isinstance(pairs, PlannedPairs) else Sites.of(pairs)
 
 
-def called_pairs(pairs: PlannedPairs) -> Iterator[Pair] | None:
-    """The pairs, one after the other, of records that are asked what they are called and nothing else
-    (`padiff.records.structured.called`); `None` where records have to be looked at for that.
+def of_called(
+    pairs: PlannedPairs, find: Callable[[Record], _Fact]
+) -> Iterator[tuple[_Fact | None, _Fact | None]] | None:
+    """What a function finds out from both records of each pair, which it is to ask what they are called and nothing
+    else (`padiff.records.structured.called`); `None` where records have to be looked at for that. Of records that both
+    sides call the same it finds it out once.
     """
-    records = pairs.records.map(called)
-    if records.reference is pairs.records.reference or records.candidate is pairs.records.candidate:
+    a, b = pairs.records.map(called)
+    if a is pairs.records.reference or b is pairs.records.candidate:
         return None
-    return (pairs.pair_of(place, records) for place in range(len(pairs)))
+    ours = [find(record) for record in a]
+    theirs = ours if b is a else [find(record) for record in b]
+    places = zip(pairs.columns.references, pairs.columns.candidates)
+    return ((None if one is None else ours[one], None if other is None else theirs[other]) for one, other in places)
 
 
 def layouts_of(pairs: Sequence[Pair]) -> Sequence[Layout]:
