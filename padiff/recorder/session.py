@@ -33,6 +33,7 @@ from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
 from padiff.system.distribution import warn_of_older
+from padiff.system.memory import keep_freed
 from padiff.system.switches import say
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
@@ -196,6 +197,7 @@ class Recorder(UnderWay):
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
+        keep_freed()
         self._levels.listen(self._output.folder)
         before = self._output.size_before() / self.info.world_size
         self._levels.begin(lambda: bytes_owned(self._framework, self._layers.nodes), before)
