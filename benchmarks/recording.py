@@ -3,7 +3,8 @@
 For a ResNet-18 and a GPT-2 small, in torch and in paddle, interleaved in one process, the median of a step's seconds,
 by the processor's time of the whole process and by the clock
 
-* plain: no recording at all;
+* before: no recording at all, before a recorder was opened in the process;
+* plain: no recording at all, in turns with those that follow;
 * not due: inside ``padiff.record``, a step that is not due;
 * sketch: ``detail="sketch"``, every step;
 * packed: full tensors of every step, in one file for each step; files: the same in a file for each tensor;
@@ -14,11 +15,12 @@ Beside them: bytes and files of a step, and how much more memory the process had
 
     python benchmarks/recording.py [--models resnet18 gpt2] [--frameworks torch paddle] [--rounds 7] [--dir FOLDER]
                                    [--size 64] [--batch 8] [--length 64] [--layers 12] [--steps 6] [--threads 1]
-                                   [--keep-memory] [--growth] [--write]
+                                   [--growth] [--write]
 
-``--keep-memory`` has the C library keep what was freed. Else it gives back what is free at the end of its memory, and a
-framework's largest gradients come from there: from process to process a step of torch has none to 10,000 page faults of
-2 us, with recording or without.
+Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
+gradients come from there or not, as it happens: from process to process a step of torch has none to 10,000 page faults
+of 2 us. From then on it has next to none (`padiff.system.memory.keep_freed`), so plain steps beside a recorder are
+mostly quicker than without.
 
 ``--growth`` shows how a sketched step grows with layers and with the size of tensors. ``--write`` keeps the figures and
 writes the table of docs/performance.md and the lines of the README, in both languages (`performance_page`).
@@ -27,10 +29,8 @@ writes the table of docs/performance.md and the lines of the README, in both lan
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -148,6 +148,7 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
     """For each kind of recording: median seconds of a step, bytes, files, extra memory."""
     for _ in range(2):
         training.step()
+    before = [seconds(lambda: [training.step() for _ in range(args.steps)]) / args.steps for _ in range(args.rounds)]
     tensors = []
     if {"packed", "files"} & {*kinds}:
         with padiff.record(training.model, optimizer=training.optimizer, detail="full") as rec:
@@ -188,6 +189,7 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
                     [(a - plain) / np.maximum(floor - plain, 1e-9) for a, floor, plain in costs], axis=0
                 )
     about["floor"]["tensors"] = len(tensors)
+    about["before"] = {"before": float(np.median(before, axis=0)[0])}
     return about
 
 
@@ -228,7 +230,8 @@ def _floor(training, tensors: list[np.ndarray], folder: Path) -> None:
 def show(title: str, about: dict[str, dict[str, float]]) -> None:
     plain = about["plain"]["seconds"]
     clock = about["plain"]["by the clock"]
-    print(f"{title}: plain step {plain * 1e3:.0f} ms of the processor, {clock * 1e3:.0f} ms by the clock", flush=True)
+    print(f"{title}: plain step {plain * 1e3:.0f} ms of the processor, {clock * 1e3:.0f} ms by the clock", end="; ")
+    print(f"{about['before']['before'] * 1e3:.0f} ms of the processor before a recorder was opened", flush=True)
     for kind, found in about.items():
         if "seconds" not in found or kind in ("plain", "floor"):
             continue
@@ -245,11 +248,6 @@ def show(title: str, about: dict[str, dict[str, float]]) -> None:
 #: A row of the page: the framework, the model, the size of a picture.
 ROWS = (("torch", "resnet18", 64), ("torch", "resnet18", 224), ("torch", "gpt2", 64))
 ROWS += tuple(("paddle", *row[1:]) for row in ROWS)
-#: What is added to a row's name where the C library kept its memory, and to its title.
-_KEPT = " kept"
-_KEPT_TITLE = {pages.ENGLISH: ", memory kept by the C library", pages.CHINESE: "，C 库保留内存"}
-#: Of glibc: from how many free bytes on memory goes back, and of what size it comes from the system at once.
-_KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
 _MODELS = {
     ("resnet18", pages.ENGLISH): "ResNet-18, {size} x {size}",
     ("resnet18", pages.CHINESE): "ResNet-18，{size} x {size}",
@@ -263,6 +261,7 @@ _HEAD = {
         "not due",
         "sketch",
         "sketch, by the clock",
+        "sketch / plain step before a recorder was opened",
         "MB a step",
         "packed full tensors / numpy's copy and save, ext4",
         "the same, tmpfs",
@@ -273,6 +272,7 @@ _HEAD = {
         "不录制的 step",
         "摘要",
         "摘要，按时钟",
+        "摘要 / 打开录制器之前的普通 step",
         "每个 step 的 MB",
         "打包的完整张量 / numpy 的拷贝与保存，ext4",
         "同左，tmpfs",
@@ -295,20 +295,17 @@ def file_system(folder: str) -> str:
     return max((len(at), kind) for at, kind in mounts if path.is_relative_to(at))[1]
 
 
-def _keeps_memory() -> bool:
-    """Whether the C library keeps what is freed in this process."""
-    return all(os.environ.get(name) == value for name, value in _KEEPING.items())
-
-
 def figures(name: str, model: str, size: int, about: dict[str, dict[str, float]], on: str) -> dict[str, float]:
     """What is kept of a measurement, whose runs were written to this kind of file system."""
-    row = f"{name} {model} {size if model == 'resnet18' else 64}" + (_KEPT if _keeps_memory() else "")
+    row = f"{name} {model} {size if model == 'resnet18' else 64}"
     found = {f"{row} plain": about["plain"]["seconds"] * 1e3}
     for kind in about:
         for what in ("ratio", "clock ratio", "of numpy", "of numpy by the clock"):
             if kind in KINDS and what in about[kind]:
                 where = f" {on}" if what.startswith("of numpy") else ""
                 found[f"{row} {kind} {what}{where}"] = float(about[kind][what])
+    if "sketch" in about:
+        found[f"{row} sketch of before"] = about["sketch"]["seconds"] / about["before"]["before"]
     if "sketch" in about and about["sketch"].get("files"):
         found[f"{row} sketch MB"] = about["sketch"]["bytes"] / 1e6
     return found
@@ -317,12 +314,13 @@ def figures(name: str, model: str, size: int, about: dict[str, dict[str, float]]
 def block(language: str, kept: pages.Figures) -> str:
     """The table of the page."""
     rows = []
-    for (name, model, size), kept_memory in itertools.product(ROWS, (False, True)):
-        row = f"{name} {model} {size}" + (_KEPT if kept_memory else "")
+    for name, model, size in ROWS:
+        row = f"{name} {model} {size}"
         if f"{row} plain" not in kept.values:
             continue
-        title = _MODELS[model, language].format(size=size) + (_KEPT_TITLE[language] if kept_memory else "")
-        of = ("plain", 0), ("not due ratio", 2), ("sketch ratio", 2), ("sketch clock ratio", 2), ("sketch MB", 2)
+        title = _MODELS[model, language].format(size=size)
+        of = ("plain", 0), ("not due ratio", 2), ("sketch ratio", 2), ("sketch clock ratio", 2)
+        of += ("sketch of before", 2), ("sketch MB", 2)
         cells = [
             kept.text(f"{row} {what}", language, digits)
             for what, digits in (*of, ("packed of numpy ext4", 2), ("packed of numpy tmpfs", 2))
@@ -382,12 +380,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--dir", help="where to write; the file system matters (default: the temporary folder)")
-    parser.add_argument("--keep-memory", action="store_true", help="have the C library (glibc) keep what was freed")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--write", action="store_true", help="keep the figures, and write them into the pages")
     args = parser.parse_args()
-    if args.keep_memory and not _keeps_memory():  # it reads them when the process starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | _KEEPING)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before a framework is imported
     for name in args.frameworks:
         if args.growth:
