@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from padiff.records.both import Both
-from padiff.records.compared import UNSCALED, Diff, Pair
+from padiff.records.compared import Diff, Pair
 from padiff.records.judgement import Problem
 from padiff.records.on_demand import OnDemand
 from padiff.records.overview import Table
@@ -149,18 +149,26 @@ class FoldedDiffs(OnDemand[Diff]):
     def _about(self, step: StepDiffs) -> tuple[np.ndarray, list[int]]:
         """The numbers of what of pairs is the same in every step, and the places of pairs that no file has."""
         pairs = step.pairs
-        if not isinstance(pairs, PlannedPairs) or not pairs.unscaled:  # scales come from the step
-            return self._numbers(map(_about, pairs)), _lost(pairs)
-        known = self._planned.get(step.sites)
+        # Scales come from the step.
+        alike = isinstance(pairs, PlannedPairs) and pairs.unscaled
+        known = self._planned.get(step.sites) if alike else None
         if known is None:
-            sides = of_called(pairs, _place)
-            if sides is None:
-                known = self._numbers(map(_about, pairs)), _lost(pairs)
-            else:  # what is known by name was read of a file
-                own = zip(sides, pairs.columns.layouts, pairs.columns.optional)
-                known = self._numbers((*both, layout, UNSCALED, optional) for both, layout, optional in own), []
-            self._planned[step.sites] = known
+            known = self._called(pairs) if isinstance(pairs, PlannedPairs) else None
+            if known is None:
+                lost = [place for place, pair in enumerate(pairs) if not _is_in_files(pair)]
+                known = self._numbers(map(_about, pairs)), lost
+            if alike:
+                self._planned[step.sites] = known
         return known
+
+    def _called(self, pairs: PlannedPairs) -> tuple[np.ndarray, list[int]] | None:
+        """The same of pairs of which all is known by what their records are called; `None` of others."""
+        sides = of_called(pairs, _place)
+        if sides is None:
+            return None
+        rest = zip(pairs.columns.layouts, pairs.scales, pairs.columns.optional)
+        # What is known by name was read of a file.
+        return self._numbers((*both, *others) for both, others in zip(sides, rest)), []
 
     def _numbers(self, about: Iterable[tuple[Any, ...]]) -> np.ndarray:
         return np.array([self._places[one] for one in about], np.uint32)
@@ -244,11 +252,6 @@ def _about(pair: Pair) -> tuple[Any, ...]:
     """What of a pair is the same in every step."""
     sides = [None if side is None else _place(side) for side in pair.sides]
     return (*sides, pair.layout, pair.scales, pair.optional)
-
-
-def _lost(pairs: Sequence[Pair]) -> list[int]:
-    """The places of pairs that are in no file."""
-    return [place for place, pair in enumerate(pairs) if not _is_in_files(pair)]
 
 
 def _is_in_files(pair: Pair) -> bool:

@@ -18,7 +18,6 @@ from padiff.records.sites import Sites
 from padiff.records.structured import Structured, called
 
 _Fact = TypeVar("_Fact")
-_Records = TypeVar("_Records", bound=Sequence[Record])
 
 
 @dataclass(eq=False, slots=True)
@@ -85,24 +84,28 @@ class PlannedPairs(OnDemand[Pair]):
         """What a function finds out from the pairs, but for their values; of steps alike it is called once."""
         return once(self.columns.facts, find, lambda: self)
 
+    @property
+    def scales(self) -> list[Both[float]]:
+        """What both sides of each are divided by."""
+        return [self._scales_of(scaled) for scaled in self.columns.scaled]
+
+    def _scales_of(self, scaled: bool) -> Both[float]:
+        return self._scales if scaled else UNSCALED
+
     def _at(self, place: int) -> Pair:
         found = self._made[place]
         if found is None:
-            found = self._made[place] = self.pair_of(place, self.records)
+            own, (a, b) = self.columns, self.records
+            one, other = own.references[place], own.candidates[place]
+            found = self._made[place] = Pair(
+                self._step,
+                a[one] if one is not None else None,
+                b[other] if other is not None else None,
+                own.layouts[place],
+                self._scales_of(own.scaled[place]),
+                own.optional[place],
+            )
         return found
-
-    def pair_of(self, place: int, records: Both[_Records]) -> Pair:
-        """The pair at a place, given the records of both sides."""
-        own, (a, b) = self.columns, records
-        one, other = own.references[place], own.candidates[place]
-        return Pair(
-            self._step,
-            a[one] if one is not None else None,
-            b[other] if other is not None else None,
-            own.layouts[place],
-            self._scales if own.scaled[place] else UNSCALED,
-            own.optional[place],
-        )
 
     def __len__(self) -> int:
         return len(self._made)

@@ -11,9 +11,14 @@ import pytest
 from kit.records import as_sketch, info, linear, record, root, step, write_run
 
 from padiff import compare_runs
+from padiff.align import align
 from padiff.dump import open_run
 from padiff.dump.storage import Storage
+from padiff.pair.plans import PairPlans
+from padiff.records import Both, FoldedDiffs
 from padiff.records.planned import PlannedPairs
+from padiff.records.rows import empty_rows
+from padiff.records.step_diffs import StepDiffs
 from padiff.records.structured import AskedError, Structured, called, fact_of
 
 TREE = info(root(1), linear("fc", 3, 2))
@@ -109,3 +114,13 @@ def test_runs_that_match_are_compared_without_an_object_for_each_record(tmp_path
     # Aligning reads the weights of both sides, and some few pairs are looked at: the worst, and where judging begins.
     assert len([kind for kind, _ in made if kind == "PlannedPairs"]) < 5
     assert 2 * layers <= len([kind for kind, _ in made if kind == "Structured"]) < 2 * layers + 10
+
+
+def test_diffs_of_steps_whose_losses_are_scaled_are_folded_without_a_record(tmp_path, made):
+    outputs = [record("fc", "backward", f"output.{k}", np.ones((2, 2))) for k in range(5)]
+    runs = Both(*(written(tmp_path / f"x{scale}", step(0, outputs, loss_scale=scale)) for scale in (8.0, 16.0)))
+    pairs = PairPlans().pairs(*runs.map(lambda run: run.steps(0)[0]), align(TREE, TREE))
+    folded = FoldedDiffs(runs)
+    folded.add(StepDiffs(pairs, pairs.sites, empty_rows(5), {}, {}), Both(0, 0), 0)
+    assert {place for _, place in made} <= {0}  # which says the step's number
+    assert [diff.pair.scales for diff in folded] == [pair.scales for pair in pairs] == [Both(8.0, 16.0)] * 5
