@@ -18,7 +18,7 @@ Beside them: bytes and files of a step, and how much more memory the process had
                                    [--growth] [--write]
 
 Before a recorder is opened, the C library gives back what is free at the end of its memory, and a framework's largest
-gradients come from there or not, as it happens: from process to process a step of torch has none to 10,000 page faults
+gradients come from there or not, as it happens: from process to process a step of torch has none to 13,800 page faults
 of 2 us. From then on it has next to none (`padiff.system.memory.keep_freed`), so plain steps beside a recorder are
 mostly quicker than without.
 
@@ -189,7 +189,7 @@ def measure(training, args: argparse.Namespace, kinds: list[str]) -> dict[str, d
                     [(a - plain) / np.maximum(floor - plain, 1e-9) for a, floor, plain in costs], axis=0
                 )
     about["floor"]["tensors"] = len(tensors)
-    about["before"] = {"before": float(np.median(before, axis=0)[0])}
+    about["before"] = {"seconds": float(np.median(before, axis=0)[0])}
     return about
 
 
@@ -231,9 +231,9 @@ def show(title: str, about: dict[str, dict[str, float]]) -> None:
     plain = about["plain"]["seconds"]
     clock = about["plain"]["by the clock"]
     print(f"{title}: plain step {plain * 1e3:.0f} ms of the processor, {clock * 1e3:.0f} ms by the clock", end="; ")
-    print(f"{about['before']['before'] * 1e3:.0f} ms of the processor before a recorder was opened", flush=True)
+    print(f"{about['before']['seconds'] * 1e3:.0f} ms of the processor before a recorder was opened", flush=True)
     for kind, found in about.items():
-        if "seconds" not in found or kind in ("plain", "floor"):
+        if "seconds" not in found or kind in ("before", "plain", "floor"):
             continue
         text = f"  {kind:8} / plain  {found['ratio']:6.3f} (by the clock {found['clock ratio']:.3f})"
         if found.get("files"):
@@ -305,7 +305,7 @@ def figures(name: str, model: str, size: int, about: dict[str, dict[str, float]]
                 where = f" {on}" if what.startswith("of numpy") else ""
                 found[f"{row} {kind} {what}{where}"] = float(about[kind][what])
     if "sketch" in about:
-        found[f"{row} sketch of before"] = about["sketch"]["seconds"] / about["before"]["before"]
+        found[f"{row} sketch of before"] = about["sketch"]["seconds"] / about["before"]["seconds"]
     if "sketch" in about and about["sketch"].get("files"):
         found[f"{row} sketch MB"] = about["sketch"]["bytes"] / 1e6
     return found

@@ -5,8 +5,7 @@ Importing this package imports neither torch nor paddle, and changes nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from padiff.system.lazily import names_from
 
 __version__ = "0.1.0"
 
@@ -17,10 +16,7 @@ with open(__file__ + "i", encoding="utf-8") as _stub:
 __all__ = sorted([*_PUBLIC, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'padiff' has no attribute {name!r}")
+__getattr__ = names_from(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

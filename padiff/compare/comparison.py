@@ -298,13 +298,13 @@ class RunComparison:
         )
         step = [diff for diff in diffs if diff.pair.step == failed.pair.step]
         found, place = diagnose.described(failed, step, evidence, compute=not later)
-        if self._first_diff is None:
-            # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
-            found = replace(found, picture=picture_of(failed.pair))
-            self._first_diff, self._place = found, place
-            self._around = diagnose.Around(found, failed, place, step, evidence, self._began)
-            return found
-        return found if self._around is None else self._around.placed(found, failed)
+        if self._around is not None:
+            return self._around.placed(found, failed)
+        # Now, as long as its step can be read: a recorder within max_bytes takes steps away.
+        found = replace(found, picture=picture_of(failed.pair))
+        self._around = diagnose.Around(found, failed, place, step, evidence, self._began)
+        self._first_diff, self._place = found, place
+        return found
 
     def explain_later(self, diffs: Sequence[Diff]) -> FirstDiff | None:
         """The first diff, of a step before, if this step is the one that proves its cause: it has in full what that one

@@ -9,7 +9,7 @@ from dataclasses import replace
 from padiff.align import Alignment
 from padiff.compare.measure.many import measured, measured_alike
 from padiff.compare.measure.pairs import measure_pair
-from padiff.compare.measure.together import count_together
+from padiff.compare.measure.together import PAIRS_AT_A_TIME, count_together
 from padiff.compare.workers import Workers
 from padiff.errors import PadiffError
 from padiff.pair.plans import PairPlans
@@ -21,9 +21,8 @@ from padiff.records.step_diffs import StepDiffs
 
 # Seconds between two looks at how much of a step is measured.
 _TICK = 0.2
-#: Steps that are measured at a time, and their pairs: as many as make numpy's calls weigh little. What is worked out of
-#: them stays in the cache.
-STEPS_AT_A_TIME, _PAIRS_AT_A_TIME = 64, 2048
+#: Steps that are measured at a time, as far as they have few pairs: as many as make numpy's calls weigh little.
+STEPS_AT_A_TIME = 64
 # Of a step's pairs, the share that may be measured one by one where several steps are measured at a time.
 _ALONE_AT_MOST = 0.25
 
@@ -118,7 +117,7 @@ class Measuring:
         """Whether steps like this one are measured several at a time."""
         if self._elementwise is not None or (self._workers is not None and self._workers.at_work):
             return False
-        if _columns(pairs) is None or not 0 < 2 * len(pairs) <= _PAIRS_AT_A_TIME:
+        if _columns(pairs) is None or not 0 < 2 * len(pairs) <= PAIRS_AT_A_TIME:
             return False
         return len(pairs) - fact_of_pairs(pairs, count_together) <= _ALONE_AT_MOST * len(pairs)
 
@@ -128,7 +127,7 @@ class Measuring:
         """The diffs of a step that is measured with those after it; `None` where it is to be measured by itself."""
         some: dict[Both[int], Sequence[Pair]] = {}
         try:
-            for numbers in later[: min(STEPS_AT_A_TIME, _PAIRS_AT_A_TIME // len(pairs)) - 1]:
+            for numbers in later[: min(STEPS_AT_A_TIME, PAIRS_AT_A_TIME // len(pairs)) - 1]:
                 steps = self._read[numbers] = self.steps(numbers).map(united)
                 infos = self._runs.map(lambda run: run.info)
                 found = pairs_in_one(steps, infos, alignment, self._stages, plans)

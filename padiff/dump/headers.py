@@ -154,14 +154,13 @@ def _entry(found: dict[str, Any]) -> Any:
     dtype, shape = DTYPES[found["dtype"]], shape_of(found["shape"])
     if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a tensor of {dtype} {shape} from byte {start} to {end}")
-    return start, dtype, shape
+    return start, end, dtype, shape
 
 
 def _places(header: Mapping[str, Any], begin: int) -> Places:
     entries: dict[str, _Entry] = {}
     last, most = "", 0
-    for name, (start, dtype, shape) in header.items():
-        end = start + math.prod(shape) * dtype.itemsize
+    for name, (start, end, dtype, shape) in header.items():
         if end > most:
             last, most = name, end
         entries[name] = begin + start, dtype, shape

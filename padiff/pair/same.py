@@ -39,9 +39,12 @@ def _answers(alignment: Alignment) -> Callable[[Record], bool] | None:
     parameters: set[Key] = set()
     for pair in alignment.parameters:
         layout = whole_layout(pair)
-        if layout is None or layout or pair.reference[0].site != pair.candidate[0].site:
+        if layout is None or layout:
             return None
-        parameters.add((pair.reference[0].layer, pair.reference[0].slot))
+        own, other = ((part.layer, part.slot) for part in (pair.reference[0], pair.candidate[0]))
+        if own != other:
+            return None
+        parameters.add(own)
     # One that is tied to another is recorded as that one.
     homes = alignment.layers.map(tie_targets)
     if homes.reference != homes.candidate:

@@ -13,7 +13,6 @@ from padiff import compare_runs
 from padiff.align import align
 from padiff.dump import RunWriter, open_run
 from padiff.dump.storage import Storage
-from padiff.pair import plans as module
 from padiff.pair.plans import PairPlans
 from padiff.pair.steps import pair_steps
 from padiff.pair.united import united
@@ -54,14 +53,6 @@ def runs(tmp_path, reference, candidate, storage=PACKED):
 
 def both(found, number):
     return Both(*(run.steps(number)[0] for run in found))
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """How often a step was paired from scratch."""
-    calls = []
-    monkeypatch.setattr(module, "pair_steps", lambda *given: calls.append(1) or pair_steps(*given))
-    return calls
 
 
 @pytest.mark.parametrize("storage", [PACKED, FILES], ids=["packed", "files"])

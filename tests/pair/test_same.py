@@ -12,7 +12,6 @@ from kit.records import as_sketch, info, linear, norm, parameter, plain, record,
 from padiff.align import align
 from padiff.dump import open_run
 from padiff.dump.storage import Storage
-from padiff.pair import plans as module
 from padiff.pair.plans import PairPlans
 from padiff.pair.steps import pair_steps
 from padiff.records import LOOP, ROOT, Both
@@ -44,12 +43,7 @@ def anything(seed, sketched=False, layers=("a", "b", "act", ROOT, LOOP)):
 TIED = replace(linear("b", 4, 8), parameters=(parameter("weight", 8, 4, layout="out_in", tied_to="a/weight"),))
 
 
-@pytest.fixture
-def scratch(monkeypatch):
-    """How often steps were paired from scratch."""
-    calls = []
-    monkeypatch.setattr(module, "pair_steps", lambda *given: calls.append(1) or pair_steps(*given))
-    return calls
+HOMES = "a/weight", "c/weight"
 
 
 def reported(pairs):
@@ -58,42 +52,49 @@ def reported(pairs):
     ]
 
 
-def paired(tmp_path, trees, made, layer_map=None):
-    """The pairs of a step of two runs, after they were seen to be those that pairing from scratch gives."""
-    infos = Both(*(info(*layers) for layers in trees))
+def recorded(tmp_path, made, *infos):
+    """A step as two runs of these models have it."""
     runs = [write_run(tmp_path / name, i, [made], storage=Storage(pack=True)) for name, i in zip("rc", infos)]
-    sides = Both(*(open_run(run).steps(0)[0] for run in runs))
-    alignment = align(*infos, layer_map)
-    pairs = PairPlans().pairs(*sides, alignment)
-    expected = pair_steps(*sides, alignment)
+    return Both(*(open_run(run).steps(0)[0] for run in runs))
+
+
+def paired(sides, alignment):
+    """The pairs of a step of two runs, after they were seen to be those that pairing from scratch gives."""
+    pairs, expected = PairPlans().pairs(*sides, alignment), pair_steps(*sides, alignment)
     assert reported(pairs) == reported(expected)
-    told = [side for p in expected for side in (p.stage, p.anchor.layer, p.anchor.slot, p.anchor.call)]
-    columns = [pairs.sites.stages, pairs.sites.layers, pairs.sites.slots, pairs.sites.calls]
-    assert [side for each in zip(*columns) for side in each] == told
-    assert pairs.sites.complete.tolist() == [p.complete for p in expected]
+    return pairs
+
+
+def paired_at_once(tmp_path, tree, made):
+    """The same of two runs of one model, whose pairs have columns."""
+    own = info(*tree)
+    pairs = paired(recorded(tmp_path, made, own, own), align(own, own))
+    sites = zip(pairs.sites.stages, pairs.sites.layers, pairs.sites.slots, pairs.sites.calls)
+    assert list(sites) == [(p.stage, p.anchor.layer, p.anchor.slot, p.anchor.call) for p in pairs]
+    assert pairs.sites.complete.all()
     return pairs
 
 
 @pytest.mark.parametrize("sketched", [False, True], ids=["full", "sketches"])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_is_paired_with_the_one_of_its_name(seed, sketched, tmp_path, scratch):
-    pairs = paired(tmp_path, (TREE, TREE), anything(seed, sketched))
-    assert not scratch and all(p.complete and p.reference.site == p.candidate.site for p in pairs)
+def test_each_is_paired_with_the_one_of_its_name(seed, sketched, tmp_path, counted):
+    pairs = paired_at_once(tmp_path, TREE, anything(seed, sketched))
+    assert not counted and all(p.complete and p.reference.site == p.candidate.site for p in pairs)
 
 
-def test_where_the_optimizer_steps_several_times(tmp_path, scratch):
+def test_where_the_optimizer_steps_several_times(tmp_path, counted):
     ones = np.ones(4, np.float32)
     stages = ("input", "forward", "backward", "grad", "update") * 3
     slots = {"grad": "bias", "update": "bias"}
     made = step(0, [record("a", s, slots.get(s, "output.0"), ones, call=k // 5) for k, s in enumerate(stages)])
-    pairs = paired(tmp_path, (TREE, TREE), made)
-    assert not scratch and [p.anchor.call for p in pairs] == sorted(p.anchor.call for p in pairs)
+    pairs = paired_at_once(tmp_path, TREE, made)
+    assert not counted and [p.anchor.call for p in pairs] == sorted(p.anchor.call for p in pairs)
 
 
-def test_tied_parameters(tmp_path, scratch):
+def test_tied_parameters(tmp_path, counted):
     made = step(0, [record("a", stage, "weight", np.ones((8, 4), np.float32)) for stage in ("weight", "grad")])
     tree = (root(2), linear("a", 4, 8), TIED)
-    assert len(paired(tmp_path, (tree, tree), made)) == 2 and not scratch
+    assert len(paired_at_once(tmp_path, tree, made)) == 2 and not counted
 
 
 OTHERWISE = {
@@ -143,41 +144,43 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("why", OTHERWISE)
-def test_else_they_are_paired_from_scratch(why, tmp_path, scratch):
+def test_else_they_are_paired_from_counted(why, tmp_path, counted):
     trees, made, layer_map = OTHERWISE[why]
-    infos = Both(*(info(*layers) for layers in trees))
-    runs = [write_run(tmp_path / name, i, [made], storage=Storage(pack=True)) for name, i in zip("rc", infos)]
-    sides = Both(*(open_run(run).steps(0)[0] for run in runs))
-    alignment = align(*infos, layer_map)
-    assert reported(PairPlans().pairs(*sides, alignment)) == reported(pair_steps(*sides, alignment))
-    assert scratch
+    infos = [info(*layers) for layers in trees]
+    paired(recorded(tmp_path, made, *infos), align(*infos, layer_map))
+    assert counted
 
 
-def test_buffers_too(tmp_path, scratch):
+def test_buffers_too(tmp_path, counted):
     tree = (root(1), norm("n", 3))
     slots = ("weight", "bias", "running_mean", "running_var")
     made = step(0, [record("n", "weight", slot, np.ones(3, np.float32)) for slot in slots])
-    assert len(paired(tmp_path, (tree, tree), made)) == 4 and not scratch
+    assert len(paired_at_once(tmp_path, tree, made)) == 4 and not counted
 
 
 @pytest.mark.parametrize("what", ["cut_elsewhere", "differ_inside"])
-def test_by_an_alignment_that_sets_layers_apart_they_are_paired_from_scratch(what, tmp_path, scratch):
-    made, tree = anything(2), info(*TREE)
-    runs = [write_run(tmp_path / name, tree, [made], storage=Storage(pack=True)) for name in "rc"]
-    sides = Both(*(open_run(run).steps(0)[0] for run in runs))
+def test_by_an_alignment_that_sets_layers_apart_they_are_paired_from_counted(what, tmp_path, counted):
+    tree = info(*TREE)
     apart = replace(align(tree, tree), **{what: frozenset({("a", "a")})})
-    pairs = PairPlans().pairs(*sides, apart)
-    assert reported(pairs) == reported(pair_steps(*sides, apart)) and scratch
-    assert not all(p.complete for p in pairs)
+    pairs = paired(recorded(tmp_path, anything(2), tree, tree), apart)
+    assert counted and not all(p.complete for p in pairs)
 
 
-def test_parameters_that_answer_crosswise_within_their_layers(tmp_path, scratch):
+def test_parameters_that_answer_crosswise_within_their_layers(tmp_path, counted):
     tree = info(root(1), replace(linear("a", 4, 4), parameters=(parameter("one", 4), parameter("two", 4))))
     made = step(0, [record("a", "weight", slot, np.ones(4, np.float32)) for slot in ("one", "two")])
-    runs = [write_run(tmp_path / name, tree, [made], storage=Storage(pack=True)) for name in "rc"]
-    sides = Both(*(open_run(run).steps(0)[0] for run in runs))
     own = align(tree, tree)
     crosswise = zip(own.parameters, own.parameters[::-1])
     crossed = replace(own, parameters=tuple(replace(one, candidate=other.candidate) for one, other in crosswise))
-    pairs = PairPlans().pairs(*sides, crossed)
-    assert [(p.reference.slot, p.candidate.slot) for p in pairs] == [("one", "two"), ("two", "one")] and scratch
+    pairs = paired(recorded(tmp_path, made, tree, tree), crossed)
+    assert [(p.reference.slot, p.candidate.slot) for p in pairs] == [("one", "two"), ("two", "one")] and counted
+
+
+def test_parameters_that_are_tied_to_another_one_in_each_run(tmp_path, counted):
+    layers = (root(3), linear("a", 4, 8), linear("c", 4, 8))
+    infos = [info(*layers, replace(TIED, parameters=(replace(TIED.parameters[0], tied_to=to),))) for to in HOMES]
+    made = step(
+        0, [record(home[0], "weight", "weight", np.full((8, 4), k, np.float32)) for k, home in enumerate(HOMES)]
+    )
+    paired(recorded(tmp_path, made, *infos), align(*infos))
+    assert counted
