@@ -2,7 +2,8 @@
 
 PadiffError
 ├── UsageError          a call that cannot be meant (also a ValueError)
-│   └── SelectionError  a list's item that matches no layer
+│   ├── SelectionError  a list's item that matches no layer
+│   └── OptionError     an option that a call does not have (also a TypeError)
 ├── RunFolderError      a run folder that cannot be read or must not be written (also an OSError)
 │   └── TensorFileError one tensor of it: missing, truncated, pickled, outside of the folder
 ├── WriterError         the background writer could not write (disk full, say)
@@ -23,6 +24,10 @@ class UsageError(PadiffError, ValueError):
 
 class SelectionError(UsageError):
     """An item of a white list, a black list or a layer map names no layer of the model."""
+
+
+class OptionError(UsageError, TypeError):
+    """A call does not have the option; the message names the nearest ones."""
 
 
 class RunFolderError(PadiffError, OSError):

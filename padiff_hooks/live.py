@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,8 @@ from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
 from padiff.recorder import Recorder
 from padiff.records import CANNOT_TELL, Both, Report, RunInfo, Standing, printable, verdict
+from padiff.system.guard import Failure
+from padiff.system.warn import warn
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.news import CAUSE_KNOWN
 from padiff_hooks.paired import PairedRuns
@@ -54,7 +55,7 @@ class LiveComparison:
         self._remarks: list[str] = []
         self._lost: list[str] = []
         self._recordings: Both[str] | None = None
-        self._trouble: PadiffError | None = None
+        self._trouble: Exception | None = None
         self._compared = self._following = 0
         self._worst, self._doubt = 0.0, ""
         self._warned = self._stops = False
@@ -87,7 +88,7 @@ class LiveComparison:
             return
         try:
             report = self._pairs.before(step, info)
-        except PadiffError as error:
+        except Exception as error:
             self._trouble = error
             return
         if report is not None:
@@ -114,7 +115,7 @@ class LiveComparison:
                 if recorder is not None and report.first_diff is not None and report.failed:
                     recorder.mark(report.coverage.steps[0], max(d.excess for d in report.failed))
             self._add_lost(self._pairs.lost())
-        except PadiffError as error:
+        except Exception as error:  # a curve, a verdict: recording goes on
             self._trouble = error
 
     def _add(self, report: Report) -> None:
@@ -188,12 +189,14 @@ class LiveComparison:
         """
         if self._trouble is not None and not self._warned:
             self._warned = True
-            if self._on_diff == "raise":
+            known = isinstance(self._trouble, PadiffError)
+            if self._on_diff == "raise" and known:
                 raise self._trouble
-            text = f"padiff can't compare with the reference run, recording goes on: {self._trouble}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            why = self._trouble if known else f"an error of padiff's own, {Failure.from_error(self._trouble).text}"
+            text = f"padiff can't compare with the reference run, recording goes on: {why}"
+            warn(text)
         while self._remarks:
-            warnings.warn(f"padiff: {self._remarks.pop(0)}", RuntimeWarning, stacklevel=4)
+            warn(f"padiff: {self._remarks.pop(0)}")
         if not self._news:
             stops, self._stops = self._stops, False
             return stops
@@ -206,18 +209,14 @@ class LiveComparison:
         if self._on_diff == "raise":
             raise RunsDifferError(message, report)
         if first_time:
-            warnings.warn(f"padiff: {message}", RuntimeWarning, stacklevel=4)
+            warn(f"padiff: {message}")
         return self._on_diff == "stop"
 
     def warn_of_nothing(self) -> None:
         """Warn where nothing was compared in all of the training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
-            warnings.warn(
-                f"padiff compared nothing with the reference run {self._reference}: it {why}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            warn(f"padiff compared nothing with the reference run {self._reference}: it {why}")
 
     def summary(self) -> str:
         """What it came to; empty where there is nothing to sum up."""

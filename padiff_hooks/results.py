@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from padiff.records import FirstDiff, Report
+from padiff.system.guard import Guard
 from padiff_hooks.training import TrainingRecorder
 
 
@@ -10,6 +11,11 @@ class TrainingResults:
     """The properties that all callbacks have. Who derives sets ``_training``."""
 
     _training: TrainingRecorder
+
+    @property
+    def guard(self) -> Guard:
+        """Stops errors of the callback's own."""
+        return self._training.guard
 
     @property
     def first_report(self) -> Report | None:

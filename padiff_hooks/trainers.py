@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Override
 from padiff.replaying import ReplayBatch
+from padiff.system.guard import guarded
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
@@ -81,13 +83,15 @@ class TrainerEvents(TrainingResults, ABC):
 
     # -- events ----------------------------------------------------------------------------------------------
 
+    @guarded(passing=(PadiffError,))
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._guard(_calling(self))
+        self._watch(_calling(self))
 
+    @guarded(passing=(PadiffError,))
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._end()
         trainer = self._trainer = _calling(self)
-        self._guard(trainer)
+        self._watch(trainer)
         left = _recording.get(model)
         if left is not None and left is not self and (trainer is None or not _has(trainer, left)):
             left._abandon()
@@ -114,18 +118,21 @@ class TrainerEvents(TrainingResults, ABC):
         if trainer is not None:
             self._stepping = Override(trainer, "training_step", self._recorded(trainer, args))
 
+    @guarded(passing=(PadiffError,))
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._micro_batches:
             self._training.carried(self._micro_batches)
         if self._trainer is None:
             self._training.begin_batch()
 
+    @guarded(passing=(PadiffError,))
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._micro_batches += 1
         self._training.detach()
         if self._trainer is None:
             self._training.begin_batch()
 
+    @guarded(passing=(PadiffError,))
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         self._micro_batches = 0
         self._training.end_batch(None, self._scale)
@@ -133,11 +140,13 @@ class TrainerEvents(TrainingResults, ABC):
             control.should_training_stop = True
         return control
 
+    @guarded(passing=(PadiffError,))
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training.detach()
         # The last event before the trainer closes its TensorBoard writer, which the writer's thread uses, too.
         self._training.flush()
 
+    @guarded(passing=(PadiffError,))
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._put_back()
         try:
@@ -147,7 +156,7 @@ class TrainerEvents(TrainingResults, ABC):
 
     # -- on the trainer --------------------------------------------------------------------------------------
 
-    def _guard(self, trainer: Any) -> None:
+    def _watch(self, trainer: Any) -> None:
         """Have recording end when an exception leaves the trainer's ``train``."""
         if trainer is None or (self._wrapped is not None and self._wrapped() is trainer):
             return
@@ -173,17 +182,13 @@ class TrainerEvents(TrainingResults, ABC):
         @functools.wraps(step)
         def training_step(model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
             # Before the step: a scaler may change its scale at its end.
-            self._scale = self.loss_scale_of(trainer, args)
+            self._scale = self.guard.attempt(self.loss_scale_of, trainer, args) or 1.0
             try:
                 replayed = self._training.begin_batch(inputs)
                 if replayed is not None:
                     inputs, more, kwargs = self._exchanged(trainer, replayed, inputs, more, kwargs)
                 loss = step(model, inputs, *more, **kwargs)
-                if self._training.due:
-                    whole = loss * self.parts_of(trainer, args)
-                    self._training.log_loss(whole)
-                    if self.DIVIDES_BEFORE:
-                        self._training.declare_division("trainer.loss_divided_by", float(whole), self._scale)
+                self.guard.attempt(self._log, trainer, args, loss)
                 return loss
             except BaseException:
                 # Not every trainer's `train` could be guarded: the callback may have been added later.
@@ -191,6 +196,13 @@ class TrainerEvents(TrainingResults, ABC):
                 raise
 
         return training_step
+
+    def _log(self, trainer: Any, args: Any, loss: Any) -> None:
+        if self._training.due:
+            whole = loss * self.parts_of(trainer, args)
+            self._training.log_loss(whole)
+            if self.DIVIDES_BEFORE:
+                self._training.declare_division("trainer.loss_divided_by", float(whole), self._scale)
 
     def _exchanged(
         self, trainer: Any, batch: ReplayBatch, inputs: Any, more: tuple[Any, ...], kwargs: dict[str, Any]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,9 @@ from padiff.recorder import Recorder, record
 from padiff.records import FirstDiff, Report, Step
 from padiff.replaying import ReplayBatch
 from padiff.replaying.replay_function import runs_of
+from padiff.system.guard import Failure, Guard, guarded
 from padiff.system.switches import say
+from padiff.system.warn import warn
 from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import ScalarSink
@@ -80,9 +81,12 @@ class TrainingRecorder:
         self._resumes = False
         #: Whether this process speaks for all of a training's.
         self._says = True
+        self._has_failed = False
+        self.guard = Guard(self._failed, raises=replay is not None or options.get("on_error") == "raise")
 
     # -- called by the host's callbacks ---------------------------------------------------------------------
 
+    @guarded(passing=(PadiffError,))
     def start(
         self,
         model: Any,
@@ -108,6 +112,7 @@ class TrainingRecorder:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
         """
         self.abort()
+        self._has_failed = False
         if self._replay is not None:
             self._replay.start(model, optimizers, settings or {}, world_size)
             return
@@ -129,11 +134,9 @@ class TrainingRecorder:
         )
         if self._logdir is None and logdir is not None:
             if is_remote(logdir):
-                warnings.warn(
+                warn(
                     f"padiff: the logger's folder is remote ({logdir}), and padiff writes to local folders: give "
-                    "logdir= to have scalars and diffs written",
-                    RuntimeWarning,
-                    stacklevel=3,
+                    "logdir= to have scalars and diffs written"
                 )
             else:
                 self._logdir, self._host_sink = logdir, sink if self._to_host else None
@@ -176,6 +179,7 @@ class TrainingRecorder:
         return self.first_report.first_diff if self.first_report is not None else None
 
     @property
+    @guarded(default=False)
     def due(self) -> bool:
         """Whether the step under way is recorded."""
         return self._recorder is not None and self._recorder.due
@@ -185,6 +189,7 @@ class TrainingRecorder:
         """What a replay came to, once it is over; `None` where there was none."""
         return self._replay.report if self._replay is not None else None
 
+    @guarded(passing=(PadiffError,))
     def begin_batch(self, batch: Any = None, inputs: Any = None, labels: Any = None) -> ReplayBatch | None:
         """A batch begins: hooks on, if its step is due.
 
@@ -206,11 +211,13 @@ class TrainingRecorder:
             self._recorder.log_batch(inputs, labels)
         return None
 
+    @guarded(passing=(PadiffError,))
     def log_loss(self, loss: Any) -> None:
         """The loss of the batch under way, where it is known before the batch ends."""
         if self._recorder is not None:
             self._recorder.log_loss(loss)
 
+    @guarded(passing=(PadiffError,))
     def declare_division(self, name: str, loss: float, loss_scale: float) -> None:
         """Declare by how much a loss was divided before backward began at it, as far as that is seen.
 
@@ -226,6 +233,7 @@ class TrainingRecorder:
         if divided >= 0.5 and abs(divided - round(divided)) < 1e-3 * divided:
             self._recorder.declare({name: round(divided)})
 
+    @guarded(passing=(PadiffError,))
     def carried(self, micro_batches: int) -> None:
         """The host begins a step anew, with the gradients of so many micro-batches that it did for it."""
         if self._recorder is not None:
@@ -236,6 +244,7 @@ class TrainingRecorder:
         """The micro-batches of the step that is done again."""
         return self._replay.batches if self._replay is not None else ()
 
+    @guarded(passing=(PadiffError,))
     def end_batch(self, loss: Any = None, loss_scale: float = 1.0) -> None:
         """A batch ended, with or without an optimizer step: hooks off."""
         if self._replay is not None:
@@ -246,6 +255,7 @@ class TrainingRecorder:
             self._recorder.loss_scale = loss_scale
             self._recorder.detach()
 
+    @guarded(default=False, passing=(PadiffError,))
     def end_step(self) -> bool:
         """The optimizer stepped. Returns whether the host is asked to stop.
 
@@ -270,11 +280,13 @@ class TrainingRecorder:
             self.abort()
             raise
 
+    @guarded(passing=(PadiffError,))
     def flush(self) -> None:
         """Wait until every step that ended is written, compared and streamed."""
         if self._recorder is not None:
             self._recorder.flush()
 
+    @guarded(passing=(PadiffError,))
     def finish(self) -> None:
         """Training ended: write and compare what is left, take everything off."""
         if self._replay is not None:
@@ -301,6 +313,7 @@ class TrainingRecorder:
         finally:
             self._close_streams()
 
+    @guarded(passing=(PadiffError,))
     def abort(self) -> None:
         """Training ended by an exception: take everything off, keep what is written."""
         if self._replay is not None:
@@ -314,6 +327,7 @@ class TrainingRecorder:
             finally:
                 self._close_streams()
 
+    @guarded(passing=(PadiffError,))
     def detach(self) -> None:
         """Take the hooks off; for a host that left a batch by an exception."""
         if self._replay is not None:
@@ -326,10 +340,24 @@ class TrainingRecorder:
         if self._live is not None:
             self._live.compare(self._recorder)
         elif self._logdir is not None:
-            if self._own is None:
-                folder = Path(self._logdir) / (self._options.get("name") or self._dir_path.name)
-                self._own = OwnCurves(folder, self._tags, self._host_sink, self._resumes)
-            self._own.write(step)
+            try:
+                if self._own is None:
+                    folder = Path(self._logdir) / (self._options.get("name") or self._dir_path.name)
+                    self._own = OwnCurves(folder, self._tags, self._host_sink, self._resumes)
+                self._own.write(step)
+            except Exception as error:
+                if self._options.get("on_error") == "raise":
+                    raise
+                say(f"no more curves go to {self._logdir}: {Failure.from_error(error).text}", alarming=True)
+                self._logdir = None
+
+    def _failed(self, failure: Failure) -> None:
+        """Stop recording after an error of padiff's own."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        say(f"Recording stops: an error of padiff's own, {failure.text}. The training goes on", alarming=True)
+        self.abort()
 
     def _leave(self) -> None:
         """In a fork: what is open is the parent's."""

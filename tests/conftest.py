@@ -81,6 +81,17 @@ def _own_folder(request: pytest.FixtureRequest) -> None:
         padiff.set_dump_root_path(folder / "dumps")
 
 
+@pytest.fixture(autouse=True)
+def unexpected_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Warnings of padiff's that no test expects: as errors they go to standard error, not into a training."""
+    from padiff.system import warn
+
+    texts: list[str] = []
+    monkeypatch.setattr(warn, "say", texts.append)
+    yield texts
+    assert not texts, "padiff warned of what no test expects"
+
+
 @pytest.fixture
 def frozen() -> None:
     """For tests in which something collects again and again."""

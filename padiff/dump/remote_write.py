@@ -6,18 +6,19 @@ import contextlib
 import queue
 import threading
 import time
-import warnings
 from typing import Any
 
 from padiff.dump import exit_flush
 from padiff.dump.files import write_json
-from padiff.dump.format import FINISHED_FILE, SCHEMA_VERSION
+from padiff.dump.format import FINISHED_FILE, RUN_FILE, SCHEMA_VERSION
 from padiff.dump.remote_path import RemotePath
+from padiff.dump.step_files import run_to_json
 from padiff.dump.store import StoreError
 from padiff.dump.write import RunWriter, Waiting
 from padiff.errors import PadiffError, WriterError
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
+from padiff.system.warn import warn
 
 #: Seconds that a training waits for its store in all, over the whole run, while steps can't be queued.
 PATIENCE = 30.0
@@ -66,8 +67,8 @@ class StoreWriter(RunWriter):
         try:
             self._end(CLOSING)
             self._raise_error()
-            if finished and not self._rank and self._answers:
-                self._finish()
+            if not self._rank and self._answers:
+                self._finish(finished)
             self._say()
         finally:
             if self._answers:
@@ -85,13 +86,16 @@ class StoreWriter(RunWriter):
             self._answers = False
             self._lose(None, f"it was still being written {seconds:g} seconds after the training had ended")
 
-    def _finish(self) -> None:
+    def _finish(self, finished: bool) -> None:
         content: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
         if self._count:
             content["lost"] = {"steps": sorted(self._lost), "count": self._count, "why": self._why}
         try:
             self._lock.check()
-            write_json(self.path / FINISHED_FILE, content)
+            if self._info is not self._described:
+                write_json(self.path / RUN_FILE, run_to_json(self._info))
+            if finished:
+                write_json(self.path / FINISHED_FILE, content)
         except OSError as error:
             self._answers = not isinstance(error, StoreError)
             self._why = self._why or f"the note that the run has ended could not be written: {error}"
@@ -121,11 +125,9 @@ class StoreWriter(RunWriter):
             return
         self._said = True
         which = f"step {self._lost[0]} is" if self._lost else "something is"
-        warnings.warn(
+        warn(
             f"padiff: {which} not in {self.path}: {self._why}. The training goes on, and so does recording; all steps "
-            f"that are left out are named in {FINISHED_FILE}",
-            RuntimeWarning,
-            stacklevel=6,
+            f"that are left out are named in {FINISHED_FILE}"
         )
 
     # -- the thread ----------------------------------------------------------------------------------------

@@ -169,10 +169,13 @@ class RunWriter:
         self._thread.join()
         try:
             self._raise_error()
-            if finished and self._rank == 0:
+            if self._rank == 0 and (finished or self._info is not self._described):
                 try:
                     self._lock.check()
-                    write_json(self.path / FINISHED_FILE, {"schema_version": SCHEMA_VERSION})
+                    if self._info is not self._described:
+                        write_json(self.path / RUN_FILE, run_to_json(self._info))
+                    if finished:
+                        write_json(self.path / FINISHED_FILE, {"schema_version": SCHEMA_VERSION})
                 except (OSError, RunFolderError) as error:
                     self._error, self._failed = error, "the note that the run has ended"
                     self._raise_error()
@@ -330,6 +333,9 @@ def _work(owner: weakref.ref[RunWriter], steps: queue.Queue[Waiting | None]) -> 
             if waiting is None or writer is None:
                 return
             writer._handle(*waiting)
+        except Exception as error:  # a thread that ended would have the training wait for ever
+            if writer is not None:
+                writer._error = error
         finally:
             del waiting, writer
             steps.task_done()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
+
+from padiff.system.warn import warn
 
 
 def warn_of_compiled(paths: Iterable[str], by: str, instead: str) -> None:
@@ -21,10 +22,8 @@ def warn_of_compiled(paths: Iterable[str], by: str, instead: str) -> None:
     if not outer:
         return
     named = ", ".join(path or "the model itself" for path in outer[:5]) + (", ..." if len(outer) > 5 else "")
-    warnings.warn(
+    warn(
         f"padiff: what {by} compiled is recorded from outside ({named}): its inputs, outputs, weights, gradients and "
         f"updates, but not the outputs of the layers inside, of which compiled code leaves no trace. To see those, "
-        f"record a run without: {instead}",
-        RuntimeWarning,
-        stacklevel=5,
+        f"record a run without: {instead}"
     )

@@ -12,13 +12,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.listening import NOTHING_INSTEAD, Heard, Listening
+from padiff.frameworks.listening import NOTHING_INSTEAD, UNKNOWN_CALL, Heard, Listening
+from padiff.system.guard import RAISING, Guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,13 @@ class DropoutCall:
 
 
 class MaskObserver(Protocol):
-    """Hears of the masks that are drawn."""
+    """Hears of the masks that are drawn.
+
+    Attributes:
+        guard: stops errors of the observer and of what calls it.
+    """
+
+    guard: Guard
 
     def wants(self) -> bool:
         """Whether to look at a call that is made now."""
@@ -113,8 +120,8 @@ class DropoutFunctions(Protocol):
 class _Calls(ABC):
     """Listens to dropout functions until `remove`; of calls inside of one another, the outermost counts."""
 
-    def __init__(self, framework: DropoutFunctions) -> None:
-        self._framework = framework
+    def __init__(self, framework: DropoutFunctions, guard: Guard = RAISING) -> None:
+        self._framework, self.guard = framework, guard
         self._inside = False
         self._thread = threading.get_ident()
         self._listening: list[Listening] = []
@@ -146,7 +153,7 @@ class MasksSeen(_Calls):
     def __init__(self, framework: DropoutFunctions, observer: MaskObserver) -> None:
         self._observer: MaskObserver | None = observer
         self._before: Any = None
-        super().__init__(framework)
+        super().__init__(framework, observer.guard)
 
     def remove(self) -> None:
         self._observer = None
@@ -172,14 +179,10 @@ class MasksSeen(_Calls):
         after = self._framework.state()
         kept = about = None
         try:
-            with self._observer.aside():
+            with self._observer.aside(), suppress(*UNKNOWN_CALL):
                 about = self._framework.about(name, call)
                 if about is not None:
                     kept = self._framework.kept(name, call, output, before)
-        except MemoryError:
-            raise
-        except Exception:
-            pass  # never the training's trouble: what can't be understood is not seen
         finally:
             self._framework.restore(after)
         for part in kept if about is not None and about.between and kept is not None else [kept]:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 from padiff.frameworks.losses import LossObserver
+from padiff.system.guard import RAISING, Guard
 
 #: Why nothing is recorded inside of a function transform (`Hooking.transforming`).
 TRANSFORMED = "inside of torch.func (vmap, grad, jvp, ...) tensors stand for others and have no values"
@@ -58,7 +59,13 @@ class GradientHook(Protocol):
 
 
 class FunctionListener(Protocol):
-    """Hears of the functions and operators that a model's code calls."""
+    """Hears of the functions and operators that a model's code calls.
+
+    Attributes:
+        guard: stops errors of the listener and of what calls it.
+    """
+
+    guard: Guard
 
     def function_begins(
         self, name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -92,10 +99,10 @@ class Hook:
     of the standard library: a model that is copied or saved while it is recorded is a model like any other.
     """
 
-    __slots__ = ("_call", "_key")
+    __slots__ = ("_call", "_guard", "_key")
 
-    def __init__(self, key: Any, call: Callable[..., Any]) -> None:
-        self._key, self._call = key, call
+    def __init__(self, key: Any, call: Callable[..., Any], guard: Guard = RAISING) -> None:
+        self._key, self._call, self._guard = key, call, guard
 
     def __call__(self, *args: Any) -> Any:
         return self._call(self._key, *args)
@@ -145,15 +152,18 @@ class Hooking(Protocol):
     #: Whether a compiler reads what hooks do, and can't follow all of it.
     READ: bool
 
-    def on_calls(self, layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]: ...
+    def on_calls(
+        self, layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING
+    ) -> list[Handle]:
+        """Call back around each call of a layer; ``guard`` stops errors of the callbacks."""
 
     def on_outputs(self, layer: Any, replaced: Replaced) -> Handle:
         """Replace a layer's output by what ``replaced(args, output)`` gives, after all hooks set before."""
 
-    def on_functions(self, called: OnCall, third_party: Sequence[str]) -> Handle:
+    def on_functions(self, called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
         """Call back after each functional call and tensor method that computes something, made from the user's side.
 
-        ``third_party`` are dotted names of custom operators (paddle only).
+        ``third_party`` are dotted names of custom operators (paddle only); ``guard`` stops errors of the callback.
         """
 
     def on_losses(self, observer: LossObserver) -> Handle:

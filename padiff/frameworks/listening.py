@@ -22,6 +22,8 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
+from padiff.system.guard import Guard
+
 # Stands among a code's constants where the object that it calls will be.
 _PLACE = "what is called instead"
 
@@ -34,14 +36,19 @@ class Heard:
         function: what was called, as it is when nobody listens.
         args, kwargs: what it was called with.
         caller: the frame that called it.
-        listeners: all who listen to the function.
+        entries: all who listen to the function, and what they call it.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     caller: FrameType | None
-    listeners: tuple[Listener, ...]
+    entries: tuple[tuple[Listener, str], ...]
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All who listen to the function."""
+        return [listener for listener, _ in self.entries]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,6 +64,9 @@ class Heard:
         return {**defaults, **dict(zip(names, self.args)), **self.kwargs}
 
 
+#: Errors of reading the arguments of a call whose form padiff does not know. Such a call is not recorded.
+UNKNOWN_CALL = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+
 #: What a listener gives that puts nothing in a call's place.
 NOTHING_INSTEAD: Any = object()
 
@@ -66,7 +76,12 @@ class Listener(Protocol):
 
     One with a method ``instead(call, name)`` may put something in the place of what a call gives, which is then not
     made; or `NOTHING_INSTEAD`.
+
+    Attributes:
+        guard: stops errors of `enter` and `leave`; those of ``instead`` are raised.
     """
+
+    guard: Guard
 
     def enter(self, call: Heard) -> bool:
         """A call begins. Returns whether to hear of its end."""
@@ -89,30 +104,25 @@ class _Calls:
         self.listeners: tuple[tuple[Listener, str], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        listeners = self.listeners
         # Above this frame is the function's own.
-        call = Heard(self.original, args, kwargs, sys._getframe(1).f_back, tuple(each for each, _ in listeners))
-        hearing = [each for each in listeners if each[0].enter(call)]
-        if not hearing:
-            return _given_by(listeners, call)
-        output, failed = None, True
+        call = Heard(self.original, args, kwargs, sys._getframe(1).f_back, self.listeners)
+        hearing, instead = [], None
+        for listener, name in call.entries:
+            if listener.guard.run(listener.enter, call):
+                hearing.append((listener, name))
+            if hasattr(listener, "instead"):
+                instead = listener, name
+        output, failed = NOTHING_INSTEAD, True
         try:
-            output = _given_by(listeners, call)
+            if instead is not None:
+                output = instead[0].instead(call, instead[1])
+            if output is NOTHING_INSTEAD:
+                output = self.original(*args, **kwargs)
             failed = False
         finally:
             for listener, name in hearing:
-                listener.leave(call, name, output, failed)
+                listener.guard.run(listener.leave, call, name, None if failed else output, failed)
         return output
-
-
-def _given_by(listeners: tuple[tuple[Listener, str], ...], call: Heard) -> Any:
-    """What a call gives: what a listener puts in its place, or what the function gives."""
-    for listener, name in listeners:
-        instead = getattr(listener, "instead", None)
-        output = instead(call, name) if instead is not None else NOTHING_INSTEAD
-        if output is not NOTHING_INSTEAD:
-            return output
-    return call.function(*call.args, **call.kwargs)
 
 
 class Listening:

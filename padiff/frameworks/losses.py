@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from padiff.frameworks.listening import Heard, Listening
+from padiff.frameworks.listening import UNKNOWN_CALL, Heard, Listening
+from padiff.system.guard import Guard
 
 #: By common name of the function, what its first tensors are to it.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -98,7 +100,13 @@ class ClipCall:
 
 
 class LossObserver(Protocol):
-    """Who hears of such calls."""
+    """Who hears of such calls.
+
+    Attributes:
+        guard: stops errors of the observer and of what calls it.
+    """
+
+    guard: Guard
 
     def wants(self) -> bool:
         """A call begins. Whether to hear of it when it has ended."""
@@ -161,6 +169,7 @@ class LossCalls:
         silent: Callable[[], bool],
     ) -> None:
         self.observer: LossObserver | None = observer
+        self.guard = observer.guard
         # In a tuple: what compiles code follows what is called here, too, and takes a function that is an attribute for
         # a method.
         self._framework = is_tensor, learning, silent
@@ -207,12 +216,8 @@ class LossCalls:
         observer = self.observer
         if failed or observer is None:
             return
-        try:
+        with suppress(*UNKNOWN_CALL):
             self._tell(observer, call, name, output)
-        except MemoryError:
-            raise
-        except Exception:
-            pass  # never the training's trouble: a call that can't be understood is not heard
 
     def _tell(self, observer: LossObserver, call: Heard, name: str, output: Any) -> None:
         others = [each.observer for each in call.listeners if isinstance(each, LossCalls) and each is not self]

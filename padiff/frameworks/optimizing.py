@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from padiff.frameworks.hooking import Handle
 from padiff.records.optimizer_state import OptimizerState
+from padiff.system.guard import RAISING, Guard
 
 #: ``consumed(parameters, gradients)``: called with both as the optimizer consumes them; `None` where there is no
 #: gradient. Not with pairs: those of many parameters would keep the garbage collector busy.
@@ -60,10 +61,12 @@ class Optimizers(Protocol):
         consumed: OnConsumed,
         stepped: Callable[[], None],
         clipping: Callable[[Any], None] = lambda norm: None,
+        guard: Guard = RAISING,
     ) -> list[Handle]:
         """Call ``consumed`` with the gradients as the optimizer uses them, ``stepped`` once it has.
 
         ``clipping`` is called with the norm of all gradients before an optimizer clips by it itself, as a tensor.
+        ``guard`` stops errors of the callbacks, and of what is read of the optimizer for them.
         """
 
     def optimized(self, optimizer: Any) -> Sequence[Any]:

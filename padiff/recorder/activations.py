@@ -18,6 +18,7 @@ from padiff.recorder.plan import Draft
 from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.seen_tensors import SeenTensor, SeenTensors
 from padiff.recorder.taken import Sampled, Taken
+from padiff.system.guard import Guard
 
 
 class Activations:
@@ -28,9 +29,10 @@ class Activations:
         levels: how much is kept of each.
         interrupts: keeps Ctrl-C in backward.
         tensors: those that were seen so far.
+        guard: stops errors in backward.
 
     Attributes:
-        interrupts, tensors: likewise.
+        interrupts, tensors, guard: likewise.
         draft: what writes down what happens, to make a plan of it; `None`: nothing does.
     """
 
@@ -41,7 +43,9 @@ class Activations:
         levels: LevelOf,
         interrupts: Interrupts,
         tensors: SeenTensors,
+        guard: Guard,
     ) -> None:
+        self.guard = guard
         self._records = records
         self._on_gradient = framework.hooks.on_gradient
         self._levels, self.interrupts, self.tensors = levels, interrupts, tensors
@@ -109,10 +113,14 @@ class Activations:
         self._times[site] = self._times.get(site, 0) + 1
 
     def _gradient(self, seen: SeenTensor, gradient: Any) -> None:
+        if self.guard.tripped:
+            return
         try:
             self.see_gradient(seen, gradient)
         except KeyboardInterrupt:
             self.interrupts.keep()
+        except Exception as error:
+            self.guard.catch(error)
 
     def see_gradient(self, seen: SeenTensor, gradient: Any) -> None:
         """Record the gradient of a tensor."""

@@ -20,6 +20,7 @@ from padiff.recorder.record_buffer import RecordBuffer
 from padiff.recorder.step_observer import StepObserver
 from padiff.recorder.wanted import Wanted
 from padiff.records import LOOP, Step
+from padiff.system.guard import RAISING, Guard
 
 
 class Capture:
@@ -43,6 +44,7 @@ class Capture:
         packing: whether to keep what the step needs to be done again.
         whole: whether the trace is to have tensors in full.
         loss_logged: whether losses are logged, so that a scalar ``loss`` that the model itself gives is no activation.
+        guard: stops errors where the training calls a hook. Default: errors are raised.
     """
 
     def __init__(
@@ -61,12 +63,13 @@ class Capture:
         packing: bool = False,
         whole: bool = False,
         loss_logged: bool = False,
+        guard: Guard = RAISING,
     ) -> None:
         self.number = number
         wanted = Wanted(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged)
         records = RecordBuffer(Copier(layers.framework)) if records is None else records
         self._framework, self._records = layers.framework, records
-        self._observer = StepObserver(number, layers, optimizers, records, levels, owned, wanted)
+        self._observer = StepObserver(number, layers, optimizers, records, levels, owned, wanted, guard)
         self._calls, self._tracer = self._observer.calls, self._observer.tracer
         self._logged = 0
 

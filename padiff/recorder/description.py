@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +64,13 @@ class Description:
         if all(known.get(name) == value for name, value in autocast.items()):
             return False
         self.info = replace(self.info, environment={**known, **autocast})
+        return True
+
+    def with_errors(self, lines: Sequence[str]) -> bool:
+        """Take over sentences on errors of padiff's own; whether they are new."""
+        if list(lines) == self.info.recording.get("errors", []):
+            return False
+        self.info = replace(self.info, recording={**self.info.recording, "errors": list(lines)})
         return True
 
     def with_settings(self, settings: Mapping[str, Any]) -> bool:

@@ -6,9 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from padiff.dump.remote_path import AnyPath
+from padiff.errors import PadiffError
 from padiff.recorder.doctor_recorder import VARIABLE, DoctorRecorder
+from padiff.recorder.failures import Failures
 from padiff.recorder.options import Identity, RecordOptions, Scope, Target, check_names, group
-from padiff.recorder.session import Recorder
+from padiff.recorder.session import InertRecorder, Recorder
+from padiff.system.guard import Failure
+from padiff.system.switches import say
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,10 +30,18 @@ def record(model: Any, dir_path: str | AnyPath | None = None, **options: Unpack[
 
     Raises:
         UsageError: the model is of neither framework, a list's item matches no layer, an argument is wrong.
-        TypeError: there is no such option.
+        OptionError: there is no such option.
     """
-    check_names(options, RecordOptions)
-    return recorder_of(model, dir_path, **options)
+    try:
+        check_names(options, RecordOptions)
+        return recorder_of(model, dir_path, **options)
+    except PadiffError:
+        raise
+    except Exception as error:
+        if options.get("on_error") == "raise":
+            raise
+        say(Failures().add(None, Failure.from_error(error)), alarming=True)
+        return InertRecorder(options.get("start_step", 0))
 
 
 def recorder_of(

@@ -172,6 +172,9 @@ class Following:
 
     def gradient(self, place: int, gradient: Any) -> None:
         """The gradient of a tensor has come."""
+        guard = self._activations.guard
+        if guard.tripped:
+            return
         try:
             if self._ended or gradient is None:
                 return
@@ -185,6 +188,8 @@ class Following:
                 self._activations.see_gradient(self._seen[place][0], gradient)
         except KeyboardInterrupt:
             self._activations.interrupts.keep()
+        except Exception as error:
+            guard.catch(error)
 
     def _all_met(self, event: Event, named: Sequence[tuple[str, Any]]) -> bool:
         """Look at tensors that go in or come out; whether they are those that were expected."""

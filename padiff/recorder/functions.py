@@ -13,6 +13,7 @@ from padiff.recorder.copying import COPYING
 from padiff.recorder.tracer import Begun, Tracer
 from padiff.recorder.watched import Watched
 from padiff.records import LOOP
+from padiff.system.guard import Guard
 
 
 class Functions:
@@ -23,7 +24,10 @@ class Functions:
         watched: the layers; functions are looked at within calls of the chosen ones.
     """
 
-    def __init__(self, framework: Framework, tracer: Tracer, running: Sequence[Call], watched: Watched) -> None:
+    def __init__(
+        self, framework: Framework, tracer: Tracer, running: Sequence[Call], watched: Watched, guard: Guard
+    ) -> None:
+        self.guard = guard
         self._hooks, self._layers = framework.hooks, framework.layers
         self._tracer, self._running, self._watched = tracer, running, watched
         self._hearing: Hearing | None = None
@@ -42,9 +46,9 @@ class Functions:
 
     def remove(self) -> None:
         """Hear nothing any more."""
-        hearing, self._hearing, self._in_loop = self._hearing, None, None
-        if hearing is not None:
-            hearing.remove()
+        if self._hearing is not None:
+            self._hearing.remove()
+        self._hearing = self._in_loop = None
 
     def pause(self) -> None:
         """What is called from now on is not the model's."""

@@ -14,6 +14,7 @@ from padiff.model.selection import Node
 from padiff.recorder.losses import Losses
 from padiff.recorder.nesting import within_reach
 from padiff.recorder.planning import Planning
+from padiff.system.guard import Guard
 from padiff.system.switches import Switches
 
 
@@ -52,14 +53,20 @@ class Observer(Protocol):
 class Hooks:
     """What is on the layers, the parameters and the optimizers; it hands on to the observer of the step under way.
 
+    Args:
+        guard: stops errors at each hook.
+
     Attributes:
         observer: that observer. `None` while no hook is on: it would be a cycle, and the model would live on until it
             is collected.
     """
 
-    __slots__ = ("__weakref__", "_framework", "_gradients", "_layers", "_losses", "_nodes", "_others", "observer")
+    __slots__ = (
+        "__weakref__", "_framework", "_gradients", "_layers", "_losses", "_nodes", "_others", "guard", "observer",
+    )  # fmt: skip
 
-    def __init__(self, framework: Framework) -> None:
+    def __init__(self, framework: Framework, guard: Guard) -> None:
+        self.guard = guard
         self.observer: Observer | None = None
         self._framework = framework
         #: The layers that are hooked are kept: no other object can have their identity.
@@ -80,7 +87,7 @@ class Hooks:
         for key, layer in there.items():
             if key not in self._layers:
                 # By identity, not by node: a layer may get another path while it is hooked.
-                self._layers[key] = self._framework.hooks.on_calls(layer, key, before, after)
+                self._layers[key] = self._framework.hooks.on_calls(layer, key, before, after, self.guard)
         self._nodes = nodes
 
     def on_gradients(self, tensors: Iterable[tuple[int, Any]]) -> None:
@@ -99,13 +106,15 @@ class Hooks:
         if self._others:
             return
         if switches.api_check:
-            self._others.append(self._framework.hooks.on_functions(self._after_function, switches.third_party))
+            functions = self._framework.hooks.on_functions(self._after_function, switches.third_party, self.guard)
+            self._others.append(functions)
         for optimizer in optimizers:
             self._others += self._framework.optimizers.hook(
                 optimizer,
                 partial(self._consume, optimizer),
                 partial(self._stepped, optimizer),
                 self._clipping,
+                self.guard,
             )
 
     def on_losses(self, wanted: bool) -> None:
@@ -126,8 +135,9 @@ class Hooks:
     def remove(self) -> None:
         """Take every hook off; may be called twice."""
         self.observer, self._nodes = None, ()
-        while self._layers:
-            _take_off(self._layers.popitem()[1])
+        for handles in self._layers.values():
+            _take_off(handles)
+        self._layers.clear()
         while self._gradients:
             self._gradients.popitem()[1][1].remove()
         _take_off(self._others)
@@ -159,7 +169,7 @@ class Hooks:
 
     def _add(self, key: int, gradient: Any) -> None:
         if self.observer is not None:
-            self.observer.add_gradient(key, gradient)
+            self.guard.run(self.observer.add_gradient, key, gradient)
 
     def _consume(self, optimizer: Any, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         if self.observer is not None:
@@ -178,7 +188,7 @@ class _LossHook:
     """Hands what loss functions are called with on to the observer of the step under way."""
 
     def __init__(self, hooks: Hooks) -> None:
-        self._hooks = weakref.ref(hooks)
+        self._hooks, self.guard = weakref.ref(hooks), hooks.guard
 
     @property
     def losses(self) -> Losses | None:
@@ -221,4 +231,5 @@ def _rivals(others: Sequence[LossObserver]) -> list[Losses]:
 
 def _take_off(handles: list[Handle]) -> None:
     while handles:
-        handles.pop().remove()
+        handles[-1].remove()  # one that fails stays in the list, to be tried again
+        handles.pop()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 
 from padiff.model.selection import Node
 from padiff.records import ROOT
+from padiff.system.warn import warn
 
 # Frames of a layer in a layer, as Python counts them (3.11, torch 2.13; paddle has one less): the layer's `__call__`,
 # two functions of the framework, `forward`. A hook adds one to each layer that has one.
@@ -26,11 +26,9 @@ def within_reach(nodes: Sequence[Node]) -> Sequence[Node]:
     if (_FRAMES + 1) * deepest <= frames:
         return nodes
     reach = max(frames - _FRAMES * deepest, 0)
-    warnings.warn(
+    warn(
         f"padiff: the model's layers are nested {deepest} deep; calls of those deeper than {reach} are not recorded, "
-        f"for Python nests {sys.getrecursionlimit()} calls at most (sys.setrecursionlimit)",
-        RuntimeWarning,
-        stacklevel=4,
+        f"for Python nests {sys.getrecursionlimit()} calls at most (sys.setrecursionlimit)"
     )
     return [node for node in nodes if _depth(node) <= reach]
 

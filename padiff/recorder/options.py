@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
 from padiff.dump.remote_path import AnyPath
-from padiff.errors import UsageError
+from padiff.errors import OptionError, UsageError
 from padiff.recorder.detail import AUTO, Detail
 from padiff.recorder.schedule import Schedule
 from padiff.records import Step
@@ -56,8 +56,8 @@ class RunOptions(TypedDict, total=False):
     """What to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it (steps recorded
     again are replaced), or ``"overwrite"`` it."""
     on_error: str
-    """What a writing error (disk full) does: ``"raise"`` in the loop at the next step (default), or ``"warn"`` and
-    stop recording while the training goes on."""
+    """What an error of the recording does (a full disk, an error of padiff's own): ``"warn"`` on standard error while
+    the training goes on (default), or ``"raise"`` in the loop."""
 
 
 class RecordOptions(RunOptions, total=False):
@@ -112,7 +112,7 @@ class Target:
     compression: str = ""
     max_bytes: float | None = None
     existing: str = "error"
-    on_error: str = "raise"
+    on_error: str = "warn"
     on_written: Callable[[Step], None] | None = None
 
     def __post_init__(self) -> None:
@@ -145,8 +145,8 @@ def check_names(options: Mapping[str, Any], known: type) -> None:
         known: the `TypedDict` of those that it has.
 
     Raises:
-        TypeError: naming the nearest that there are.
+        OptionError: naming the nearest that there are.
     """
     for name in options:
         if name not in known.__annotations__:
-            raise TypeError(f"unexpected keyword argument {name!r}. {nearest(name, known.__annotations__)}")
+            raise OptionError(f"unexpected keyword argument {name!r}. {nearest(name, known.__annotations__)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ from padiff.records.pack import Pack
 from padiff.sketches.cuts import Kind
 from padiff.sketches.samples import Samples
 from padiff.system.switches import say
+from padiff.system.warn import warn
 
 
 class Sink(Protocol):
@@ -113,7 +113,7 @@ class Output:
             if self._target.on_error == "raise" and not isinstance(error.__cause__, StoreError):
                 raise
             self.active = False
-            warnings.warn(f"padiff does not record, the training goes on: {error}", RuntimeWarning, stacklevel=4)
+            warn(f"padiff: nothing is recorded, the training goes on: {error}")
             return
         self.sink, self._sizes = writer, writer.written
         # Elsewhere it is decided later what of a step is stored, and whether there is room for it.
@@ -149,7 +149,7 @@ class Output:
             self.active = False
             if self._target.on_error == "raise":
                 raise
-            warnings.warn(f"padiff stops recording, the training goes on: {error}", RuntimeWarning, stacklevel=5)
+            warn(f"padiff: recording stops, the training goes on: {error}")
             return False
         return True
 
@@ -171,8 +171,12 @@ class Output:
             return False
         finally:
             self.sink = None
-            self._known.plan = None  # it keeps the layers
+            self.forget()
             self.pool.clear()
+
+    def forget(self) -> None:
+        """Forget what steps so far had in common, and with it the layers."""
+        self._known = Known()
 
     def say_what_is_there(self, processes: int) -> None:
         """Say on standard error what was recorded into the folder by the first of so many processes."""

@@ -29,6 +29,7 @@ from padiff.recorder.schedule import Schedule
 from padiff.records import InMemory, TensorSource, bytes_text
 from padiff.records.optimizer_state import OptimizerState
 from padiff.records.pack import Drawn, Mask, Pack
+from padiff.system.guard import Guard
 from padiff.system.switches import say
 
 _PARTS_ARE_CALLED = (
@@ -45,6 +46,7 @@ class Packing:
         optimizers: whose states are kept.
         records: copies tensors.
         running: the calls that are under way, the outermost first.
+        guard: stops errors where dropout is watched.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Packing:
         optimizers: Sequence[Any],
         records: RecordBuffer,
         running: Sequence[Call],
+        guard: Guard,
     ) -> None:
+        self.guard = guard
         self._step, self._framework, self._optimizers = step, framework, optimizers
         self._records, self._running = records, running
         self.batches = Batches(framework, framework.tensors.copy)

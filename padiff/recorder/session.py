@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from padiff.dump.forks import own
-from padiff.errors import UsageError, WriterError
+from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.capture import Capture
 from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
 from padiff.recorder.detail import Detail
+from padiff.recorder.failures import Failures
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
 from padiff.recorder.memory import MemoryRun, bytes_of
@@ -33,11 +35,14 @@ from padiff.recorder.warn import RecorderWarnings
 from padiff.records import RunInfo, Step
 from padiff.records.pack import Pack
 from padiff.system.distribution import warn_of_older
+from padiff.system.guard import Failure, Guard, guarded
 from padiff.system.memory import keep_freed
 from padiff.system.switches import say
 
 # What forks of a training hold of its recorders. Never freed there: it may be memory of a device that a fork has not.
 _of_the_parent: list[Any] = []
+# How often hooks are taken off where that fails: each try goes on where the one before failed.
+_TRIES = 3
 
 
 class Recorder(UnderWay):
@@ -63,6 +68,8 @@ class Recorder(UnderWay):
         self, model: Any, scope: Scope, target: Target, identity: Identity, replay_of: str | None = None
     ) -> None:
         super().__init__()
+        self.guard, self._failures = Guard(_weakly(self._failed), target.on_error == "raise"), Failures()
+        self._ending = False
         warn_of_older()
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
@@ -111,6 +118,7 @@ class Recorder(UnderWay):
             raise
         return self
 
+    @guarded(default=None, passing=(WriterError,))
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -123,7 +131,10 @@ class Recorder(UnderWay):
             ended = kind is None
         finally:
             self.close(finished=ended, raise_errors=ended)
+            if self._output.sink is not None:  # closing failed
+                self.close(finished=False, raise_errors=False)
 
+    @guarded(default=False, passing=(WriterError, UsageError))
     def try_dump(self, per_step: int | str | Path | None = None, dir_path: str | Path | None = None) -> bool:
         """End a step; it is written if it is due. Returns whether it was.
 
@@ -142,6 +153,7 @@ class Recorder(UnderWay):
     # -- for hosts -----------------------------------------------------------------------------------------
 
     @property
+    @guarded(default=False)
     def due(self) -> bool:
         """Whether the step under way is to be recorded."""
         return self._output.active and self._output.sink is not None and (self._schedule.due(self.step) or self._packed)
@@ -149,8 +161,9 @@ class Recorder(UnderWay):
     @property
     def _packed(self) -> bool:
         """Whether a pack is kept of the step under way."""
-        return self._packs is not None and self._packs.due(self.step)
+        return self._packs is not None and self._records_part("replay packs") and self._packs.due(self.step)
 
+    @guarded()
     def loss_is_logged(self) -> None:
         """A host logs each micro-batch's loss: what the model itself gives as `loss` is then none of its activations,
         as hosts divide it differently.
@@ -158,15 +171,18 @@ class Recorder(UnderWay):
         self._loss_logged = True
 
     @property
+    @guarded()
     def info(self) -> RunInfo:
         """What holds for all steps: the framework, the layer tree."""
         return self._description.info
 
     @property
+    @guarded()
     def run(self) -> MemoryRun | None:
         """The run in memory, `None` where the steps go to a folder."""
         return self._output.run
 
+    @guarded(passing=(UsageError,))
     def declare(self, settings: Mapping[str, Any]) -> None:
         """Declare settings of the training that a trainer knows: names and plain values as `padiff.records.settings`
         has them. What the recorder sees itself takes precedence.
@@ -174,10 +190,12 @@ class Recorder(UnderWay):
         self._settings.declare(settings)
 
     @property
+    @guarded(default=False)
     def active(self) -> bool:
         """False once recording was given up after a writing error (``on_error="warn"``)."""
         return self._output.active
 
+    @guarded(passing=(PadiffError,))
     def open(self) -> None:
         """Make the run folder (or the run in memory) and claim the model.
 
@@ -206,9 +224,10 @@ class Recorder(UnderWay):
         self._claim = Claim.set(self._model, self)
         own(self)
 
+    @guarded(passing=(UsageError,))
     def attach(self) -> None:
         """Put the hooks on, if the step under way is due. Several times a step where a host needs it."""
-        if not self.due:
+        if self.guard.tripped or not self.due:
             return
         if self._capture is None:
             whole = self._packed or self._replays
@@ -225,11 +244,13 @@ class Recorder(UnderWay):
                 self._owned,
                 self._stepped,
                 consuming=self._settings.look,
-                functions=self._levels.functions or (whole and self._functions),
-                losses=True,
+                functions=self._records_part("function calls")
+                and (self._levels.functions or (whole and self._functions)),
+                losses=self._records_part("losses"),
                 packing=self._packed,
                 whole=whole,
                 loss_logged=self._loss_logged,
+                guard=self.guard,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -252,15 +273,29 @@ class Recorder(UnderWay):
         """
         if self._capture is not None:
             self._capture.raise_interrupt()
+        self.step += 1
+        self._ending = True
+        try:
+            written = self.guard.run(self._end, go_on)
+        finally:
+            self._ending = False
+        if self.guard.tripped:
+            self._recover()
+            if go_on:
+                self.attach()
+        return bool(written)
+
+    def _end(self, go_on: bool) -> bool:
         if self.forked:
             self._warnings.forked()
-        self.step += 1
         self._output.pool.keep = self.due
         step, pack = self._finish(keep_hooks=go_on and self.due)
         if go_on:
             # Before the writer's thread is woken, with which the interpreter then has to be shared.
             self.attach()
         written = step is not None and self._do(lambda sink: sink.put(step, pack))
+        if written:
+            self._failures.recorded()
         if written and not self.watched:
             self._warnings.say(self._others.handed_on())
         if self.run is not None and self.run.dropped:
@@ -268,13 +303,14 @@ class Recorder(UnderWay):
         self._warnings.give()
         return written
 
+    @guarded(passing=(WriterError,))
     def take(self) -> Step | None:
         """End what is recorded of the step under way and give it, instead of handing it on: the step is still under way
         for whoever records it again. `None`: there is nothing of it.
         """
         capture, self._capture = self._capture, None
         self._owned.clear()  # the parameters may be of another dtype
-        if capture is None:
+        if capture is None or self.guard.tripped:
             return None
         try:
             capture.raise_interrupt()
@@ -284,6 +320,33 @@ class Recorder(UnderWay):
             return capture.finish(self._description.rank, scale)
         finally:
             capture.detach()
+
+    # -- errors of padiff's own ----------------------------------------------------------------------------
+
+    def _failed(self, failure: Failure) -> None:
+        step = self.step - self._ending if self._output.sink is not None else None
+        line = self._failures.add(step, failure)
+        if line:
+            say(line, alarming=True)
+
+    def _records_part(self, part: str) -> bool:
+        return part not in self._failures.parts
+
+    def _recover(self) -> None:
+        """Drop the step under way. After an error, have the run say so, and let hooks work again."""
+        for _ in range(_TRIES):
+            self.guard.reset()
+            self.discard()
+            if not self.guard.tripped:
+                break
+        self.guard.reset()
+        self._owned.clear()
+        self._output.forget()
+        sink = self._output.sink
+        if self._failures.stopped:
+            self._output.active = False
+        if sink is not None and self._description.with_errors(self._failures.lines):
+            sink.describe(self._description.info)
 
     def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
         """What was recorded of the step that ends; `None` where it was not due. And its pack, where one is kept."""
@@ -325,17 +388,20 @@ class Recorder(UnderWay):
         self._warnings.stepped(capture)
         return step, pack
 
+    @guarded()
     def mark(self, step: int, severity: float) -> None:
         """Say how bad a recorded step is: under ``max_bytes`` the worst ones are kept."""
         self._output.mark(step, severity)
 
+    @guarded(passing=(WriterError,))
     def flush(self) -> None:
         """Wait until every finished step is written."""
         self._do(lambda sink: sink.flush())
 
+    @guarded(passing=(WriterError,))
     def close(self, finished: bool = True, raise_errors: bool = True) -> None:
         """Take the hooks off, write what is finished, free the model. May be called twice."""
-        self.discard()
+        self._recover()
         if self._claim is not None:
             self._claim.remove()
             self._claim = None
@@ -383,3 +449,46 @@ class Recorder(UnderWay):
         finally:
             if not self._output.active:
                 self.discard()
+
+
+def _weakly(method: Callable[[Failure], None]) -> Callable[[Failure], None]:
+    """Call a method as long as its object lives: hooks on a model must not keep a recorder."""
+    alive = weakref.WeakMethod(method)
+
+    def call(failure: Failure) -> None:
+        living = alive()
+        if living is not None:
+            living(failure)
+
+    return call
+
+
+class InertRecorder(Recorder):
+    """Stands for a recorder that an error of padiff's own kept from being made; records nothing."""
+
+    def __init__(self, start_step: int) -> None:
+        UnderWay.__init__(self)
+        self.guard = Guard()
+        self.step, self.loss_scale, self.forked = start_step, 1.0, False
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def try_dump(self, *_: Any, **__: Any) -> bool:
+        return self.end_step()
+
+    def end_step(self, go_on: bool = False) -> bool:
+        self.step += 1
+        return False
+
+    def attach(self) -> None:
+        pass
+
+    def close(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return f"recording nothing: step {self.step} is under way"

@@ -27,6 +27,7 @@ from padiff.recorder.seen_tensors import SeenTensors
 from padiff.recorder.tracer import Tracer
 from padiff.recorder.wanted import Wanted
 from padiff.recorder.watched import Watched
+from padiff.system.guard import Guard
 from padiff.system.switches import Switches
 
 
@@ -41,6 +42,7 @@ class StepObserver:
         levels: how much is kept of each layer's tensors at each stage.
         owned: what the layers owned, as earlier captures of the model found it.
         wanted: what else is.
+        guard: stops errors at each hook.
 
     Attributes:
         hooks: those that call this.
@@ -71,6 +73,7 @@ class StepObserver:
         levels: LevelOf,
         owned: LastOwned | None,
         wanted: Wanted,
+        guard: Guard,
     ) -> None:
         self._framework = framework = layers.framework
         self._is_tensor, self._tensor_type = framework.tensors.is_tensor, framework.tensors.TYPE
@@ -81,16 +84,18 @@ class StepObserver:
         self.settings: dict[str, Any] = {}
         self.stacks: dict[tuple[str, int], traceback.StackSummary] = {}
         self.autocast: dict[str, Any] = {}
-        self.hooks, self.records = Hooks(framework), records
+        self.hooks, self.records = Hooks(framework, guard), records
         self.parameters = Parameters(records, layers, optimizers, levels, owned)
         self.interrupts = Interrupts(framework.hooks.RAISES_AS_IT_IS)
         self.tensors = SeenTensors(framework)
-        self.activations = Activations(records, framework, levels, self.interrupts, self.tensors)
+        self.activations = Activations(records, framework, levels, self.interrupts, self.tensors, guard)
         self.tracer = Tracer(records, framework, levels, self.tensors, wanted.functions, wanted.whole)
         self.calls = Calls()
         self._running = self.calls.running
-        self.functions = Functions(framework, self.tracer, self._running, self.watched)
-        self.packing = Packing(number, framework, optimizers, records, self._running) if wanted.packing else None
+        self.functions = Functions(framework, self.tracer, self._running, self.watched, guard)
+        self.packing: Packing | None = None
+        if wanted.packing:
+            self.packing = Packing(number, framework, optimizers, records, self._running, guard)
         self.losses: Losses | None = None
         if wanted.losses:
             heard = None if self.packing is None else self.packing.loss
@@ -120,7 +125,7 @@ class StepObserver:
 
     def take_over(self, before: StepObserver) -> None:
         """Take the hooks of the observer of the step before, instead of taking them off and putting them on."""
-        self.hooks, before.hooks = before.hooks, Hooks(self._framework)
+        self.hooks, before.hooks = before.hooks, Hooks(self._framework, before.hooks.guard)
         self.hooks.observer = self
 
     def detach(self) -> None:

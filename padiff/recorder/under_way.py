@@ -7,21 +7,30 @@ from contextlib import contextmanager
 from typing import Any
 
 from padiff.recorder.capture import Capture
+from padiff.system.guard import Guard, guarded
 
 
 class UnderWay:
-    """The step under way of a recorder. All of this costs nothing, and says nothing, in a step that is not due."""
+    """The step under way of a recorder. All of this costs nothing, and says nothing, in a step that is not due.
+
+    Attributes:
+        guard: stops errors of padiff's own.
+    """
+
+    guard: Guard
 
     def __init__(self) -> None:
         self._capture: Capture | None = None
         #: The capture of the step before, whose hooks are still on for the step under way.
         self._hooked: Capture | None = None
 
+    @guarded()
     def log_loss(self, loss: Any) -> None:
         """Record the loss of a micro-batch: a number, or a tensor of one element. Costs nothing if not due."""
         if self._capture is not None:
             self._capture.log_loss(loss)
 
+    @guarded()
     def log_batch(self, inputs: Any, labels: Any = None) -> None:
         """Log the batch that begins, for a replay pack, if the recorder can't see it. Costs nothing in steps
         without one.
@@ -38,6 +47,7 @@ class UnderWay:
             self._capture.packing.give(inputs, labels)
 
     @property
+    @guarded()
     def micro_batch(self) -> int | None:
         """Which call of the whole model, in training mode, is under way or was the last; `None` before the first."""
         return None if self._capture is None else self._capture.micro_batch
@@ -52,20 +62,24 @@ class UnderWay:
             yield
 
     @property
+    @guarded(default=False)
     def recorded_anything(self) -> bool:
         """Whether there is anything of the step under way."""
         return self._capture is not None and not self._capture.empty
 
     @property
+    @guarded(default=())
     def running(self) -> list[str]:
         """Paths of the layers whose calls are under way in a step that is recorded, the outermost first."""
         return [] if self._capture is None else self._capture.running
 
+    @guarded()
     def give_batch(self, batch: Any) -> None:
         """A host hands over the batch that begins; after `attach`."""
         if self._capture is not None and self._capture.packing is not None:
             self._capture.packing.give_whole(batch)
 
+    @guarded()
     def carried(self, micro_batches: int) -> None:
         """A host begins the step under way anew, with the gradients of so many micro-batches that it did for it."""
         if self._capture is not None:
@@ -73,19 +87,25 @@ class UnderWay:
             self._capture.settings["gradients.left_over"] = f"of {many} before the step"
 
     @property
+    @guarded()
     def backward_began_at(self) -> float | None:
         """The value at which the last backward began, in a due step; `None` where it was that of a loss function."""
         losses = self._capture.losses if self._capture is not None else None
         return losses.last_begun if losses is not None else None
 
+    @guarded()
     def detach(self) -> None:
         """Take the hooks off; the step goes on."""
+        self._detach()
+
+    def _detach(self) -> None:
         for capture in (self._capture, self._hooked):
             if capture is not None:
                 capture.detach()
         self._hooked = None
 
+    @guarded()
     def discard(self) -> None:
         """Forget what was recorded of the step under way."""
-        self.detach()
+        self._detach()
         self._capture = None

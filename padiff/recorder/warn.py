@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from padiff.recorder.capture import Capture
 from padiff.recorder.memory import MemoryRun
 from padiff.records import bytes_text
+from padiff.system.warn import warn
 
 # Steps of an optimizer within one step from which on try_dump() was probably forgotten: a critic takes five.
 _MANY_STEPS = 10
@@ -63,11 +63,9 @@ class RecorderWarnings:
     def unended(self, times: int) -> None:
         """Say at once that steps are not ended, where an optimizer has stepped so often that this is no critic's."""
         if times == _MANY_STEPS:
-            warnings.warn(
+            warn(
                 f"padiff: an optimizer stepped {times} times, and try_dump() was not called: so far all of it is one "
-                "step. Call rec.try_dump() at the end of each step",
-                RuntimeWarning,
-                stacklevel=6,
+                "step. Call rec.try_dump() at the end of each step"
             )
 
     def folded(self, capture: Capture) -> None:
@@ -111,4 +109,4 @@ class RecorderWarnings:
     def give(self) -> None:
         """Warn, at the line that ended the step: a warning that is an error must not cost the step."""
         while self._waiting:
-            warnings.warn(self._waiting.pop(0), RuntimeWarning, stacklevel=4)
+            warn(self._waiting.pop(0))

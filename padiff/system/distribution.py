@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import warnings
+
+from padiff.system.warn import warn
 
 #: The distribution that this package comes in; an older tool's is called ``padiff``, and so is its package.
 NAME, OLDER = "padiff-hooks", "padiff"
@@ -15,9 +16,7 @@ def warn_of_older() -> None:
         version = importlib.metadata.version(OLDER)
     except importlib.metadata.PackageNotFoundError:
         return
-    warnings.warn(
+    warn(
         f"the distribution {OLDER!r} {version} is installed beside {NAME!r}: both bring a package 'padiff', and "
-        f"their files mix. Run: pip uninstall -y {OLDER} && pip install --force-reinstall --no-deps {NAME}",
-        RuntimeWarning,
-        stacklevel=3,
+        f"their files mix. Run: pip uninstall -y {OLDER} && pip install --force-reinstall --no-deps {NAME}"
     )

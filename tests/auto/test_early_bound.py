@@ -18,6 +18,7 @@ import padiff
 from padiff.frameworks.listening import Listening
 from padiff.frameworks.paddle.functions import Seeing, _framework_calls
 from padiff.frameworks.torch import FRAMEWORK as TORCH
+from padiff.system.guard import RAISING
 
 from .early_bound import CALLS, PaddleModel, TorchModel, paddle_softmax
 
@@ -155,6 +156,8 @@ def test_exceptions_and_other_threads():
 
 
 class Hearing:
+    guard = RAISING
+
     def __init__(self):
         self.heard = []
 

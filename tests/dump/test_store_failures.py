@@ -123,7 +123,7 @@ def test_a_store_that_does_not_answer_at_the_start_costs_records_only(place, pla
         raise StoreError("no route to host")
 
     monkeypatch.setattr(FsspecStore, "put", put)
-    with pytest.warns(RuntimeWarning, match="padiff does not record, the training goes on.*no route to host"):
+    with pytest.warns(RuntimeWarning, match="nothing is recorded, the training goes on.*no route to host"):
         found = train(place)
     assert_same(found, plain)
 

@@ -86,7 +86,7 @@ GONE = {"removed": remove, "moved": move, "replaced by a file": replace_by_file,
 @pytest.mark.parametrize("options", [{}, {"pack": True}], ids=["plain", "packed"])
 def test_a_folder_that_goes_away_does_not_end_the_training_if_asked_so(tmp_path, kit, how, options):
     folder = tmp_path / "run"
-    with pytest.warns(RuntimeWarning, match=r"stops recording, the training goes on: step 2 .*the run folder is gone"):
+    with pytest.warns(RuntimeWarning, match=r"recording stops, the training goes on: step 2 .*the run folder is gone"):
         losses = train(Loop(kit), folder, lambda: GONE[how](folder), on_error="warn", **options)
     assert losses == train(Loop(kit))
     assert not (folder / "steps").exists()  # nothing was made anew
@@ -98,7 +98,7 @@ def test_a_folder_that_goes_away_stops_the_training_if_asked_so(tmp_path, kit):
     folder = tmp_path / "run"
     one = Loop(kit)
     with pytest.raises(WriterError, match=r"run folder is gone.*existing='resume'.*on_error='warn'"):
-        train(one, folder, lambda: move(folder))
+        train(one, folder, lambda: move(folder), on_error="raise")
     one.step(9)  # the model is free again
     (tmp_path / "moved").rename(folder)
     assert train(one, folder, existing="resume", start_step=2)
@@ -111,9 +111,9 @@ def test_a_folder_that_cannot_be_made(tmp_path, kit, on_error):
     one = Loop(kit)
     if on_error == "raise":
         with pytest.raises(UnwritableFolderError, match=r"cannot make the run folder .*run"):
-            train(one, tmp_path / "file" / "run")
+            train(one, tmp_path / "file" / "run", on_error="raise")
         return
-    with pytest.warns(RuntimeWarning, match=r"does not record, the training goes on: cannot make the run folder"):
+    with pytest.warns(RuntimeWarning, match=r"nothing is recorded, the training goes on: cannot make the run folder"):
         assert train(one, tmp_path / "file" / "run", on_error="warn") == train(Loop(kit))
 
 

@@ -100,7 +100,7 @@ def test_a_second_recorder_works_after_the_first_ended_by_an_exception(kit):
 def test_a_recorder_that_could_not_open_its_folder_leaves_the_model_free(kit, tmp_path):
     (tmp_path / "file").write_text("no folder")
     model = mlp(kit)
-    with pytest.raises(RunFolderError), padiff.record(model, tmp_path / "file"):
+    with pytest.raises(RunFolderError), padiff.record(model, tmp_path / "file", on_error="raise"):
         pass
     assert hook_count(kit, model) == 0
     with padiff.record(model) as rec:
@@ -245,7 +245,7 @@ def test_a_step_that_is_recorded_twice_is_reported(kit, tmp_path):
     model = mlp(kit)
 
     def twice():
-        with padiff.record(model, tmp_path / "run") as rec:
+        with padiff.record(model, tmp_path / "run", on_error="raise") as rec:
             for _ in range(2):
                 rec.discard()
                 rec.step = 0

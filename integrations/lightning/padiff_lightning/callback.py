@@ -6,8 +6,10 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
 from padiff.frameworks.hooking import Override
+from padiff.system.guard import guarded
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
@@ -52,6 +54,7 @@ class PaDiffCallback(TrainingResults, _Base):
         become_callback(packages.in_use())  # in a process that unpickles it, none may have been made
         self.__dict__.update(state)
 
+    @guarded(passing=(PadiffError,))
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._global_step = trainer.global_step
         if self._global_step and not self._restored and not self._resumed:
@@ -70,6 +73,7 @@ class PaDiffCallback(TrainingResults, _Base):
         )
         self._resumed = True
 
+    @guarded(passing=(PadiffError,))
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         # Before the batch: the scaler may change its scale at the end of the step.
         self._loss_scale = _loss_scale(trainer)
@@ -96,6 +100,7 @@ class PaDiffCallback(TrainingResults, _Base):
         if exchanged is not None:
             exchanged.remove()
 
+    @guarded(passing=(PadiffError,))
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._put_back()
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -106,14 +111,17 @@ class PaDiffCallback(TrainingResults, _Base):
             if self._training.end_step():
                 trainer.should_stop = True
 
+    @guarded(passing=(PadiffError,))
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         # A module that cuts its epoch short in on_train_batch_start gets no on_train_batch_end.
         self._put_back()
         self._training.detach()
 
+    @guarded(passing=(PadiffError,))
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._training.finish()
 
+    @guarded(passing=(PadiffError,))
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._put_back()
         self._training.abort()
@@ -121,6 +129,7 @@ class PaDiffCallback(TrainingResults, _Base):
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._training.step}
 
+    @guarded(passing=(PadiffError,))
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._training.step = int(state_dict["step"])
         self._restored = True

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from padiff.errors import UsageError
+from padiff.errors import PadiffError, UsageError
 from padiff.frameworks import framework_of
 from padiff.replaying import ReplayBatch
+from padiff.system.guard import guarded
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged_lists
 from padiff_hooks.results import TrainingResults
@@ -46,6 +47,7 @@ class PaDiffCallback(TrainingResults, Callback):
         self._updated = False
         self._loss_scale = 1.0
 
+    @guarded(passing=(PadiffError,))
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self.model._optimizer
         if optimizer is None:
@@ -53,6 +55,7 @@ class PaDiffCallback(TrainingResults, Callback):
         self._training.start(self.model.network, [optimizer], resumed=self._trained, settings=_settings(self.model))
         self._trained = True
 
+    @guarded(passing=(PadiffError,))
     def on_train_batch_begin(self, step: int, logs: Any = None) -> None:
         # On the object, not the class, and gone again before the class's own runs.
         self.model.train_batch = self._recorded(self.model, self.model.train_batch)
@@ -61,7 +64,7 @@ class PaDiffCallback(TrainingResults, Callback):
         def recorded(inputs: Any, labels: Any = None, update: bool = True) -> Any:
             del model.train_batch
             self._updated = update
-            scale = _scale(model)
+            scale = self.guard.attempt(_scale, model)
             try:
                 batch = self._training.begin_batch(inputs=inputs, labels=labels)
                 if batch is not None:
@@ -77,11 +80,12 @@ class PaDiffCallback(TrainingResults, Callback):
             # Not in on_train_batch_end: another callback may raise before it comes.
             self._training.detach()
             # The scaler is made in the first batch, and may change its scale at the end of each.
-            self._loss_scale = scale if scale is not None else _first_scale(model)
+            self._loss_scale = scale if scale is not None else self.guard.attempt(_first_scale, model) or 1.0
             return result
 
         return recorded
 
+    @guarded(passing=(PadiffError,))
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
         loss = (logs or {}).get("loss")
         if isinstance(loss, (list, tuple)):
@@ -92,6 +96,7 @@ class PaDiffCallback(TrainingResults, Callback):
             # fit() looks at stop_training after an epoch only; at this, after the batch.
             self.model.num_iters = 1
 
+    @guarded(passing=(PadiffError,))
     def on_train_end(self, logs: Any = None) -> None:
         self._training.finish()
 

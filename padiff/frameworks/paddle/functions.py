@@ -27,6 +27,7 @@ from padiff.errors import UsageError
 from padiff.frameworks.api_names import common_name
 from padiff.frameworks.hooking import OnCall
 from padiff.frameworks.listening import Heard, Listening
+from padiff.system.guard import RAISING, Guard
 
 # Where paddle's functions are: what is called from there is called by one of them.
 _INTERNAL = (
@@ -44,7 +45,8 @@ class Seeing:
             all count.
     """
 
-    def __init__(self, called: OnCall, third_party: Sequence[str] = ()) -> None:
+    def __init__(self, called: OnCall, third_party: Sequence[str] = (), guard: Guard = RAISING) -> None:
+        self.guard = guard
         # In a tuple: to_static follows what is called here, too, and mistakes a method that is an attribute for one of
         # the object's own.
         self._called = (called,)

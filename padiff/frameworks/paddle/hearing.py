@@ -25,7 +25,7 @@ class Hearing:
     """Hears functions for a listener on the thread that makes it; see `padiff.frameworks.hooking.Hooking`."""
 
     def __init__(self, listener: FunctionListener) -> None:
-        self.listener = listener
+        self.listener, self.guard = listener, listener.guard
         #: Whether it listens, and whether a function is under way: what that calls itself is not heard.
         self.on = self.inside = False
         self.thread = threading.get_ident()
@@ -53,10 +53,10 @@ class Hearing:
 class _Function:
     """Hears of one function."""
 
-    __slots__ = ("_begun", "_hearing", "_name")
+    __slots__ = ("_begun", "_hearing", "_name", "guard")
 
     def __init__(self, hearing: Hearing, name: str) -> None:
-        self._hearing, self._name = hearing, name
+        self._hearing, self._name, self.guard = hearing, name, hearing.guard
         self._begun: Any = None
 
     def enter(self, call: Heard) -> bool:

@@ -22,26 +22,43 @@ from padiff.frameworks.hooking import (
 from padiff.frameworks.paddle.functions import Seeing
 from padiff.frameworks.paddle.hearing import Hearing
 from padiff.frameworks.paddle.losses import on_losses as on_losses
+from padiff.system.guard import RAISING, Guard
 
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
 READ = True  # by to_static
 
 
-def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
-    def hook_before(key: Any, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Inside of to_static, while it builds its graph, there are no values, and asking for them crashes paddle.
-        if paddle.in_dynamic_mode():
-            before(key, called, args, kwargs)
+class _Before(Hook):
+    __slots__ = ()
 
-    def hook(key: Any, called: Any, _: Any, output: Any) -> None:
-        if not paddle.in_dynamic_mode():
+    def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Inside of to_static, while it builds its graph, there are no values, and asking for them crashes paddle.
+        if not paddle.in_dynamic_mode() or self._guard.tripped:
+            return
+        try:
+            self._call(self._key, layer, args, kwargs)
+        except Exception as error:
+            self._guard.catch(error)
+
+
+class _After(Hook):
+    __slots__ = ()
+
+    def __call__(self, layer: Any, _: Any, output: Any) -> None:
+        if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
         # always_call also calls after an exception in forward, with no output.
-        after(key, called, output, output is None and sys.exc_info()[0] is not None)
+        failed = output is None and sys.exc_info()[0] is not None
+        try:
+            self._call(self._key, layer, output, failed)
+        except Exception as error:
+            self._guard.catch(error)
 
+
+def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
     return [
-        layer.register_forward_pre_hook(Hook(key, hook_before), with_kwargs=True),
-        layer.register_forward_post_hook(Hook(key, hook), always_call=True),
+        layer.register_forward_pre_hook(_Before(key, before, guard), with_kwargs=True),
+        layer.register_forward_post_hook(_After(key, after, guard), always_call=True),
     ]
 
 
@@ -50,8 +67,8 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
     return handle
 
 
-def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:
-    return Seeing(called, third_party)
+def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
+    return Seeing(called, third_party, guard)
 
 
 def hear_functions(listener: FunctionListener) -> Hearing:

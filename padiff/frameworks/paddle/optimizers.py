@@ -20,6 +20,7 @@ from padiff.frameworks.hooking import Handle, Override
 from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
 from padiff.frameworks.paddle import optimizer_settings, optimizer_state
 from padiff.records.optimizer_state import OptimizerState
+from padiff.system.guard import RAISING, Guard
 
 # Where wrappers hold what they wrap.
 _INSIDE = ("_inner_opt", "_optim", "_optimizer")
@@ -91,16 +92,20 @@ def hook(
     consumed: OnConsumed,
     stepped: Callable[[], None],
     clipping: Callable[[Any], None] = lambda norm: None,
+    guard: Guard = RAISING,
 ) -> list[Handle]:
     inner = _innermost(optimizer)
     seen = False
+
+    def consume(parameters_and_grads: Any) -> None:
+        if not _skips(inner):
+            consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
 
     def pass_on_then(original: Callable[..., Any]) -> Callable[..., Any]:
         def append_regularization_ops(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal seen
             seen = True
-            if not _skips(inner):
-                consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
+            guard.run(consume, parameters_and_grads)
             return original(parameters_and_grads, *args, **kwargs)
 
         return append_regularization_ops
@@ -121,22 +126,25 @@ def hook(
     ]
     clip = getattr(inner, "_grad_clip", None)
     if isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
-        handles.append(Override(clip, "_dygraph_clip", _measuring(inner, clip, clipping)))
-    handles.append(Override(optimizer, "step", _then(optimizer.step, after_step)))
+        handles.append(Override(clip, "_dygraph_clip", _measuring(inner, clip, clipping, guard)))
+    handles.append(Override(optimizer, "step", _then(optimizer.step, after_step, guard)))
     if hasattr(optimizer, "minimize"):
-        handles.append(Override(optimizer, "minimize", _then(optimizer.minimize, stepped)))
+        handles.append(Override(optimizer, "minimize", _then(optimizer.minimize, stepped, guard)))
     return handles
 
 
-def _measuring(optimizer: Any, clip: Any, clipping: Callable[[Any], None]) -> Callable[..., Any]:
+def _measuring(optimizer: Any, clip: Any, clipping: Callable[[Any], None], guard: Guard) -> Callable[..., Any]:
     """A clipping by global norm that hands on the norm of what it is given."""
     original = clip._dygraph_clip
 
-    def measured(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+    def measure(parameters_and_grads: Any) -> None:
         clipped = [g for p, g in parameters_and_grads if g is not None and getattr(p, "need_clip", True)]
         norm = None if _skips(optimizer) else _global_norm(clipped)
         if norm is not None:
             clipping(norm)
+
+    def measured(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        guard.run(measure, parameters_and_grads)
         return original(parameters_and_grads, *args, **kwargs)
 
     return measured
@@ -153,10 +161,10 @@ def _global_norm(gradients: Sequence[Any]) -> Any | None:
         return None
 
 
-def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:
+def _then(original: Callable[..., Any], afterwards: Callable[[], None], guard: Guard) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        afterwards()
+        guard.run(afterwards)
         return result
 
     return call

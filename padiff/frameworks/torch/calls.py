@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, Override
+from padiff.system.guard import RAISING, Guard
 
 
 def original(module: Any) -> Any:
@@ -29,29 +30,36 @@ def compiled_in_place(module: Any) -> bool:
     return vars(module).get("_compiled_call_impl") is not None
 
 
-def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
+def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
     """Call ``before`` and ``after`` around each call of a module."""
-    if compiled_in_place(module):
-        return [_hook_around(module, key, before, after)]
-
-    return [_Hooked(module, _Before(key, before), _After(key, after))]
+    hooks = _Before(key, before, guard), _After(key, after, guard)
+    return [_hook_around(module, *hooks)] if compiled_in_place(module) else [_Hooked(module, *hooks)]
 
 
 class _Before(Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._guard.tripped:
+            return
+        try:
             self._call(self._key, module, args, kwargs)
+        except Exception as error:
+            self._guard.catch(error)
 
 
 class _After(Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            # Always called, after an exception in forward too, with no output then.
-            self._call(self._key, module, output, output is None and sys.exc_info()[0] is not None)
+        if torch.compiler.is_compiling() or self._guard.tripped:
+            return
+        # Always called, after an exception in forward too, with no output then.
+        failed = output is None and sys.exc_info()[0] is not None
+        try:
+            self._call(self._key, module, output, failed)
+        except Exception as error:
+            self._guard.catch(error)
 
 
 class _Hooked:
@@ -78,20 +86,20 @@ class _Hooked:
             getattr(self._module, name).pop(self._key, None)
 
 
-def _hook_around(module: Any, key: Any, before: BeforeCall, after: AfterCall) -> Handle:
+def _hook_around(module: Any, before: _Before, after: _After) -> Handle:
     """See the calls of a module that is compiled in place, whose own hooks are compiled with it."""
     compiled = vars(module)["_compiled_call_impl"]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside of another compiled module
             return compiled(*args, **kwargs)
-        before(key, module, args, kwargs)
+        before(module, args, kwargs)
         try:
             output = compiled(*args, **kwargs)
         except BaseException:
-            after(key, module, None, True)
+            after(module, args, kwargs, None)
             raise
-        after(key, module, output, False)
+        after(module, args, kwargs, output)
         return output
 
     return Override(module, "_compiled_call_impl", call)

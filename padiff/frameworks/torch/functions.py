@@ -17,28 +17,32 @@ from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import common_name
 from padiff.frameworks.hooking import OnCall
+from padiff.system.guard import RAISING, Guard
 
 
 class _Mode(TorchFunctionMode):
     """Calls back after each call made from Python."""
 
-    def __init__(self, called: OnCall) -> None:
+    def __init__(self, called: OnCall, guard: Guard) -> None:
         super().__init__()
-        self._called = called
+        self._called, self._guard = called, guard
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        self._guard.run(self._ended, func, output)
+        return output
+
+    def _ended(self, func: Any, output: Any) -> None:
         name = common_name(getattr(func, "__name__", ""))
         if name is not None:
             self._called(name, output)
-        return output
 
 
 class Seeing:
     """The mode, switched on when made and off by `remove`."""
 
-    def __init__(self, called: OnCall) -> None:
-        self._mode: _Mode | None = _Mode(called)
+    def __init__(self, called: OnCall, guard: Guard = RAISING) -> None:
+        self._mode: _Mode | None = _Mode(called, guard)
         self._mode.__enter__()
 
     def remove(self) -> None:

@@ -41,16 +41,19 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.muted or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        self.inside = True
+        listener, self.inside = self._listener, True
         try:
-            name, parameters = _about(func)
-            begun = self._listener.function_begins(name, parameters, args, kwargs) if name is not None else None
+            begun = listener.guard.run(self._begins, func, args, kwargs)
             output = func(*args, **kwargs)
             if begun is not None:
-                self._listener.function_ended(begun, output)
+                listener.guard.run(listener.function_ended, begun, output)
             return output
         finally:
             self.inside = False
+
+    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, parameters = _about(func)
+        return None if name is None else self._listener.function_begins(name, parameters, args, kwargs)
 
 
 class Hearing:
@@ -58,6 +61,7 @@ class Hearing:
 
     def __init__(self, listener: FunctionListener) -> None:
         self._mode: _Mode | None = None if _has_compiled() else _Mode(listener)
+        self.guard = listener.guard
         #: Whether it listens, whether it will not any more, and whether its mode is still on though it does not.
         self._on = self._over = self._left = False
         self._foreign: _ForeignCalls | None = None
@@ -103,16 +107,19 @@ class Hearing:
         if self._foreign is not None:
             self._foreign.remove()
             self._foreign = None
-        mode, self._mode = self._mode, None
+        mode = self._mode
+        if mode is not None and threading.get_ident() == self._thread:
+            mode.muted = True
+            self._take_out(mode)  # where it is on, though an error may have said otherwise
         if mode is not None and self._compiling is not None:
             self._compiling.callback_handler.remove_start_callback(self._stop)
-        if mode is not None and (self._on or self._left) and threading.get_ident() == self._thread:
-            mode.muted = True
-            self._take_out(mode)
-        self._on = self._left = False
+        self._mode, self._on, self._left = None, False, False
 
     def _stop(self, *_: Any) -> None:
         """Something begins to be compiled: with the mode, it would be compiled another way."""
+        self.guard.run(self._end)
+
+    def _end(self) -> None:
         there = self._on or self._left
         if there and self._mode is not None and threading.get_ident() == self._thread:
             self._mode.muted = True
@@ -138,9 +145,10 @@ class _ForeignCalls:
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
+        run = hearing.guard.run
         self._handles = (
-            module_hooks.register_module_forward_pre_hook(self._begins),
-            module_hooks.register_module_forward_hook(self._ended, always_call=True),
+            module_hooks.register_module_forward_pre_hook(lambda module, _: run(self._begins, module)),
+            module_hooks.register_module_forward_hook(lambda module, *_: run(self._ended, module), always_call=True),
         )
 
     def remove(self) -> None:
@@ -151,12 +159,12 @@ class _ForeignCalls:
         own = threading.get_ident() == self._thread and not torch.compiler.is_compiling()
         return own and next(module.parameters(), None) is not None
 
-    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+    def _begins(self, module: torch.nn.Module) -> None:
         if self._counts(module):
             self._inside += 1
             self._hearing.listen(False)
 
-    def _ended(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+    def _ended(self, module: torch.nn.Module) -> None:
         if self._inside and self._counts(module):
             self._inside -= 1
             if not self._inside:

@@ -13,6 +13,7 @@ from padiff.frameworks.torch.functions import Seeing
 from padiff.frameworks.torch.hearing import Hearing
 from padiff.frameworks.torch.losses import on_losses as on_losses
 from padiff.frameworks.torch.memory import transforming as transforming
+from padiff.system.guard import RAISING, Guard
 
 RAISES_AS_IT_IS = True
 READ = False  # while torch compiles they do nothing
@@ -23,8 +24,8 @@ def on_outputs(layer: Any, replaced: Replaced) -> Handle:
     return handle
 
 
-def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:
-    return Seeing(called)
+def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
+    return Seeing(called, guard)
 
 
 def hear_functions(listener: FunctionListener) -> Hearing:

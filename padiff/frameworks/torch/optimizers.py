@@ -21,6 +21,7 @@ from padiff.frameworks.torch import optimizer_state
 from padiff.frameworks.torch.optimizer_settings import settings as settings
 from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
 from padiff.records.optimizer_state import OptimizerState
+from padiff.system.guard import RAISING, Guard
 
 
 def is_optimizer(value: Any) -> bool:
@@ -65,6 +66,7 @@ def hook(
     consumed: OnConsumed,
     stepped: Callable[[], None],
     clipping: Callable[[Any], None] = lambda norm: None,  # torch's optimizers do not clip
+    guard: Guard = RAISING,
 ) -> list[Handle]:
     def consume() -> None:
         if not _skips(optimizer):
@@ -76,12 +78,12 @@ def hook(
         # come into being inside of it, so they are looked at when it returns.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            consume()
+            guard.run(consume)
             return None
 
         def closure_then_consume() -> Any:
             loss = closure()
-            consume()
+            guard.run(consume)
             return loss
 
         if len(args) > 1:
@@ -90,7 +92,7 @@ def hook(
 
     return [
         optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(lambda *_: stepped()),
+        optimizer.register_step_post_hook(lambda *_: guard.run(stepped)),
     ]
 
 

@@ -1,0 +1,88 @@
+"""Plants an error in each function of padiff's that runs while a training is recorded, one at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import padiff
+
+_ROOT = Path(padiff.__file__).parent.parent
+# The boundary itself, and the look-up of padiff's public names.
+_BOUNDARY = ("padiff/system/guard.py:", "padiff/system/lazily.py:", "padiff/recorder/session.py:Recorder.__exit__")
+
+
+class PlantedError(Exception):
+    """The planted error: no error of Python's, so that nothing that expects one of those takes it for it."""
+
+
+def name_of(code: CodeType) -> str:
+    path = Path(code.co_filename)
+    return f"{path.relative_to(_ROOT)}:{code.co_qualname}" if path.is_relative_to(_ROOT) else ""
+
+
+class Planting:
+    """Finds the functions that padiff's own functions call in a training, and has one of them fail.
+
+    What the user or the framework calls, hooks and wrappers, is the boundary itself.
+
+    Args:
+        folders: of the functions to fail, relative to the project.
+    """
+
+    def __init__(self, *folders: str) -> None:
+        self._prefix = tuple(f"{_ROOT}/{folder}/" for folder in folders)
+        self._padiff = tuple(
+            f"{_ROOT}/{folder}/" for folder in ("padiff", "padiff_hooks", "padiff_cli", "integrations")
+        )
+
+    def functions(self, train: Callable[[], Any]) -> list[CodeType]:
+        """Train; return the functions that padiff called, in the order of their first calls."""
+        codes: dict[CodeType, None] = {}
+
+        def look(frame: FrameType, event: str, _: Any) -> None:
+            if event == "call" and self._counts(frame):
+                codes.setdefault(frame.f_code)
+
+        _profiled(look, train)
+        return [code for code in codes if not name_of(code).startswith(_BOUNDARY)]
+
+    def fail(self, code: CodeType, train: Callable[[], Any], call: int = 1) -> Any:
+        """Train, with a call of a function that fails; return what the training gave."""
+        calls = 0
+
+        def look(frame: FrameType, event: str, _: Any) -> None:
+            nonlocal calls
+            if event == "call" and frame.f_code is code and self._counts(frame):
+                calls += 1
+                if calls == call:
+                    raise PlantedError(name_of(code))
+
+        return _profiled(look, train)
+
+    def _counts(self, frame: FrameType) -> bool:
+        caller = frame.f_back
+        return (
+            frame.f_code.co_filename.startswith(self._prefix)
+            and caller is not None
+            and caller.f_code.co_filename.startswith(self._padiff)
+        )
+
+
+def _profiled(look: Callable[..., None], train: Callable[[], Any]) -> Any:
+    threading.setprofile(look)  # the writer's thread
+    sys.setprofile(look)
+    try:
+        return train()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def share(codes: Sequence[CodeType], number: int, of: int) -> list[CodeType]:
+    """Return every `of`-th function, beginning with a number."""
+    return list(codes[number::of])

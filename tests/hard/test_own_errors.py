@@ -1,0 +1,259 @@
+"""An error of padiff's own, wherever it is raised, changes nothing of a training and does not end it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+
+import numpy as np
+import pytest
+
+import padiff
+from hard.own_errors import Planting, name_of, share
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SHARES = 6
+X = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 3, size=(4, 6))
+
+
+class TorchLoop:
+    """A loop with normalisation, dropout, clipping and a loss function."""
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        torch.manual_seed(0)
+        n = torch.nn
+        self.net = n.Sequential(n.Linear(5, 8), n.BatchNorm1d(8), n.ReLU(), n.Dropout(0.5), n.Linear(8, 3))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1, momentum=0.9)
+
+    def step(self, number):
+        torch = self.torch
+        loss = torch.nn.functional.cross_entropy(self.net(torch.from_numpy(X[number])), torch.from_numpy(Y[number]))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def left(self):
+        """Hooks and modes that are still on."""
+        hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in self.net.modules()]
+        modes = self.torch.overrides._get_current_function_mode_stack()
+        return sum(len(each) for pair in hooks for each in pair) + len(modes)
+
+
+class PaddleLoop:
+    def __init__(self):
+        import paddle
+
+        self.paddle = paddle
+        paddle.seed(0)
+        n = paddle.nn
+        self.net = n.Sequential(n.Linear(5, 8), n.BatchNorm1D(8), n.ReLU(), n.Dropout(0.5), n.Linear(8, 3))
+        clip = n.ClipGradByGlobalNorm(1.0)
+        self.optimizer = paddle.optimizer.Momentum(0.1, parameters=self.net.parameters(), grad_clip=clip)
+
+    def step(self, number):
+        paddle = self.paddle
+        logits = self.net(paddle.to_tensor(X[number]))
+        loss = paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(Y[number]))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        return loss
+
+    def left(self):
+        hooks = [(m._forward_post_hooks, m._forward_pre_hooks) for m in self.net.sublayers(include_self=True)]
+        return sum(len(each) for pair in hooks for each in pair)
+
+
+LOOPS = {"torch": TorchLoop, "paddle": PaddleLoop}
+
+
+class Training:
+    """Trains four steps; recorded ones have a logged loss and a replay pack in each third step."""
+
+    def __init__(self, loop, folder):
+        self.loop, self.folder, self.count = loop, folder, 0
+
+    def plain(self):
+        return self._train(contextlib.nullcontext())
+
+    def recorded(self):
+        one = self.loop()
+        self.count += 1
+        recorder = padiff.record(
+            one.net, self.folder / str(self.count), optimizer=one.optimizer, replay_every_n_steps=3
+        )
+        return self._train(recorder, one)
+
+    def _train(self, recorder, one=None):
+        one, losses = one or self.loop(), []
+        with recorder as rec:
+            for number in range(len(X)):
+                loss = one.step(number)
+                losses.append(float(loss))
+                if rec is not None:
+                    rec.log_loss(loss)
+                    rec.try_dump()
+        return losses, one.net[0].weight.numpy(**({"force": True} if self.loop is TorchLoop else {})), one.left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(SHARES))
+@pytest.mark.parametrize("framework", LOOPS)
+def test_an_error_in_any_function_leaves_a_recorded_loop_as_it_is(framework, number, tmp_path):
+    training = Training(LOOPS[framework], tmp_path)
+    losses, weight, _ = training.plain()
+    planting = Planting("padiff")
+    training.recorded()
+    functions = planting.functions(training.recorded)
+    assert len(functions) > 500
+    wrong = []
+    for code in share(functions, number, SHARES):
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                after = planting.fail(code, training.recorded)
+        except Exception as error:
+            wrong.append(f"{name_of(code)}: {type(error).__name__} ended the training")
+            continue
+        same = after[0] == losses and np.array_equal(after[1], weight)
+        if not same or after[2]:
+            wrong.append(f"{name_of(code)}: {'left hooks on' if same else 'changed the training'}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("framework", LOOPS)
+def test_a_step_with_an_error_is_left_out_and_the_others_are_recorded(framework, tmp_path, capfd):
+    training = Training(LOOPS[framework], tmp_path)
+    planting = Planting("padiff")
+    training.recorded()
+    functions = {name_of(code): code for code in planting.functions(training.recorded)}
+    planting.fail(functions["padiff/recorder/calls.py:Calls.begin"], training.recorded)
+    run = padiff.open_run(tmp_path / "3")
+    assert run.numbers() == [1, 2, 3]
+    said = [line for line in capfd.readouterr().err.splitlines() if "error of padiff's own" in line]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "padiff: Step 0 is not recorded: an error of padiff's own, PlantedError: padiff/recorder/calls"
+    )
+    assert said[0].endswith("The training goes on")
+    assert run.info.recording["errors"] == [said[0].removeprefix("padiff: ").removesuffix(". The training goes on")]
+
+
+@pytest.mark.parametrize("framework", LOOPS)
+def test_an_error_of_packs_costs_packs_alone(framework, tmp_path, capfd):
+    training = Training(LOOPS[framework], tmp_path)
+    planting = Planting("padiff")
+    training.recorded()
+    functions = {name_of(code): code for code in planting.functions(training.recorded)}
+    planting.fail(functions["padiff/recorder/packing.py:Packing.finish"], training.recorded)
+    assert padiff.open_run(tmp_path / "3").numbers() == [1, 2, 3]
+    assert "Later steps are recorded without replay packs" in capfd.readouterr().err
+
+
+def test_two_steps_in_a_row_with_an_error_stop_the_recording(kit, tmp_path, capfd, monkeypatch):
+    from padiff.recorder.parameters import Parameters
+
+    def broken(self):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Parameters, "snapshot", broken)
+    loop = LOOPS[kit.name]()
+    with padiff.record(loop.net, tmp_path / "run", optimizer=loop.optimizer) as rec:
+        for number in range(4):
+            loop.step(number)
+            rec.try_dump()
+        assert not rec.active
+    said = [line for line in capfd.readouterr().err.splitlines() if "error of padiff's own" in line]
+    assert ["Step 0 is not recorded:" in said[0], "Step 1 is not recorded, and recording stops:" in said[1]] == [
+        True
+    ] * 2
+    assert len(said) == 2
+    run = padiff.open_run(tmp_path / "run")
+    assert (run.numbers(), run.finished(), len(run.info.recording["errors"])) == ([], False, 2)
+    assert not loop.left()
+
+
+def test_errors_are_raised_where_that_is_asked_for(kit, tmp_path, monkeypatch):
+    from padiff.recorder.parameters import Parameters
+
+    def broken(self):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Parameters, "snapshot", broken)
+    loop = LOOPS[kit.name]()
+    with pytest.raises(ZeroDivisionError), padiff.record(loop.net, tmp_path / "run", on_error="raise"):
+        loop.step(0)
+    assert not loop.left()
+
+
+def test_an_error_before_recording_begins_is_said_and_the_training_goes_on(kit, tmp_path, capfd, monkeypatch):
+    from padiff.recorder import session
+
+    def broken(*_):
+        raise ZeroDivisionError("planted")
+
+    other = LOOPS[kit.name]()
+    losses = [float(other.step(number)) for number in range(4)]
+    loop = LOOPS[kit.name]()
+    monkeypatch.setattr(session, "Layers", broken)
+    with padiff.record(loop.net, tmp_path / "run", optimizer=loop.optimizer, start_step=7) as rec:
+        mine = []
+        for number in range(4):
+            loss = loop.step(number)
+            rec.log_loss(loss)
+            rec.log_batch(X[number])
+            mine.append(float(loss))
+            assert not rec.try_dump()
+    assert mine == losses
+    assert (rec.step, rec.run, rec.due, rec.active) == (11, None, False, False)
+    assert str(rec) == "recording nothing: step 11 is under way"
+    assert "Nothing is recorded: an error of padiff's own, ZeroDivisionError: planted" in capfd.readouterr().err
+
+
+def test_the_exception_of_a_users_signal_handler_reaches_the_user(kit, monkeypatch):
+    import signal
+
+    from padiff.recorder.parameters import Parameters
+
+    class TimeUpError(Exception):
+        pass
+
+    def handler(number, frame):
+        raise TimeUpError
+
+    before = Parameters.snapshot
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGALRM)
+        before(self)
+
+    monkeypatch.setattr(Parameters, "snapshot", interrupted)
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        loop = LOOPS[kit.name]()
+        with pytest.raises(TimeUpError), padiff.record(loop.net):
+            loop.step(0)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_the_sweep_sees_an_error_that_is_not_stopped(tmp_path, monkeypatch):
+    from padiff.system.guard import Guard
+
+    def let_through(self, error):
+        raise error
+
+    monkeypatch.setattr(Guard, "catch", let_through)
+    training = Training(TorchLoop, tmp_path)
+    planting = Planting("padiff")
+    functions = {name_of(code): code for code in planting.functions(training.recorded)}
+    with pytest.raises(Exception, match=r"calls\.py"):
+        planting.fail(functions["padiff/recorder/calls.py:Calls.begin"], training.recorded)
+    sys.setprofile(None)
