@@ -137,6 +137,7 @@ PAGES: dict[str, tuple[tuple[str, str], tuple[str, str], dict[str, list[str] | N
             "padiff.PadiffError": [],
             "padiff.errors.UsageError": [],
             "padiff.errors.SelectionError": [],
+            "padiff.errors.OptionError": [],
             "padiff.errors.RunFolderError": [],
             "padiff.errors.TensorFileError": [],
             "padiff.errors.UnwritableFolderError": [],

@@ -55,9 +55,9 @@ class RunOptions(TypedDict, total=False):
     existing: str
     """What to do with a run that the folder holds already: ``"error"`` (default), ``"resume"`` it (steps recorded
     again are replaced), or ``"overwrite"`` it."""
-    on_error: str
-    """What an error of the recording does (a full disk, an error of padiff's own): ``"warn"`` on standard error while
-    the training goes on (default), or ``"raise"`` in the loop."""
+    on_error: str | None
+    """What an error of the recording does (a full disk, an error of padiff's own): ``"warn"`` while the training goes
+    on, or ``"raise"`` in the loop. Default: raise if the run can't be made, and warn once it is."""
 
 
 class RecordOptions(RunOptions, total=False):
@@ -112,11 +112,11 @@ class Target:
     compression: str = ""
     max_bytes: float | None = None
     existing: str = "error"
-    on_error: str = "warn"
+    on_error: str | None = None
     on_written: Callable[[Step], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "warn"):
+        if self.on_error not in ("raise", "warn", None):
             raise UsageError(f"on_error is 'raise' or 'warn', got {self.on_error!r}")
 
 

@@ -57,7 +57,7 @@ class Output:
         folder: the run folder, `None` where the run is kept in memory.
         run: the run in memory.
         sink: what takes the steps; `None` while it is not open.
-        active: false once writing was given up after an error (``on_error="warn"``).
+        active: false once recording has stopped after an error.
         pool: memory for a step's copies, which comes back when the step is written.
     """
 
@@ -89,8 +89,8 @@ class Output:
         """Make the run.
 
         Raises:
-            RunFolderError: the folder can't be recorded into (with ``on_error="raise"``, also where it can't be
-                written to).
+            RunFolderError: the folder can't be recorded into (but with ``on_error="warn"``, where it can't be written
+                to).
         """
         if self.folder is None:
             self.run = self.sink = MemoryRun(info, self._storage.max_bytes)
@@ -110,7 +110,7 @@ class Output:
                 writer = RunWriter(self.folder, info, **options)
         except UnwritableFolderError as error:
             # A store that does not answer is none that was named wrongly: it costs records only.
-            if self._target.on_error == "raise" and not isinstance(error.__cause__, StoreError):
+            if self._target.on_error != "warn" and not isinstance(error.__cause__, StoreError):
                 raise
             self.active = False
             warn(f"padiff: nothing is recorded, the training goes on: {error}")

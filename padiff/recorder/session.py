@@ -192,7 +192,7 @@ class Recorder(UnderWay):
     @property
     @guarded(default=False)
     def active(self) -> bool:
-        """False once recording was given up after a writing error (``on_error="warn"``)."""
+        """False once recording has stopped after an error."""
         return self._output.active
 
     @guarded(passing=(PadiffError,))
@@ -202,7 +202,7 @@ class Recorder(UnderWay):
         Raises:
             UsageError: another recorder is recording the model.
             RunFolderError: the folder holds a run already, and ``existing`` does not say what to do with it; another
-                process records into it; or it cannot be written to (with ``on_error="raise"``).
+                process records into it; or it cannot be written to (but with ``on_error="warn"``).
         """
         if self._output.sink is not None:
             raise UsageError("this recorder is open already; a recorder records one model once")
