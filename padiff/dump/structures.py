@@ -28,6 +28,7 @@ from padiff.dump.untrusted import LARGEST_JSON, read_text, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import STAGES, Record, Step, Trace
 from padiff.records.alike import numbers_of
+from padiff.records.dtypes import known_dtype
 from padiff.records.parts import Part
 from padiff.records.structured import Name, Names, Sketches
 
@@ -222,7 +223,7 @@ def _name(entry: Any) -> Name:
         str(slot),
         int(call),
         str(layer_type),
-        str(dtype),
+        known_dtype(dtype, f"{layer}/{stage}/{slot}"),
         shape,
         bool(recomputed),
         numbers_of(dtype, shape, part),
