@@ -148,8 +148,9 @@ def test_no_string_of_a_run_becomes_code(runs, tmp_path, usual, monkeypatch, fra
     for is_candidate, source in enumerate(pair):
         texts = strings_of(source)
         assert len(texts) > 60 and "mse_loss" in texts and "float32" in texts
-        # Each string once in some kind of run, on either side; PADIFF_SWEEP=1: each of them in every kind.
-        chosen = texts if WHOLE else texts[KINDS.index(kind) :: len(KINDS)]
+        # Each string in some kind of run, on one side with torch and on the other with paddle, or everywhere.
+        share = KINDS.index(kind) + len(KINDS) * (is_candidate ^ FRAMEWORKS.index(framework))
+        chosen = texts if WHOLE else texts[share :: 2 * len(KINDS)]
         for text in chosen:
             second = rng.choice(texts)
             changes = {text: rng.choice((EVIL, EVIL, *ESCAPES))}
