@@ -112,8 +112,7 @@ def _floor(entry: Mapping[str, Any]) -> Floor:
 def _exact(folder: AnyPath, run: AnyPath, entries: Any) -> dict[str, TensorSource]:
     if not entries:
         return {}
-    check_inside(folder / EXACT_FILE, run)
-    file = opened(folder / EXACT_FILE, deque())
+    file = opened(check_inside(folder / EXACT_FILE, run), deque())
     _, places = file.header()
     found: dict[str, TensorSource] = {}
     for entry in entries:

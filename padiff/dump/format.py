@@ -26,6 +26,7 @@ import numpy as np
 
 from padiff.dump.untrusted import plain, shape_of, whole
 from padiff.records import LOOP, ROOT, Layer, Parameter, Record
+from padiff.records.dtypes import known_dtype
 
 SCHEMA_VERSION = 1
 
@@ -174,7 +175,7 @@ def _layer_from_json(node: Mapping[str, Any]) -> Layer:
             Parameter(
                 slot=str(p["slot"]),
                 shape=shape_of(p["shape"]),
-                dtype=str(p["dtype"]),
+                dtype=known_dtype(p["dtype"], f"{node['path']}/{p['slot']}"),
                 role=str(p.get("role", "parameter")),
                 layout=str(p.get("layout", "")),
                 trainable=bool(p.get("trainable", True)),

@@ -124,6 +124,8 @@ def parse_header(whole: int, bytes_at: Callable[[int, int], bytes]) -> tuple[dic
         places = found
     if places.end > whole:
         raise ValueError(f"tensor {places.last!r} does not lie inside of the file")
+    if places.end < whole:
+        raise ValueError(f"{whole - places.end} bytes at its end belong to no tensor")
     return {str(key): str(value) for key, value in about.items()}, places
 
 
@@ -164,4 +166,10 @@ def _places(header: Mapping[str, Any], begin: int) -> Places:
         if end > most:
             last, most = name, end
         entries[name] = begin + start, dtype, shape
+    # As the format's own library has it: one after the other, with neither a hole nor a byte in two tensors.
+    at = 0
+    for start, end, name in sorted((start, end, name) for name, (start, end, _, _) in header.items()):
+        if start != at:
+            raise ValueError(f"tensor {name!r} begins at byte {start}, where the one before ends at {at}")
+        at = end
     return Places(entries, last, begin + most)

@@ -23,9 +23,9 @@ def read_json(path: AnyPath, root: AnyPath, version: int, missing: str) -> Any:
     Raises:
         RunFolderError: the file is missing, damaged, of another version, or outside of the folder.
     """
-    check_inside(path, root)
+    inside = check_inside(path, root)
     try:
-        content = parse_json(read_text(path))
+        content = parse_json(read_text(inside))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: {missing}") from None
     except OSError as error:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from padiff.dump.reading import fill
+from padiff.dump.untrusted import NO_LINK
 from padiff.records import Room
 
 # Length of the header that numpy writes for all but arrays of many axes.
@@ -21,8 +22,6 @@ _USUAL = 128
 # Bytes of values up to which nobody asks how large a file is: reading tells. Chosen: so much memory may be taken for a
 # file that does not hold it.
 _LITTLE = 1 << 20
-
-_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def read_plain(folder: str, file: str, dtype: np.dtype[Any], shape: tuple[int, ...], room: Room) -> np.ndarray | None:
@@ -65,7 +64,7 @@ def _opened(folder: str, file: str) -> int | None:
         for inner in folders:
             if not stat.S_ISDIR(os.lstat(folder + inner).st_mode):
                 return None
-        return os.open(f"{folder}/{file}", _FLAGS)
+        return os.open(f"{folder}/{file}", NO_LINK)
     except (OSError, ValueError):
         return None
 

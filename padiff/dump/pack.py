@@ -165,15 +165,14 @@ class PackReader:
             RunFolderError: a file is missing or damaged.
         """
         path = folder / PACK_FILE
-        check_inside(path, self._run)
-        file = opened(path, self._recent, self._fetching)
+        file = opened(check_inside(path, self._run), self._recent, self._fetching)
         about, places = file.header()
         with Explained(path):
             structure = self._structures.read(about["structure"], file, places)
             others = elsewhere(folder)
             headers: dict[AnyPath, tuple[ArrayFile, Mapping[str, Place]]] = {}
             for where in {where for where, _ in others.values()}:
-                beside = opened(where / PACK_FILE, self._recent, self._fetching)
+                beside = opened(check_inside(where / PACK_FILE, self._run), self._recent, self._fetching)
                 headers[where] = beside, beside.header()[1]
             outside = {n: (headers[where][0], headers[where][1][other]) for n, (where, other) in others.items()}
             stored = _Stored(file, places, outside, _rows(file, places), structure.compression, self._run)

@@ -23,6 +23,7 @@ from padiff.dump.traces import trace_from_json
 from padiff.dump.untrusted import plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import LOOP, NO_TRACE, STAGES, Record, Sketched, Step, TensorSource, Trace, settings_from_json
+from padiff.records.dtypes import known_dtype
 from padiff.records.parts import Part
 from padiff.records.structured import Structured
 from padiff.sketches.sketch import ROW
@@ -165,8 +166,9 @@ def _entries(layer: str, layer_type: str, said: Iterable[dict[str, Any]]) -> Ite
         stage, slot, call = intern(str(one["stage"])), intern(str(one["slot"])), whole(one["call"])
         if stage not in STAGES:
             raise ValueError(f"unknown stage {stage!r}")
-        dtype, shape, order = intern(str(one["dtype"])), _shape(tuple(one["shape"])), whole(one["order"])
-        file, site = intern(str(one["file"])), intern(f"{layer}/{stage}/{slot}")
+        site = intern(f"{layer}/{stage}/{slot}")
+        dtype, shape, order = known_dtype(one["dtype"], site), _shape(tuple(one["shape"])), whole(one["order"])
+        file = intern(str(one["file"]))
         part = Part.of_json(one["part"], shape) if "part" in one else None
         recomputed = bool(one.get("recomputed"))
         yield file, site, layer, stage, slot, dtype, shape, call, order, layer_type, recomputed, part

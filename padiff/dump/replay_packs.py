@@ -207,8 +207,7 @@ class Packs(Mapping[int, Pack]):
 
     def _places(self, folder: AnyPath) -> dict[str, tuple[ArrayFile, Place]]:
         """Where the tensors of a rank's file are, by name."""
-        check_inside(folder / TENSORS_FILE, self._run)
-        file = opened(folder / TENSORS_FILE, self._recent)
+        file = opened(check_inside(folder / TENSORS_FILE, self._run), self._recent)
         return {name: (file, place) for name, place in file.header()[1].items()}
 
 

@@ -22,6 +22,7 @@ from padiff.dump.headers import NAMES, Place, Places, parse_header
 from padiff.dump.reading import fill, read
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.spool import Spool, spool_of
+from padiff.dump.untrusted import NO_LINK
 from padiff.errors import RunFolderError
 from padiff.records import Room, Storable, Unread
 from padiff.system.memory import new_memory
@@ -169,9 +170,7 @@ class ArrayFile:
         found = self._descriptor
         if found is None:
             assert isinstance(self.path, Path)
-            # Without waiting for whoever would write into a pipe.
-            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-            number = os.open(self.path, flags)
+            number = os.open(self.path, NO_LINK)
             status = os.fstat(number)
             found = _Descriptor(number, status.st_size)
             if not stat.S_ISREG(status.st_mode):

@@ -24,10 +24,11 @@ from padiff.dump.headers import DTYPES, NAMES, Place
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.safetensors import ArrayFile
 from padiff.dump.traces import StoredTrace, trace_key, trace_to_json, without_trace
-from padiff.dump.untrusted import LARGEST_JSON, read_text, shape_of
+from padiff.dump.untrusted import LARGEST_JSON, check_inside, read_text, shape_of
 from padiff.errors import RunFolderError
 from padiff.records import STAGES, Record, Step, Trace
 from padiff.records.alike import numbers_of
+from padiff.records.dtypes import known_dtype
 from padiff.records.parts import Part
 from padiff.records.structured import Name, Names, Sketches
 
@@ -222,7 +223,7 @@ def _name(entry: Any) -> Name:
         str(slot),
         int(call),
         str(layer_type),
-        str(dtype),
+        known_dtype(dtype, f"{layer}/{stage}/{slot}"),
         shape,
         bool(recomputed),
         numbers_of(dtype, shape, part),
@@ -279,13 +280,13 @@ class StructureReader:
                 raise ValueError(f"{name!r} is no name of a structure")
             if len(self._known) >= _REMEMBERED:  # the same for most steps of a run
                 self._known.clear()
-            self._known[name] = _read(self._run / STRUCTURES / f"{name}.json")
+            self._known[name] = _read(self._run / STRUCTURES / f"{name}.json", self._run)
         return self._known[name]
 
 
-def _read(path: AnyPath) -> Structure:
+def _read(path: AnyPath, run: AnyPath) -> Structure:
     try:
-        text = read_text(path)
+        text = read_text(check_inside(path, run))
         content = hashlib.sha256(text).hexdigest()
         if content[:_NAME] != path.stem:
             raise ValueError("its content is not what it is named after")
@@ -293,6 +294,8 @@ def _read(path: AnyPath) -> Structure:
         if found is None:
             found = _IN_USE[content] = _parsed(text)
         return found
+    except RunFolderError:
+        raise
     except FileNotFoundError:
         raise RunFolderError(
             f"{path} is missing: it names what the steps' files hold. Copy the whole run folder"

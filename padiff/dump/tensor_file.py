@@ -112,7 +112,7 @@ class TensorFile(TensorSource):
             raise self._error(f"cannot be a path ({error})", "do not use this run folder") from error
         if root not in resolved.parents:
             raise self._error("leaves the run folder by a link, and is not read", "do not use this run folder")
-        return path
+        return resolved
 
     def _other(self, shape: object) -> TensorFileError:
         return self._error(f"has shape {shape}, but {self.shape} was recorded", "the file was changed")

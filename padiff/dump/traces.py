@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from padiff.dump.untrusted import parse_json, plain, shape_of, whole
 from padiff.errors import RunFolderError
 from padiff.records import NO_TRACE, Operand, TensorSource, Trace, TracedCall, TracedTensor
+from padiff.records.dtypes import known_dtype
 from padiff.system.frames import Frame
 
 _Thing = TypeVar("_Thing")
@@ -162,8 +163,9 @@ class _Later(Sequence[_Thing]):
 def _tensor(entry: Any, source: SourceAt) -> TracedTensor:
     dtype, shape, kept_as, place = entry
     shape = shape_of(shape)
-    found = source(str(kept_as), place, str(dtype), shape) if kept_as else None
-    return TracedTensor(found, intern(str(dtype)), shape)
+    dtype = known_dtype(dtype, "a tensor of the trace")
+    found = source(str(kept_as), place, dtype, shape) if kept_as else None
+    return TracedTensor(found, dtype, shape)
 
 
 def _calls(content: Mapping[str, Any]) -> list[TracedCall]:

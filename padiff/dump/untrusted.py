@@ -8,23 +8,30 @@ import stat
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.errors import RunFolderError
+
+AnyT = TypeVar("AnyT", bound=AnyPath)
 
 #: Larger JSON files are refused; the trees of models with 100,000 layers are smaller.
 LARGEST_JSON = 128 << 20
 #: So are files with more values: a short text (``[[],[],...``) can take 30 times its length in memory.
 MOST_VALUES = 8_000_000
 
+#: Opens for reading: no link, and without waiting for whoever would write into a pipe.
+NO_LINK = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _LARGEST = 2**63 - 1
 _MOST_AXES = 64
 _DEEPEST = 16
 
 
-def check_inside(path: AnyPath, root: AnyPath) -> None:
-    """Make sure that a path, with all links followed, lies in ``root``.
+def check_inside(path: AnyT, root: AnyPath) -> AnyT:
+    """Check that a path, with all links followed, lies in ``root``.
+
+    Returns:
+        The path to open, with no link in it: what becomes a link from now on is not followed (`NO_LINK`).
 
     Raises:
         RunFolderError: it does not, or is no path.
@@ -33,13 +40,13 @@ def check_inside(path: AnyPath, root: AnyPath) -> None:
         inside = isinstance(path, RemotePath) and f"{path}/".startswith(f"{root}/") and ".." not in path.key.split("/")
         if not inside:
             raise RunFolderError(f"{path} leaves {root}, and is not read: do not use this run")
-        return
+        return path
     if _without_links(os.fspath(path), os.fspath(root)):
-        return
+        return path
     try:  # without the objects that paths are made of
         inner, outer = os.path.realpath(path, strict=True), os.path.realpath(root, strict=True)
         if inner == outer or inner.startswith(outer + os.sep):
-            return
+            return type(path)(inner)
     except (OSError, RuntimeError, ValueError):
         pass  # not there (yet), or no path
     try:
@@ -50,6 +57,7 @@ def check_inside(path: AnyPath, root: AnyPath) -> None:
         raise RunFolderError(
             f"{path} leaves {root} by a link, and is not read. Open the folder that it leads to, or copy the run whole"
         )
+    return type(path)(resolved)
 
 
 def _without_links(path: str, root: str) -> bool:
@@ -71,13 +79,13 @@ def _without_links(path: str, root: str) -> bool:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a plain file for reading, whatever takes its name meanwhile: what was opened is looked at, without waiting.
+    """Open a plain file for reading, and no link: a file may become one after its path was checked.
 
     Raises:
         OSError: it cannot be opened.
         ValueError: it is something else: a pipe and a device would never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    descriptor = os.open(path, NO_LINK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no plain file")

@@ -70,9 +70,8 @@ def open_weights(path: Path) -> WeightFiles:
     for file in files:
         if file.suffix != _SUFFIX:
             raise _is_pickle(file)
-        if path.is_dir():
-            check_inside(file, path)
-        opened = ArrayFile(file, recent)
+        # A file that the caller names may be a link; one of a folder leads nowhere else.
+        opened = ArrayFile(check_inside(file, path) if path.is_dir() else file.resolve(), recent)
         about, places = opened.header()
         formats.add(FORMATS.get(about.get("format", ""), ""))
         for name, place in places.items():
@@ -112,9 +111,9 @@ def _preferred(names: list[str], ending: str) -> list[str]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    check_inside(path, path.parent)
+    inside = check_inside(path, path.parent)
     try:
-        content: Any = parse_json(read_text(path))
+        content: Any = parse_json(read_text(inside))
         wanted = {str(name): str(file) for name, file in content["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} is damaged ({error!r}): copy it again") from error

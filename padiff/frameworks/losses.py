@@ -58,6 +58,8 @@ _SETTINGS = {
 }  # fmt: skip
 
 
+#: Common names of all settings of loss functions.
+LOSS_SETTINGS = frozenset(_SETTINGS.values())
 _BACKWARD = "backward"
 # Names that a parameter may be given by, too (paddle takes torch's).
 _ALIASES = {"label": "target", "labels": "target"}

@@ -39,6 +39,10 @@ _KEPT = frozenset((
 ))  # fmt: skip
 
 
+#: Common names of all settings of layers.
+LAYER_SETTINGS = _KEPT
+
+
 def plain_settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The plain-valued settings among a layer's attributes, under common names.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from padiff.system.code import literal
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ SPELLINGS = {"torch": _TORCH, "paddle": _PADDLE}
 
 def number_text(value: Any) -> str:
     """A value as code has it; what was kept in float32 without the digits that this adds."""
-    if not isinstance(value, float):
-        return repr(value)
+    if not isinstance(value, float) or not math.isfinite(value):
+        return literal(value)
     short = float(f"{value:.7g}")
-    return repr(short if abs(short - value) <= 1e-7 * abs(value) else value)
+    return literal(short if abs(short - value) <= 1e-7 * abs(value) else value)

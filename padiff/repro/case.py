@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from padiff.errors import PadiffError, UsageError
+from padiff.frameworks.losses import ROLES, WEIGHTS
 from padiff.records import TensorSource
+from padiff.records.dtypes import DTYPES
+from padiff.repro.languages import LANGUAGES, OPERATORS
+from padiff.system.code import refused
 
 #: How to record what is missing.
 RECORD_IN_FULL = (
@@ -33,6 +36,7 @@ class Case:
         what: what is computed, in words.
         given: tensors by the name of their variable.
         dtypes: of these, what each is in the run.
+        origins: of these, what each is, in words; a comment.
         learns: names of those whose gradient is asked for, or is computed along with it.
         lines: the code, which sets ``made``.
         own, other: what the side recorded, and what the other one did, in this side's order.
@@ -45,6 +49,7 @@ class Case:
     what: str
     given: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
     learns: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     own: np.ndarray | None = None
@@ -63,10 +68,16 @@ class Case:
         Raises:
             CannotWriteError: its values were not kept.
         """
-        return self.give_array(wish, values_of(source, what), dtype)
+        return self.give_array(wish, values_of(source, what), dtype, what)
 
-    def give_array(self, wish: str, array: np.ndarray, dtype: str) -> str:
-        """Likewise of an array."""
+    def give_array(self, wish: str, array: np.ndarray, dtype: str, what: str = "") -> str:
+        """Return the name of the variable that holds an array.
+
+        Raises:
+            ForeignCodeError: no framework has the dtype.
+        """
+        if dtype not in DTYPES:
+            raise refused("the dtype", dtype)
         name = base = variable(wish)
         number = 1
         while name in self.given:
@@ -74,6 +85,7 @@ class Case:
             name = f"{base}_{number}"
         self.given[name] = array
         self.dtypes[name] = dtype
+        self.origins[name] = what
         return name
 
 
@@ -98,14 +110,31 @@ def plain_array(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array if array.dtype.kind in "biuf" else array.astype(np.float32))
 
 
-def variable(text: str) -> str:
-    """A text as the name of a variable."""
-    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "x"
-    return f"x_{name}" if name[0].isdigit() or name in _TAKEN or re.fullmatch(r"t\d+", name) else name
+def comment(text: str) -> str:
+    """Return a text as what may stand in a comment: in ASCII, on one line."""
+    return text.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-_TAKEN = frozenset(keyword.kwlist) | {"made", "given", "compute", "cast", "gradient", "array", "off", "dtype", "loss"}
-_TAKEN |= {"torch", "paddle", "np", "sys", "weight", "optimizer", "rate", "step", "before"}
+def variable(wish: str) -> str:
+    """Return the name of a variable: a word of the catalog, perhaps with a number, whatever a run calls the tensor."""
+    name, number = re.fullmatch(r"(.*?)(_[0-9]+)?", wish.rpartition("/")[2], re.DOTALL).groups("")  # type: ignore[union-attr]
+    if name not in VARIABLES:
+        return "x"
+    return f"x_{name}" if name in _TAKEN and not number else name + number
+
+
+#: What variables of recorded tensors may be called: what tensors are to layers, losses and optimizers, and the
+#: functions that gave them.
+VARIABLES = frozenset({"x", "gradient", "running_mean", "running_var", "in_proj_weight", "in_proj_bias"}).union(
+    WEIGHTS, ("bias",), *ROLES.values(), *(LANGUAGES[name].calls for name in LANGUAGES), OPERATORS
+)
+# What the text around uses itself.
+_TAKEN = frozenset(
+    (
+        *("made", "given", "compute", "cast", "gradient", "array", "off", "dtype", "loss", "float", "torch", "paddle"),
+        *("np", "sys", "optimizer", "rate", "step", "before"),
+    )
+)
 
 
 def tensors_of(case: Case) -> Mapping[str, np.ndarray]:

@@ -195,12 +195,11 @@ def _backward(side: Side, record: Record, agreed: Collection[int]) -> Case:
         for operand in call.outputs:
             if operand.tensor in ends:
                 seed = side.gradients[operand.tensor]
-                name = case.give(f"gradient_{seed.layer}", seed.source, seed.dtype, f"the gradient of `{seed.layer}`")
+                name = case.give("gradient", seed.source, seed.dtype, f"the gradient of `{seed.layer}`")
                 if side.step.loss_scale != 1:
                     case.given[name] = case.given[name] / side.step.loss_scale
                 outputs.append(f"t{operand.tensor}")
-                seeds.append(f"given_{name}")
-    seeds = [seed.removeprefix("given_") for seed in seeds]
+                seeds.append(name)
     case.lines.append(f"made = gradient([{', '.join(outputs)}], [{', '.join(seeds)}], {leaf})")
     return case
 

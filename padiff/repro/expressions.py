@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from padiff.frameworks.api_names import parameters_of
+from padiff.frameworks.api_names import heard_name, parameters_of
+from padiff.frameworks.catalog import ARGUMENTS
+from padiff.frameworks.losses import LOSS_SETTINGS
 from padiff.frameworks.spelled import SPELLINGS, number_text
 from padiff.model import equivalents
 from padiff.records import Layer, TracedCall
+from padiff.records.dtypes import DTYPES
 from padiff.repro.case import CannotWriteError
 from padiff.repro.languages import LANGUAGES, OPERATORS, Language
+from padiff.system.code import literal, refused
 
 _POOL = ("kernel_size", "stride", "padding", "ceil_mode")
 _CONV = ("stride", "padding", "dilation", "groups")
@@ -48,6 +52,9 @@ _LAYERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "softmax": ("softmax", (), ("axis",)),
     "logsoftmax": ("log_softmax", (), ("axis",)),
 }  # fmt: skip
+#: Functions that layers become, and the arguments of these.
+LAYER_FUNCTIONS = frozenset(function for function, _, _ in _LAYERS.values())
+LAYER_ARGUMENTS = frozenset(name for _, slots, names in _LAYERS.values() for name in (*slots, *names)) | {"dim", "axis"}
 # They hand on what they are given, when they do not train.
 _QUIET = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout", "identity"})
 _DROPS = frozenset({"dropout", "dropout2d", "dropout3d", "alpha_dropout"})
@@ -110,7 +117,7 @@ def layer_text(
             )
         return given
     if kind == "flatten":
-        return f"{given}.reshape({list(output)})"
+        return f"{given}.reshape({literal(list(output))})"
     if kind not in _LAYERS:
         raise CannotWriteError(f"`{layer.path}` is a {layer.type}, which is not known here as a function's call")
     language, spelling = language_of(framework), SPELLINGS[framework]
@@ -146,7 +153,10 @@ def layer_text(
         if name == "padding_idx" and value == "none":
             continue
         convert = spelling.converted.get(name)
-        value = convert(value) if convert is not None else value
+        try:
+            value = convert(value) if convert is not None else value
+        except (TypeError, ValueError, OverflowError):
+            raise CannotWriteError(f"`{layer.path}` ({layer.type}) was recorded with {name}={value!r}") from None
         argument = _AXIS[framework] if name == "axis" else spelling.arguments.get(name, name)
         argument = language.arguments.get(f"{function}.{name}", argument)
         arguments.append(f"{argument}={number_text(value)}")
@@ -186,12 +196,18 @@ def function_text(
     """
     language, name = language_of(framework), call.function
     arguments = {key: value for key, value in call.arguments.items() if key not in ("inplace", "name", "out")}
+    if heard_name(name) != name:
+        raise refused("the function", name)
     if name in _DROPS:
-        if arguments.get("p") == 0 or arguments.get("training") is False:
+        if operands and (arguments.get("p") == 0 or arguments.get("training") is False):
             return next(iter(operands.values()))
         raise CannotWriteError(f"the code of `{call.layer}` uses dropout, and the run has no masks")
     if name in ("cast", "to"):
-        return language.cast.format(next(iter(operands.values())), dtype)
+        if dtype not in DTYPES:
+            raise refused("the dtype", dtype)
+        if not operands:
+            raise CannotWriteError(f"the code of `{call.layer}` casts what is no tensor")
+        return language.cast.format(next(iter(operands.values())), literal(dtype))
     if name == "getitem":
         key = next((value for slot, value in arguments.items() if slot in ("key", "item", "1")), None)
         if len(operands) != 1 or key is None:
@@ -206,7 +222,7 @@ def function_text(
         return OPERATORS[name].format(_atom(first), _atom(second))
     if name in language.methods and (tensors or parameters):
         own, *rest = _positional(named)
-        return f"{own[1]}.{language.methods[name]}({', '.join(_argument(*one) for one in rest)})"
+        return f"{_atom(own[1])}.{language.methods[name]}({', '.join(_argument(*one) for one in rest)})"
     if name not in language.calls:
         raise CannotWriteError(
             f"the code of `{call.layer}` calls {name}(), which is not known here as a line of {framework}"
@@ -258,34 +274,34 @@ def _argument(name: str, value: str) -> str:
 
 
 def keyword_text(name: str, value: str) -> str:
-    """An argument by name. Names come from a run folder, which anybody may have written: no code of theirs gets here.
+    """Return an argument by name.
 
     Raises:
-        CannotWriteError: it is no name.
+        ForeignCodeError: no function is known to have such an argument.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w{0,60}", name, re.ASCII):
-        raise CannotWriteError(f"{name!r} is no name of an argument: the run folder was edited")
+    if name not in ARGUMENTS and name not in LOSS_SETTINGS:
+        raise refused("the argument", name)
     return f"{name}={value}"
 
 
 def _atom(text: str) -> str:
-    return text if re.fullmatch(r"-?[\w.]+", text) else f"({text})"
+    return text if re.fullmatch(r"[A-Za-z0-9_]+|[0-9.]+", text) else f"({text})"
 
 
 def _value(value: Any) -> str:
     if value in ("inf", "-inf", "nan"):
-        return f'float("{value}")'
+        return literal(float(value))
     if isinstance(value, list):
         return f"[{', '.join(_value(one) for one in value)}]"
-    return repr(value)
+    return literal(value)
 
 
 def _index(key: Any) -> str:
     """What stands in the brackets."""
     if isinstance(key, list):
         return ", ".join(_index(one) for one in key)
-    if isinstance(key, str) and re.fullmatch(r"\.\.\.|-?\d*:-?\d*(:-?\d*)?", key):
+    if isinstance(key, str) and re.fullmatch(r"\.\.\.|-?\d*:-?\d*(:-?\d*)?", key, re.ASCII):
         return key
     if key is None or isinstance(key, (bool, int)):
-        return repr(key)
+        return literal(key)
     raise CannotWriteError(f"a part of a tensor is taken by {key!r}: not known here")

@@ -124,7 +124,7 @@ def gradient(outputs, gradients, of):
         "threshold": "torch.nn.functional.threshold",
     },
     methods={name: name for name in _TORCH_METHODS.split()},
-    cast="cast({0}, {1!r}, dtype)",
+    cast="cast({0}, {1}, dtype)",
     autocast="with torch.autocast({2!r}, torch.{0}, enabled=dtype is None):",
     layers={
         "convtranspose1d": "conv_transpose1d",
@@ -194,7 +194,7 @@ def gradient(outputs, gradients, of):
         "div": "paddle.divide",
     },
     methods={name: name for name in _PADDLE_METHODS.split()} | {"contiguous": "contiguous", "movedim": "moveaxis"},
-    cast="cast({0}, {1!r}, dtype)",
+    cast="cast({0}, {1}, dtype)",
     autocast="with paddle.amp.auto_cast(enable=dtype is None, dtype={0!r}, level={1!r}):",
     layers={
         "convtranspose1d": "conv1d_transpose",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from padiff.compare.measure.losses import RecordedLoss, loss_settings, recorded_losses
+from padiff.frameworks.catalog import is_loss
 from padiff.frameworks.losses import ROLES
 from padiff.frameworks.spelled import SPELLINGS, number_text
 from padiff.records import Both, Diff, Record, is_functional
 from padiff.repro.case import CannotWriteError, Case, values_of
 from padiff.repro.expressions import keyword_text, language_of
 from padiff.repro.side import Side
+from padiff.system.code import refused
 
 # What only one framework's function takes; where it is as the other one has it by default, nothing is lost.
 _ONLY = {"torch": {"soft_label": (False,), "use_softmax": (True,), "axis": (-1, 1)}, "paddle": {}}
@@ -57,6 +59,9 @@ def loss_lines(
         CannotWriteError: there are several, or it can't be written.
     """
     losses = recorded_losses(side.step.records)
+    foreign = [loss.function for loss in losses if loss.function not in ROLES]
+    if foreign:
+        raise refused("the loss function", foreign[0])
     if record is not None and is_functional(record.slot):
         losses = [one for one in losses if one.function == record.slot.partition("()")[0] and one.call == record.call]
     if len(losses) != 1:
@@ -83,6 +88,8 @@ def _text(side: Side, loss: RecordedLoss, names: dict[str, str]) -> str:
     framework = side.info.framework
     language, spelling = language_of(framework), SPELLINGS[framework]
     several = loss_settings(side.settings, loss.function)
+    if not is_loss(loss.function, [name for settings in several for name in settings]):
+        raise refused("the loss function, or a setting of it,", loss.function)
     if len(several) != 1:
         raise CannotWriteError(f"{loss.function}() is set in {len(several)} ways in this step of the {side.name}")
     function, more = spelling.losses.get(loss.function, (loss.function, ""))

@@ -1,13 +1,17 @@
-"""The text of a script."""
+"""The text of a script, and the check of all that is in it."""
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
+from functools import lru_cache
 
 from padiff.records import printable
-from padiff.repro.case import Case
+from padiff.repro.case import Case, comment
 from padiff.repro.languages import LANGUAGES
+from padiff.repro.vocabulary import LITERALS, vocabulary_of
+from padiff.system.code import ForeignCodeError, literal, parsed
 
 _TEMPLATE = '''"""{title}
 
@@ -23,13 +27,13 @@ import numpy as np
 {imports}
 from safetensors.numpy import load_file
 
-TENSORS = load_file(Path(__file__).with_name({tensors!r}))
+TENSORS = load_file(Path(__file__).with_name({tensors}))
 #: What each tensor is in the run.
 DTYPES = {dtypes}
 #: What a gradient is asked of.
 LEARNS = {learns}
 #: Relative L2 error that rounding explains.
-LIMIT = {limit!r}
+LIMIT = {limit}
 
 
 {prelude}
@@ -57,7 +61,7 @@ try:
 except Exception as error:  # some functions know float32 only
     exact = None
     print(f"not computed in float64: {{type(error).__name__}}: {{error}}")
-print({headline!r})
+print({headline})
 print(f"  against what this run recorded:      {{off(made, here):.3g}} (relative L2)")
 print(f"  against what the other run recorded: {{off(made, there):.3g}}, allowed {{LIMIT:.2g}}")
 if exact is not None:
@@ -84,11 +88,24 @@ def script_text(case: Case, verdict: str, tensors: str, versions: str) -> str:
         verdict: what the runs' report says, a text of its own lines.
         tensors: the name of its file of tensors.
         versions: what it was recorded with.
+
+    Raises:
+        ForeignCodeError: the script would have a word that only the run has.
     """
+    text = _text(case, verdict, tensors, versions)
+    check_script(text, case)
+    return text
+
+
+def _text(case: Case, verdict: str, tensors: str, versions: str) -> str:
     language = LANGUAGES[case.framework]
     for name in case.given:
         case.dtypes.setdefault(name, "float32")
-    gives = [f"{name} = given({name!r}, dtype)" for name in case.given if _is_used(name, case.lines)]
+    gives = [
+        f"{name} = given({literal(name)}, dtype){_comment(case.origins.get(name, ''))}"
+        for name in case.given
+        if _is_used(name, case.lines)
+    ]
     lines = case.lines
     if case.autocast is not None:
         lines = [language.autocast.format(*case.autocast), *(f"    {line}" for line in lines)]
@@ -99,13 +116,13 @@ def script_text(case: Case, verdict: str, tensors: str, versions: str) -> str:
         verdict=_doc(verdict) + (f"\n\n{_doc(remarks)}" if remarks else ""),
         packages=", ".join((*language.packages, "numpy", "safetensors")),
         imports="\n".join(f"import {name}" for name in language.packages),
-        tensors=tensors,
+        tensors=literal(tensors),
         dtypes=_wrapped(case.dtypes),
-        learns=repr(sorted(case.learns)),
-        limit=float(case.limit),
+        learns=literal(sorted(case.learns)),
+        limit=literal(float(case.limit)),
         prelude=language.prelude,
         lines="\n".join(f"    {line}" for line in (*gives, *lines)),
-        headline=headline,
+        headline=literal(headline),
     )
 
 
@@ -115,7 +132,7 @@ def _is_used(name: str, lines: list[str]) -> bool:
 
 
 def _wrapped(mapping: dict[str, str]) -> str:
-    inner = "".join(f"    {name!r}: {value!r},\n" for name, value in mapping.items())
+    inner = "".join(f"    {literal(name)}: {literal(value)},\n" for name, value in mapping.items())
     return f"{{\n{inner}}}"
 
 
@@ -126,3 +143,49 @@ def _plain(text: str) -> str:
 def _doc(text: str) -> str:
     """A text within a docstring: it ends nowhere but where this ends, and has no escapes."""
     return printable(text, lines=True).replace("\\", "\\\\").replace('"', "'")
+
+
+def _comment(text: str) -> str:
+    """Return a text of a run as a comment: ASCII, and no end of a line."""
+    return f"  # {comment(text)}" if text else ""
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+
+def check_script(text: str, case: Case) -> None:
+    """Check a finished script: its frame is the template's, and `compute` has words of the vocabulary only.
+
+    This is the second line of defence: whatever wrote the lines took its names from the catalog already.
+
+    Raises:
+        ForeignCodeError: there is anything else in it.
+    """
+    frame, lines = _taken_apart(text)
+    words = {node.id for line in lines for node in ast.walk(line) if isinstance(node, ast.Name)}
+    numbered = {word for word in words if re.fullmatch("t[0-9]+", word)}
+    vocabulary_of(case.framework).with_variables(numbered.union(case.given)).check_tree(ast.Module(lines, []))
+    if frame != _frame(case.framework):
+        raise ForeignCodeError("the script has code outside of its template: do not trust this run")
+
+
+@lru_cache(maxsize=8)
+def _frame(framework: str) -> str:
+    return _taken_apart(_text(Case(framework, ""), "", "", ""))[0]
+
+
+def _taken_apart(text: str) -> tuple[str, list[ast.stmt]]:
+    """Return what is around the computation, without the texts and tables in it; and the lines of the computation."""
+    tree = parsed(text)
+    lines: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "compute":
+            lines += node.body[1:-1]  # between the docstring and the return
+            del node.body[1:-1]
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("DTYPES", "LEARNS", "LIMIT"):
+            LITERALS.check_tree(node.value)
+            node.value = ast.Constant(None)
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            inner.value = ""
+    return ast.dump(tree), lines

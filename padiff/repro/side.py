@@ -12,7 +12,7 @@ from padiff.compare.diagnose.recompute.recorded import Recorded
 from padiff.compare.diagnose.traced import Graph
 from padiff.model import equivalents
 from padiff.records import Layer, Record, TracedCall
-from padiff.repro.case import CannotWriteError, Case
+from padiff.repro.case import CannotWriteError, Case, comment
 from padiff.repro.expressions import function_text, is_writable, language_of, layer_text, owned, softmax_axis
 
 # Lines of a script, after which a tensor that was not kept is no longer computed.
@@ -149,7 +149,7 @@ class Chain:
             if number not in keep:
                 self.made[number] = name
         what = call.function if call.function else f"{call.layer} ({call.layer_type})"
-        self._case.lines.append(f"{', '.join(names)} = {text}  # {_comment(what)}")
+        self._case.lines.append(f"{', '.join(names)} = {text}  # {comment(what)}")
 
     def _function(self, call: TracedCall) -> str:
         operands = {operand.slot: self.tensor(operand.tensor) for operand in call.inputs}
@@ -207,7 +207,3 @@ def calls_in_order(graph: Graph, calls: Sequence[TracedCall]) -> list[TracedCall
 
 def _named(call: TracedCall) -> str:
     return f"{call.function}() in `{call.layer}`" if call.function else f"`{call.layer}`"
-
-
-def _comment(text: str) -> str:
-    return text.encode("unicode_escape").decode("ascii")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from padiff.compare.declared.fixes import optimizer_call
@@ -14,6 +12,7 @@ from padiff.records import LOOP, Both, Pair, Record
 from padiff.repro.case import CannotWriteError, Case, values_of
 from padiff.repro.expressions import language_of, layer_text
 from padiff.repro.side import Side
+from padiff.system.code import literal
 
 #: Steps that one script does, at most.
 MOST_STEPS = 64
@@ -62,7 +61,7 @@ def _update(scene: Scene, side: Side, record: Record) -> Case:
     framework = side.info.framework
     language = language_of(framework)
     call = optimizer_call(framework, group.rule, group.values, "RATES[0]", "weight") if group.known else ""
-    if not call or not re.fullmatch(r"[A-Za-z]+", group.rule):
+    if not call:
         raise CannotWriteError(f"the {side.name}'s optimizer is {group.rule}: not one that is known here")
     case = side.case(f"{group.rule}, the update of {site}")
     rates: list[float] = []
@@ -79,8 +78,8 @@ def _update(scene: Scene, side: Side, record: Record) -> Case:
             if seen is None:
                 raise CannotWriteError(f"{what} was not recorded")
             array = values_of(seen.source, what)
-            case.give_array(f"{name}_{number}", array, seen.dtype)
-    case.lines += [f"RATES = {rates!r}", *(line.format(call=call) for line in language.optimizer)]
+            case.give_array(f"{name}_{number}", array, seen.dtype, what)
+    case.lines += [f"RATES = {literal(rates)}", *(line.format(call=call) for line in language.optimizer)]
     return case
 
 

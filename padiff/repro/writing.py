@@ -178,10 +178,8 @@ def _written(
     if len(reasons) == 2:
         why = " ".join(dict.fromkeys(reasons.values()))
         raise CannotWriteError(f"{_place(first)}: there is no script for it: {why}")
-    if overwrite and folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    scripts = {}
+    scripts: dict[str, Path] = {}
+    texts: dict[str, tuple[str, Case]] = {}
     verdict = textwrap.fill(printable(first.message), 118, break_long_words=False, break_on_hyphens=False)
     for is_reference, name, case, run in zip((True, False), SIDES, cases, runs):
         if isinstance(case, CannotWriteError):
@@ -190,10 +188,18 @@ def _written(
         case.other = _in_own_order(case, failed, is_reference)
         file = folder / f"{name}_{case.framework}.py"
         tensors = file.with_suffix(".safetensors")
-        write_safetensors(tensors, tensors_of(case), {"made by": "padiff repro", "step": str(first.step)})
         versions = f"{run.info.framework} {run.info.framework_version}"
-        file.write_text(script_text(case, verdict, tensors.name, versions), encoding="utf-8", errors="backslashreplace")
+        texts[name] = script_text(case, verdict, tensors.name, versions), case
         scripts[name] = file
+    # Nothing is written, or replaced, before both scripts are checked.
+    if overwrite and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (script, case) in texts.items():
+        file = scripts[name]
+        about = {"made by": "padiff repro", "step": str(first.step)}
+        write_safetensors(file.with_suffix(".safetensors"), tensors_of(case), about)
+        file.write_text(script, encoding="utf-8", errors="backslashreplace")
     environments = dict(SIDES.zip(runs.map(lambda run: _environment(run.info))))
     (folder / _ENVIRONMENT).write_text(json.dumps(environments, indent=1), encoding="utf-8")
     text = _readme(verdict, scripts, reasons, environments)

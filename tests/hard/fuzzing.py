@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.errors import PadiffError
+from tests.kit.injecting import ESCAPES, EVIL, inject, strings_of
 
 #: Seconds that all readers together may take with one mutated folder.
 LONGEST = 60
@@ -187,9 +188,25 @@ def mutate_folder(run: Path, outside: Path, rng: random.Random) -> str:
     return f"{folder.relative_to(run)}: {what}"
 
 
+def mutate_strings(run: Path, rng: random.Random) -> str:
+    """Replace one or two strings by code, or by anything, the same in all files of a run. Returns which."""
+    texts = strings_of(run)
+    changes = {
+        rng.choice(texts): rng.choice((EVIL, *ESCAPES, "", "1", "nan", "x" * 5000))
+        for _ in range(rng.choice((1, 1, 2)))
+    }
+    aside = run.with_name("before")
+    shutil.rmtree(aside, ignore_errors=True)
+    run.rename(aside)
+    inject(aside, run, changes)
+    return f"{changes}: strings"
+
+
 def mutate(run: Path, outside: Path, rng: random.Random) -> list[str]:
     """Change a run folder in a few places. Returns what was done."""
     done = []
+    if rng.random() < 0.3:
+        return [mutate_strings(run, rng)]
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         files = sorted(p for p in run.rglob("*") if p.is_file() and not p.is_symlink())
         kinds = sorted({p.suffix for p in files})
@@ -248,6 +265,11 @@ def readings(good: Path, run: Path, logdir: Path) -> Iterator[tuple[str, Callabl
     yield "compare", lambda: cli("compare", a, b)
     yield "compare the other way", lambda: compare_runs(run, good)
     yield "map", lambda: cli("map", a, b)
+    yield "repro", lambda: cli("repro", a, b, "--out", str(logdir / "repro"), "--overwrite")
+    yield "repro the other way", lambda: cli("repro", b, a, "--out", str(logdir / "repro"), "--overwrite")
+    yield "doctor", lambda: cli("doctor", b)
+    outputs = [f"--{kind}={logdir / kind}" for kind in ("html", "junit", "markdown", "json")]
+    yield "outputs", lambda: cli("compare", b, a, *outputs)
     yield "watch", lambda: cli("watch", b, a, "--logdir", str(logdir), "--timeout", "0", "--interval", "0.01")
 
 
@@ -265,6 +287,7 @@ def fuzz(seed: int, sources: list[Path], work: Path) -> list[dict[str, Any]]:
     run, outside = work / "run", work / "outside"
     for folder in (run, outside, work / "tb"):
         shutil.rmtree(folder, ignore_errors=True)
+    (work / "tb").mkdir()
     shutil.copytree(rng.choice(sources), run)
     outside.mkdir()
     for secret in ("secret.json", "secret.npy"):

@@ -28,6 +28,7 @@ STORED = {
     "packed": {"pack": True},
     "sketched": {"detail": "sketch"},
     "compressed": {"compression": "zlib"},
+    "replayed": {"replay_every_n_steps": 1},
 }
 
 

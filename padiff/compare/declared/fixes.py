@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from padiff.frameworks.catalog import LAYERS, OPTIMIZERS, checked_fix, is_loss
+from padiff.frameworks.settings import LAYER_SETTINGS
 from padiff.frameworks.spelled import SPELLINGS, Spelling, number_text
 from padiff.records import Layer
+from padiff.system.code import literal
 
 # Parameters that a line names.
 _NAMED = 3
@@ -25,7 +27,7 @@ def optimizer_fix(
         parameters: the candidate's names of the parameters that they are for; empty: all.
     """
     spelling = SPELLINGS.get(framework)
-    if spelling is None or "." in rule:
+    if spelling is None or _class(spelling, rule, values) not in OPTIMIZERS[framework]:
         return ""
     kind = f"{spelling.optimizers}.{_class(spelling, rule, values)}"
     if rule == "SGD" and spelling.with_momentum and not values.get("momentum"):
@@ -34,11 +36,12 @@ def optimizer_fix(
     if not all(arguments):
         return ""
     if not parameters:
-        return f"{kind}({', '.join(['...', *dict.fromkeys(arguments)])})"
-    listed = ", ".join(site.replace("/", ".") for site in parameters[:_NAMED])
+        return checked_fix(framework, f"{kind}({', '.join(['...', *dict.fromkeys(arguments)])})")
+    # Names of parameters are a run's: they stay strings.
+    listed = ", ".join(literal(site.replace("/", ".")) for site in parameters[:_NAMED])
     listed += ", ..." if len(parameters) > _NAMED else ""
     group = ", ".join(f'"{name}": {value}' for name, _, value in (a.partition("=") for a in dict.fromkeys(arguments)))
-    return f'{kind}([{{"params": [{listed}], {group}}}, ...])'
+    return checked_fix(framework, f'{kind}([{{"params": [{listed}], {group}}}, ...])')
 
 
 def _class(spelling: Spelling, rule: str, values: Mapping[str, Any]) -> str:
@@ -68,8 +71,8 @@ def clip_fix(framework: str, rule: str, kind: str, limit: Any) -> str:
         return ""
     line = line.format(number_text(limit))
     if line.startswith("grad_clip=") and rule and "." not in rule:
-        return f"{spelling.optimizers}.{spelling.rules.get(rule, rule)}(..., {line})"
-    return line
+        line = f"{spelling.optimizers}.{spelling.rules.get(rule, rule)}(..., {line})"
+    return checked_fix(framework, line)
 
 
 def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
@@ -79,7 +82,7 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
         function: its common name.
     """
     spelling = SPELLINGS.get(framework)
-    if spelling is None:
+    if spelling is None or not is_loss(function, settings):
         return ""
     name, more = spelling.losses.get(function, (function, ""))
     arguments = [
@@ -87,31 +90,26 @@ def loss_fix(framework: str, function: str, settings: Mapping[str, Any]) -> str:
         for key, value in settings.items()
         if key != "function"
     ]
-    return f"{spelling.layers}.functional.{name}({', '.join(['...', *([more] if more else []), *arguments])})"
-
-
-# Kinds of layers that frameworks have; a class of the user's goes by its own name.
-# Words that the names of these are made of, one after the other: LlamaRMSNorm is a user's.
-_OF_FRAMEWORKS = re.compile(
-    "(?:adaptive|alpha|avg|batch|bag|bi|cell|celu|channel|circular|constant|conv|cosine|cross|distance|dropout|elu"
-    "|embedding|feature|flatten|fold|fractional|gelu|glu|group|gru|hard|identity|instance|kl|layer|lazy|leaky|linear"
-    "|local|log|lp|lstm|max|maxout|mish|multihead|attention|norm|pad|pairwise|pixel|pool|prelu|reflection|relu6?"
-    "|replication|response|rms|rnn|selu|shrink|shuffle|sigmoid|sign|silu|similarity|simple|soft|softmax|softplus"
-    "|spectral|swish|sync|tanh|threshold|thresholded|transpose|un|upsampl(?:e|ing)|zero|[123]d)+"
-)
+    line = f"{spelling.layers}.functional.{name}({', '.join(['...', *([more] if more else []), *arguments])})"
+    return checked_fix(framework, line)
 
 
 def layer_fix(framework: str, layer: Layer, name: str, value: Any) -> str:
     """A layer with a setting as the reference has it."""
     spelling = SPELLINGS.get(framework)
-    if spelling is None or layer.type.lower() != layer.kind or not _OF_FRAMEWORKS.fullmatch(layer.kind):
+    if spelling is None or layer.type.lower() != layer.kind or layer.type not in LAYERS[framework]:
         return ""  # a class of the user's, with arguments of its own
+    if name not in LAYER_SETTINGS:
+        return ""
     convert = spelling.converted.get(name)
     if convert is not None and (name != "momentum" or "norm" in layer.kind):
-        value = convert(value)
+        try:
+            value = convert(value)
+        except (TypeError, ValueError, OverflowError):  # not what a framework declares
+            return ""
     value = None if value == "none" and name == "padding_idx" else value
     argument = spelling.arguments.get(name, name)
-    return f"{spelling.layers}.{layer.type}(..., {argument}={number_text(value)})"
+    return checked_fix(framework, f"{spelling.layers}.{layer.type}(..., {argument}={number_text(value)})")
 
 
 def together(fixes: Sequence[str]) -> str:
@@ -136,6 +134,8 @@ def optimizer_call(framework: str, rule: str, values: Mapping[str, Any], rate: s
     if spelling is None:
         return ""
     kind = _class(spelling, rule, values)
+    if kind not in OPTIMIZERS[framework]:
+        return ""
     decays = [name for name in values if name.startswith("decay.") and values[name]]
     usual = [name for name in values if name.startswith("decay.")][:1]
     # Of SGD without momentum the class has no such argument.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -135,6 +136,8 @@ def _sides(pair: LayerPair) -> str:
 
 def _mode_fix(path: str, training: bool) -> str:
     whole = "" if path.startswith("(") else f".{path}"
+    if not re.fullmatch(r"(\.[A-Za-z0-9]\w*)*", whole, re.ASCII):
+        return ""  # a run's own words are no code
     return f"model{whole}.{'train' if training else 'eval'}()"
 
 

@@ -192,7 +192,7 @@ SURE = 3.0
 
 def allowed(dtype: str, stage: str) -> float:
     """Relative L2 error that rounding explains in a step that starts from equal weights."""
-    return _ALLOWED[dtype][_STAGE[stage]]
+    return _ALLOWED.get(dtype, _ALLOWED["float32"])[_STAGE[stage]]
 
 
 def is_half(dtype: str) -> bool:
@@ -202,7 +202,7 @@ def is_half(dtype: str) -> bool:
 
 def ratio_floor(dtype: str) -> float:
     """By how much of themselves the tensors of a stage may all be larger on one side."""
-    return max(LEAST_RATIO, ROUNDINGS * ROUNDING[dtype])
+    return max(LEAST_RATIO, ROUNDINGS * ROUNDING.get(dtype, ROUNDING["float32"]))
 
 
 def coarse(dtype: str) -> str:
