@@ -16,6 +16,7 @@ from padiff.recorder.capture import Capture
 from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
 from padiff.recorder.detail import Detail
+from padiff.recorder.evaluation import TrainingHistory
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
 from padiff.recorder.memory import MemoryRun, bytes_of
@@ -85,6 +86,7 @@ class Recorder(UnderWay):
         self._replays, self._functions = replay_of is not None, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
         self._owned = LastOwned()
+        self._history = TrainingHistory(trains=bool(self._optimizers))
         self._claim: Claim | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
@@ -215,7 +217,7 @@ class Recorder(UnderWay):
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             if self._framework.hooks.READ:
                 levels.fill(self._layers.nodes)
-            records.copier.within = self._levels.room
+            records.copier.grant(self._levels.room)
             self._capture = Capture(
                 self.step,
                 self._layers,
@@ -230,6 +232,7 @@ class Recorder(UnderWay):
                 packing=self._packed,
                 whole=whole,
                 loss_logged=self._loss_logged,
+                history=self._history,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
