@@ -95,6 +95,7 @@ class TrainingRecorder:
         sink: ScalarSink | None = None,
         settings: Mapping[str, Any] | None = None,
         logs_loss: bool = False,
+        end: int | None = None,
     ) -> None:
         """Training begins: make the run folder. What an earlier one that was not ended left is ended before.
 
@@ -103,6 +104,7 @@ class TrainingRecorder:
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
             settings: what the host knows that the training is set to (`padiff.records.settings`).
             logs_loss: whether the host logs each micro-batch's loss, and models may give theirs as an output.
+            end: the step that the training ends before, where the host knows it.
 
         Raises:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
@@ -142,6 +144,7 @@ class TrainingRecorder:
             self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
         self._resumes = options.get("existing") == "resume"
         recorder.declare(settings or {})
+        recorder.expect_end(end)
         if logs_loss:
             recorder.loss_is_logged()
         recorder.open()

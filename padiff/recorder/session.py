@@ -19,7 +19,7 @@ from padiff.recorder.detail import Detail
 from padiff.recorder.evaluation import TrainingHistory
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
-from padiff.recorder.memory import MemoryRun, bytes_of
+from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
@@ -98,7 +98,8 @@ class Recorder(UnderWay):
             given=identity.world_size is not None,
         )
         self.loss_scale: float = 1.0
-        self.step = scope.start_step
+        self.step = self._begin = scope.start_step
+        self._end: int | None = None
         self.forked = False
 
     # -- the with ------------------------------------------------------------------------------------------
@@ -168,6 +169,10 @@ class Recorder(UnderWay):
     def run(self) -> MemoryRun | None:
         """The run in memory, `None` where the steps go to a folder."""
         return self._output.run
+
+    def expect_end(self, step: int | None) -> None:
+        """Say which step the training ends before, as far as that is known: how large the run becomes depends on it."""
+        self._end = step
 
     def declare(self, settings: Mapping[str, Any]) -> None:
         """Declare settings of the training that a trainer knows: names and plain values as `padiff.records.settings`
@@ -305,7 +310,8 @@ class Recorder(UnderWay):
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
-        expected = self._levels.recorded(lambda: bytes_of(step))
+        steps = None if self._end is None else self._schedule.count(self._begin, self._end)
+        expected = self._levels.recorded(step, steps)
         if expected and self._output.folder is not None and not self.watched and not self._description.rank:
             say(expected)
         pack = None if capture.packing is None else capture.packing.finish(self._description.rank, scale)
