@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.dump import open_run
-from padiff.dump.local import is_remote, run_folder
+from padiff.dump.local import absolute, is_remote, run_folder
 from padiff.dump.lost import lost_lines
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError
@@ -27,7 +27,7 @@ from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.live import LiveComparison
-from padiff_hooks.options import TrainingOptions, check, lasting, split_map
+from padiff_hooks.options import TrainingOptions, check, lasting, make_folders_absolute, split_map
 from padiff_hooks.own_curves import OwnCurves
 from padiff_hooks.replaying import HostReplay
 from padiff_hooks.tags import LAYERS
@@ -50,13 +50,14 @@ class TrainingRecorder:
 
     def __init__(self, dir_path: str | AnyPath, **options: Unpack[TrainingOptions]) -> None:
         check(dir_path, options)
+        make_folders_absolute(options)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
         start_from, replay = options.pop("start_from", None), options.pop("replay", None)
         floors, float64 = runs_of(options.pop("floors", False)), options.pop("float64", False)
         self._logdir = options.pop("logdir", None)
         self._tags = options.pop("tags", LAYERS)
         self._to_host = options.pop("log_to_host", True)
-        self._dir_path = run_folder(dir_path, "dir_path")
+        self._dir_path = absolute(run_folder(dir_path, "dir_path"))
         followed = None if reference is None else run_folder(reference, "reference")
         paired = reference is not None or start_from is not None or replay is not None
         own_map, pair_map = split_map(options.pop("layer_map", None), paired)

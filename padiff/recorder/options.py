@@ -78,9 +78,13 @@ class RecordOptions(RunOptions, total=False):
 
 @dataclass(frozen=True)
 class Scope:
-    """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`."""
+    """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`.
 
-    every_n_steps: int | Schedule = 1
+    Attributes:
+        every_n_steps: `None` where nobody has said it; that means each step, or what the first ``try_dump`` says.
+    """
+
+    every_n_steps: int | Schedule | None = None
     detail: str | Mapping[str, str] | Detail = AUTO
     full_every_n_steps: int | Schedule | None = None
     optimizer: Any = None

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from padiff.dump.forks import own
+from padiff.dump.local import shown
 from padiff.errors import UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.capture import Capture
@@ -26,7 +27,7 @@ from padiff.recorder.output import Output, Sink
 from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import bytes_owned, say_size
 from padiff.recorder.processes import OtherRanks
-from padiff.recorder.proxies import check_as_made, unwrapped
+from padiff.recorder.proxies import check_as_made, dump_arguments, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.settings import DeclaredSettings
 from padiff.recorder.under_way import UnderWay
@@ -68,7 +69,8 @@ class Recorder(UnderWay):
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.layers.unwrap(model)
-        self._schedule = Schedule.of(scope.every_n_steps)
+        self._scheduled = scope.every_n_steps is not None
+        self._schedule = Schedule.of(1 if scope.every_n_steps is None else scope.every_n_steps)
         detail = Detail.of(scope.detail, scope.full_every_n_steps)
         if target.pack is False:
             detail = detail.without_auto()
@@ -131,16 +133,40 @@ class Recorder(UnderWay):
         """End a step; it is written if it is due. Returns whether it was.
 
         Args:
-            per_step, dir_path: as a proxy's ``try_dump`` takes them. A recorder has both from when it is made, so they
-                have to be what it was made with.
+            per_step, dir_path: as a proxy's ``try_dump`` takes them. What `record` was not given, ``every_n_steps`` and
+                a folder, the first call sets; its step is recorded. Otherwise they have to be what the recorder was
+                made with.
 
         Raises:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
             UsageError: the recorder was made with another number of steps, or another folder.
+            RunFolderError: the folder of the first call holds a run already.
         """
-        check_as_made(per_step, dir_path, self._schedule, self._output.folder)
+        every, folder = dump_arguments(per_step, dir_path)
+        if not self._dumped:
+            self._settle(every, folder)
+        check_as_made(every, folder, self._schedule, self._output)
         self._dumped = True
         return self.end_step(go_on=True)
+
+    def _settle(self, every: int | None, dir_path: str | Path | None) -> None:
+        """Take from the first ``try_dump`` what the recorder was not made with."""
+        schedule = self._schedule
+        if every is not None and not self._scheduled:
+            schedule = Schedule(every, first=self.step)
+        check_as_made(every, None, schedule, self._output)
+        if dir_path is not None and self._output.folder is None and self._output.run is not None:
+            self._move(dir_path)
+        if schedule is not self._schedule:
+            self._schedule = schedule
+            self._description.with_schedule(schedule)
+            self._do(lambda sink: sink.describe(self.info))
+
+    def _move(self, dir_path: str | Path) -> None:
+        """Write to a folder what would be kept in memory."""
+        self._output.move(dir_path, self.info, self._description.rank)
+        self._others.look_into(self._output.folder)
+        self._levels.listen(self._output.folder)
 
     # -- for hosts -----------------------------------------------------------------------------------------
 
@@ -364,7 +390,7 @@ class Recorder(UnderWay):
 
     def __str__(self) -> str:
         folder = self._output.folder
-        place = f"into {folder}" if folder is not None else "in memory"
+        place = f"into {shown(folder)}" if folder is not None else "in memory"
         due = f"every {self._schedule.every} steps" if self._schedule.steps is None else "at chosen steps"
         state = "recording" if self._output.sink is not None else "closed"
         return (
