@@ -29,7 +29,7 @@ _DESCRIPTION = (
 # Options of a recording, by what they are called in `TrainingOptions`: option, type, what it is.
 _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
     "every_n_steps": ("every", int, "record every N-th step (default: 1)"),
-    "detail": ("detail", str, "how much of each tensor: auto (default: in full, up to 200 MB, then sketches), full, ..."),
+    "detail": ("detail", str, "how much of each tensor: auto (default: 200 MB in full, then sketches), full, ..."),
     "full_every_n_steps": ("full-every", int, "where sketches are kept, full tensors every N-th step"),
     "replay_every_n_steps": ("replay-every", int, "keep a pack every N-th step, to do it again elsewhere"),
     "reference": ("reference", str, "a run to compare with while this one trains"),
