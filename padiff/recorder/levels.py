@@ -15,7 +15,7 @@ from padiff.records import LOOP, PARAMETER_STAGES, STAGES, Step, bytes_text
 
 #: Bytes of full tensors that ``detail="auto"`` keeps of a run, of all its processes. Chosen: four steps of a small
 #: convolutional net (49 MB each, batch 64), more than a hundred of most small nets, and nothing that a disk notices
-#: after ten experiments. Measured, of 758 planted faults: as many are named with 1 MB as with 1 GB.
+#: after ten experiments. Measured, of 758 planted faults in small programs: 719 causes are named, as with 1 GB.
 FULL_BYTES = 200_000_000
 
 _SKETCHED: Mapping[str, str] = dict.fromkeys(STAGES, SKETCH)
