@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from padiff.compare import Policy
+from padiff.dump.local import shown
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError, RunsDifferError
 from padiff.model.given_map import GivenMap
@@ -155,7 +156,7 @@ class LiveComparison:
             self.first_report, self._compared, self._following = None, 0, 0
             self._worst, self._doubt = 0.0, ""
             self._lost.clear()
-            self._remarks.append(f"{self._reference} was recorded again; comparing starts again")
+            self._remarks.append(f"{shown(self._reference)} was recorded again; comparing starts again")
         stream = self._opened_stream()
         if stream is not None:
             stream.begin(recordings)
@@ -216,13 +217,13 @@ class LiveComparison:
         """Warn where nothing was compared in all of the training."""
         if self._pairs is not None and not self._compared and self._trouble is None:
             why = "has none of this run's steps" if self._pairs.started.reference else "was never there"
-            warn(f"padiff compared nothing with the reference run {self._reference}: it {why}")
+            warn(f"padiff compared nothing with the reference run {shown(self._reference)}: it {why}")
 
     def summary(self) -> str:
         """What it came to; empty where there is nothing to sum up."""
         if not self._compared or self._trouble is not None:
             return ""
-        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {self._reference}"
+        steps = f"compared {self._compared} step{'s' if self._compared > 1 else ''} with {shown(self._reference)}"
         first = self.first_report.first_diff if self.first_report is not None else None
         if first is not None:
             many = f"; {self._following} later step{'s' * (self._following > 1)}" if self._following else ""

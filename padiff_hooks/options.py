@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.compare import Policy
-from padiff.dump.local import local_folder, run_folder
+from padiff.dump.local import absolute, local_folder, run_folder
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.model.given_map import GivenMap
@@ -83,6 +83,18 @@ def check(dir_path: str | AnyPath, options: TrainingOptions) -> None:
         raise UsageError(f"on_diff={on_diff!r} needs a reference run to differ from: give reference='runs/...'")
     if reference is not None and run_folder(reference, "reference").resolve() == own.resolve():
         raise UsageError(f"the reference is this run's own folder, {dir_path}: a run can't be compared with itself")
+
+
+def make_folders_absolute(options: Any) -> None:
+    """Replace the folders among the options by absolute ones: a script may change its working directory before it
+    trains.
+
+    Raises:
+        UsageError: one of them is no path, or a place in a store that is not known.
+    """
+    for name in ("reference", "logdir", "start_from", "replay"):
+        if options.get(name) is not None:
+            options[name] = absolute(run_folder(options[name], name))
 
 
 def lasting(options: TrainingOptions) -> RunOptions:

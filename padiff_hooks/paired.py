@@ -9,7 +9,7 @@ from typing import Any
 from padiff.compare import Policy, RunComparison
 from padiff.compare.replicas import ReplicaCheck
 from padiff.dump.format import RUN_FILE
-from padiff.dump.local import run_folder
+from padiff.dump.local import absolute, run_folder
 from padiff.dump.lost import lost_lines
 from padiff.dump.remote_path import AnyPath
 from padiff.dump.zoom import Zoom
@@ -54,7 +54,8 @@ class PairedRuns:
         zoom: bool = True,
         begin: Callable[[Both[str]], Collection[int]] | None = None,
     ) -> None:
-        self._paths = Both(run_folder(reference, "reference"), run_folder(candidate, "candidate"))
+        paths = Both(run_folder(reference, "reference"), run_folder(candidate, "candidate"))
+        self._paths = paths.map(absolute)
         self._map = GivenMap.of(layer_map)
         self._policy = policy
         self._first_done: Collection[int] = done

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from padiff.dump.files import write_json
-from padiff.dump.local import local_folder
+from padiff.dump.local import absolute, local_folder
 from padiff.errors import UsageError
 from padiff.records import CANNOT_TELL, DIFFER, MATCH, SIDES, Both, Report, Standing
 from padiff.report_formats import to_json
@@ -63,7 +63,7 @@ class DiffStream:
     def __init__(
         self, logdir: str | Path, names: Both[str], host: ScalarSink | None = None, tags: str = LAYERS
     ) -> None:
-        self.path = local_folder(logdir, "logdir")
+        self.path = absolute(local_folder(logdir, "logdir"))
         self._names, self._host, self._tags = names, host, check_tags(tags)
         self._sinks: dict[str, ScalarSink] = {}
         self._file: BinaryIO | None = None

@@ -109,6 +109,7 @@ class TrainerEvents(TrainingResults, ABC):
                 sink=sink,
                 settings=self.settings_of(trainer, args, model, state),
                 logs_loss=trainer is not None,
+                end=state.max_steps if state.max_steps and state.max_steps > 0 else None,
             )
         except BaseException:
             self._end()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.dump import open_run
-from padiff.dump.local import is_remote, run_folder
+from padiff.dump.local import absolute, is_remote, run_folder
 from padiff.dump.lost import lost_lines
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import PadiffError
@@ -28,7 +28,7 @@ from padiff.weights.start import start
 from padiff.weights.stored import open_stored
 from padiff_hooks.event_files import ScalarSink
 from padiff_hooks.live import LiveComparison
-from padiff_hooks.options import TrainingOptions, check, lasting, split_map
+from padiff_hooks.options import TrainingOptions, check, lasting, make_folders_absolute, split_map
 from padiff_hooks.own_curves import OwnCurves
 from padiff_hooks.replaying import HostReplay
 from padiff_hooks.tags import LAYERS
@@ -51,13 +51,14 @@ class TrainingRecorder:
 
     def __init__(self, dir_path: str | AnyPath, **options: Unpack[TrainingOptions]) -> None:
         check(dir_path, options)
+        make_folders_absolute(options)
         reference, on_diff = options.pop("reference", None), options.pop("on_diff", "warn")
         start_from, replay = options.pop("start_from", None), options.pop("replay", None)
         floors, float64 = runs_of(options.pop("floors", False)), options.pop("float64", False)
         self._logdir = options.pop("logdir", None)
         self._tags = options.pop("tags", LAYERS)
         self._to_host = options.pop("log_to_host", True)
-        self._dir_path = run_folder(dir_path, "dir_path")
+        self._dir_path = absolute(run_folder(dir_path, "dir_path"))
         followed = None if reference is None else run_folder(reference, "reference")
         paired = reference is not None or start_from is not None or replay is not None
         own_map, pair_map = split_map(options.pop("layer_map", None), paired)
@@ -99,6 +100,7 @@ class TrainingRecorder:
         sink: ScalarSink | None = None,
         settings: Mapping[str, Any] | None = None,
         logs_loss: bool = False,
+        end: int | None = None,
     ) -> None:
         """Training begins: make the run folder. What an earlier one that was not ended left is ended before.
 
@@ -107,6 +109,7 @@ class TrainingRecorder:
             logdir, sink: the host's own log folder and logger, used where no logdir was given.
             settings: what the host knows that the training is set to (`padiff.records.settings`).
             logs_loss: whether the host logs each micro-batch's loss, and models may give theirs as an output.
+            end: the step that the training ends before, where the host knows it.
 
         Raises:
             RunsDifferError: the reference is set differently, and ``on_diff="raise"``.
@@ -145,6 +148,7 @@ class TrainingRecorder:
             self._live.start(not rank and not recorder.watched, self._logdir, self._host_sink)
         self._resumes = options.get("existing") == "resume"
         recorder.declare(settings or {})
+        recorder.expect_end(end)
         if logs_loss:
             recorder.loss_is_logged()
         recorder.open()

@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from padiff.dump.untrusted import plain, shape_of, whole
-from padiff.records import LOOP, ROOT, Layer, Parameter, Record
+from padiff.records import LOOP, ROOT, Evaluation, Layer, Parameter, Record
 from padiff.records.dtypes import known_dtype
 
 SCHEMA_VERSION = 1
@@ -203,6 +203,28 @@ def record_to_json(record: Record, file: str) -> dict[str, Any]:
         **({"recomputed": True} if record.recomputed else {}),
         **({"part": record.part.to_json()} if record.part is not None else {}),
     }
+
+
+def evaluations_to_json(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
+    """Return the entries of a step's calls in evaluation mode."""
+    return [
+        {"layer": each.layer, "mode": "eval", "calls": each.calls, "shapes": [list(shape) for shape in each.shapes]}
+        for each in evaluations
+    ]
+
+
+def evaluations_from_json(entries: Iterable[Any]) -> tuple[Evaluation, ...]:
+    """Undo `evaluations_to_json`.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError: an entry is none.
+    """
+    return tuple(
+        [
+            Evaluation(str(each["layer"]), whole(each["calls"]), tuple([shape_of(shape) for shape in each["shapes"]]))
+            for each in entries
+        ]
+    )
 
 
 def loop_layer() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.store import SCHEMES, FsspecStore
@@ -48,6 +48,38 @@ def run_folder(path: Any, what: str) -> AnyPath:
             f"{what} has to name a bucket and a place in it, as {scheme}://bucket/run does, got {str(path)!r}"
         )
     return RemotePath(FsspecStore(f"{scheme}://{place}"))
+
+
+@overload
+def absolute(folder: Path) -> Path: ...
+
+
+@overload
+def absolute(folder: AnyPath) -> AnyPath: ...
+
+
+def absolute(folder: AnyPath) -> AnyPath:
+    """Return a folder as an absolute path, as the training may change the working directory; a place in a store as is.
+
+    Raises:
+        UsageError: the path is relative, and the working directory is gone.
+    """
+    if isinstance(folder, RemotePath):
+        return folder
+    try:
+        return folder.absolute()
+    except OSError as error:
+        raise UsageError(f"{folder}: the working directory is gone ({error}). Give an absolute path") from error
+
+
+def shown(folder: AnyPath) -> str:
+    """Return a folder as messages show it: relative to the working directory if it lies below."""
+    if isinstance(folder, Path):
+        try:
+            return str(folder.relative_to(Path.cwd()))
+        except (OSError, ValueError):
+            pass
+    return str(folder)
 
 
 def local_folder(path: Any, what: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from padiff.dump.format import PARAMS_FILE, REPORT_FILE, RUN_FILE, STEPS
-from padiff.dump.local import run_folder
+from padiff.dump.local import absolute, run_folder
 from padiff.dump.names import names_of, neighbours_of, ranks_of
 from padiff.dump.pack import PACK_FILE
 from padiff.dump.read import DumpSeries, FolderRun, SingleDump
@@ -33,6 +33,7 @@ def open_run(
         raise RunFolderError(f"there is no run folder {path}{neighbours_of(path)}")
     if not path.is_dir():
         raise RunFolderError(f"{path} is a file; expected a run folder (one that holds {RUN_FILE})")
+    path = absolute(path)
     names_of(path)  # a folder that must not be read is no folder without a run
     if (path / RUN_FILE).exists():
         return FolderRun(path)

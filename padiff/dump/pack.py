@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from padiff.dump import codecs
 from padiff.dump.deduplication import SHARED
 from padiff.dump.fetching import Fetched, Fetching
+from padiff.dump.format import evaluations_from_json
 from padiff.dump.headers import DTYPES, Place, Places
 from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained
@@ -197,6 +198,7 @@ class PackReader:
                 notes=tuple([str(note) for note in json.loads(about.get("notes", "[]"))]),
                 settings=settings_from_json(plain(json.loads(about["settings"]))) if "settings" in about else {},
                 trace=NO_TRACE if structure.trace is None else structure.trace.read(stored.source, path),
+                evaluations=evaluations_from_json(json.loads(about.get("evaluations", "[]"))),
             )
 
 

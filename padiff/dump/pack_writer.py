@@ -11,6 +11,7 @@ import numpy as np
 
 from padiff.dump import codecs
 from padiff.dump.deduplication import Deduplication
+from padiff.dump.format import evaluations_to_json
 from padiff.dump.headers import NAMES
 from padiff.dump.held_once import HeldOnce
 from padiff.dump.pack import PACK_FILE, SCHEMA_VERSION, SKETCH_TABLE, plain_array
@@ -76,6 +77,8 @@ class PackWriter:
         }
         if step.settings:
             about["settings"] = json.dumps(dict(step.settings))
+        if step.evaluations:
+            about["evaluations"] = json.dumps(evaluations_to_json(step.evaluations))
         write_safetensors(folder / PACK_FILE, tensors, about)
 
     def _placed(self, step: Step) -> tuple[dict[str, Storable], list[tuple[str, Any]], list[tuple[str, Any]]]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from padiff.dump.format import PARAMS_FILE, REPORT_FILE, SCHEMA_VERSION, nodes_from_json
+from padiff.dump.format import PARAMS_FILE, REPORT_FILE, SCHEMA_VERSION, evaluations_from_json, nodes_from_json
 from padiff.dump.held_once import elsewhere
 from padiff.dump.json_files import Explained, read_json
 from padiff.dump.remote_path import AnyPath
@@ -108,6 +108,7 @@ class FileReader:
                 notes=tuple(str(note) for note in content.get("notes", ())),
                 settings=settings_from_json(plain(content.get("settings", {}))),
                 trace=next((_trace(folder, others, *each) for each in contents if each[1].get("trace")), NO_TRACE),
+                evaluations=evaluations_from_json(content.get("evaluations", ())),
             )
         return step, contents
 

@@ -13,7 +13,15 @@ import numpy as np
 
 from padiff.dump.deduplication import Deduplication
 from padiff.dump.files import write_json, write_npy
-from padiff.dump.format import FOLDERS, SCHEMA_VERSION, SKETCHES_FILE, loop_layer, record_to_json, tree_to_json
+from padiff.dump.format import (
+    FOLDERS,
+    SCHEMA_VERSION,
+    SKETCHES_FILE,
+    evaluations_to_json,
+    loop_layer,
+    record_to_json,
+    tree_to_json,
+)
 from padiff.dump.held_once import HeldOnce
 from padiff.dump.storage import Storage
 from padiff.dump.traces import NOWHERE, Place, trace_to_json
@@ -127,6 +135,7 @@ def write_dump(
                 "loss_scale": step.loss_scale,
                 "micro_batches": step.micro_batches,
                 "notes": list(step.notes),
+                **({"evaluations": evaluations_to_json(step.evaluations)} if step.evaluations else {}),
                 **({"settings": dict(step.settings)} if step.settings else {}),
                 "framework": {"name": info.framework, "version": info.framework_version},
                 "name": info.name,

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.local import local_folder
+from padiff.dump.local import absolute, local_folder
 
 #: The folder for dumps until `set_dump_root_path` says otherwise, below the current folder.
 DEFAULT_ROOT = "padiff_dump"
@@ -19,7 +19,7 @@ _NAMED: ContextVar[tuple[tuple[str, weakref.ref[Any]], ...]] = ContextVar("padif
 
 def set_dump_root_path(path: str | Path) -> None:
     """Set the folder below which models made from now on dump by default."""
-    _ROOT.set(str(local_folder(path, "path")))
+    _ROOT.set(str(absolute(local_folder(path, "path"))))
 
 
 def get_dump_root_path() -> str:

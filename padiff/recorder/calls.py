@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from padiff.model.selection import Node
+from padiff.records import Evaluation
 from padiff.system.frames import Frame
+
+# Different shapes of evaluation calls that a step keeps.
+_SHAPES = 20
 
 
 @dataclass(slots=True)
@@ -42,6 +46,9 @@ class Calls:
         self._outermost: Counter[tuple[str, bool]] = Counter()
         self._functions: Counter[tuple[str, str, bool, bool]] = Counter()
         self._transformed: set[str] = set()
+        #: Calls that are only counted, by path and the shapes that went in.
+        self._evaluations: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
+        self._evaluated_with_gradients = False
 
     def begin(self, node: Node, training: bool, recomputed: bool) -> Call:
         """A layer's call begins; it is numbered among the layer's calls of its mode, recomputed ones on their own."""
@@ -73,6 +80,13 @@ class Calls:
         """Calls have begun, and ended, that were not noted one by one: by path and mode, how many there are now."""
         self._numbers.update(calls)
 
+    def count_evaluation(self, path: str, shapes: tuple[tuple[int, ...], ...], learning: bool) -> None:
+        """Count a call in evaluation mode, of which nothing else is recorded."""
+        if len(self._evaluations) >= _SHAPES and (path, shapes) not in self._evaluations:
+            shapes = ()
+        self._evaluations[path, shapes] += 1
+        self._evaluated_with_gradients = self._evaluated_with_gradients or learning
+
     def function(self, inside: Call, name: str) -> Call:
         """A function is called inside of a layer's call: that call, with the function's own number among its like."""
         key = (inside.node.path, name, inside.training, inside.recomputed)
@@ -97,18 +111,40 @@ class Calls:
     @property
     def in_both_modes(self) -> bool:
         """Whether the model was called in training mode and in evaluation mode."""
-        return len({training for _, training in self._outermost}) > 1
+        return self.has_trained and (self._has_evaluated or bool(self._evaluations))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there may be records of calls in evaluation mode beside those in training mode."""
+        return self.has_trained and (self._has_evaluated or self._evaluated_with_gradients)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the model was called in training mode."""
+        return any(training for _, training in self._outermost)
+
+    @property
+    def _has_evaluated(self) -> bool:
+        return not all(training for _, training in self._outermost)
 
     @property
     def evaluations(self) -> int:
-        """How many calls in evaluation mode are left out: those of a step that has calls in training mode, too."""
-        return sum(n for (_, training), n in self._outermost.items() if not training) if self.in_both_modes else 0
+        """How many calls in evaluation mode are left out: those that were only counted, and in a step that has calls
+        in training mode all.
+        """
+        beside = sum(n for (_, training), n in self._outermost.items() if not training) if self.has_trained else 0
+        return beside + sum(self._evaluations.values())
+
+    @property
+    def evaluated(self) -> tuple[Evaluation, ...]:
+        """The calls that were only counted."""
+        return tuple(Evaluation(path, n, shapes) for (path, shapes), n in self._evaluations.items())
 
     @property
     def micro_batches(self) -> int:
         """How often the model was called for the step."""
-        left_out = self.evaluations
-        return max((n for (_, training), n in self._outermost.items() if training or not left_out), default=1)
+        trained = self.has_trained
+        return max((n for (_, training), n in self._outermost.items() if training or not trained), default=1)
 
     def trained(self, path: str) -> int:
         """How often a layer was called in training mode, from outside of all others."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from padiff.recorder.copying import EVERYTHING, Copier, LevelOf, own_calls
+from padiff.recorder.evaluation import TrainingHistory
 from padiff.recorder.layers import FixedLayers, Layers
 from padiff.recorder.left_out import Left
 from padiff.recorder.losses import Losses
@@ -45,6 +46,7 @@ class Capture:
         whole: whether the trace is to have tensors in full.
         loss_logged: whether losses are logged, so that a scalar ``loss`` that the model itself gives is no activation.
         guard: stops errors where the training calls a hook. Default: errors are raised.
+        history: what earlier captures of the model have shown of whether it is trained.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class Capture:
         whole: bool = False,
         loss_logged: bool = False,
         guard: Guard = RAISING,
+        history: TrainingHistory | None = None,
     ) -> None:
         self.number = number
-        wanted = Wanted(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged)
+        history = TrainingHistory() if history is None else history
+        wanted = Wanted(stepped, stacks, consuming, functions, losses, packing, whole, loss_logged, history)
         records = RecordBuffer(Copier(layers.framework)) if records is None else records
         self._framework, self._records = layers.framework, records
         self._observer = StepObserver(number, layers, optimizers, records, levels, owned, wanted, guard)
@@ -195,10 +199,20 @@ class Capture:
 
     def _whole(self, rank: int, loss_scale: float) -> Step | None:
         """The step as one that nothing is left out of; `None` where something is."""
-        if self._calls.evaluations or self._calls.recomputed:
+        if self._calls.mixed or self._calls.recomputed:
             return None
         records, trace = self._tracer.finished()
-        return Step(self.number, records, rank, loss_scale, self._calls.micro_batches, self.left_out, trace=trace)
+        calls = self._calls
+        return Step(
+            self.number,
+            records,
+            rank,
+            loss_scale,
+            calls.micro_batches,
+            self._notes,
+            trace=trace,
+            evaluations=calls.evaluated,
+        )
 
     def parameters_now(self) -> Step:
         """A step of weights, buffers and gradients, as they are now."""
@@ -216,18 +230,29 @@ class Capture:
         """What could not be recorded, in words, but for calls in evaluation mode within the step."""
         return self._records.left_out.notes(training_only=self._calls.in_both_modes)
 
+    @property
+    def evaluations(self) -> int:
+        """How many calls in evaluation mode are left out."""
+        return self._calls.evaluations
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        count = self._calls.evaluations
+        evaluated = f"{count} call(s) in evaluation mode within the step are not recorded"
+        return (*((evaluated,) if count else ()), *self.left_out)
+
     def peek(self, rank: int = 0, loss_scale: float = 1.0) -> Step:
         """What was recorded so far; the capture goes on."""
         self._observer.planning.leave()
         # Evaluation in between is left out: calls in eval mode, where the step has calls in training mode too.
-        left_out = self._calls.evaluations
-        evaluated = f"{left_out} call(s) in evaluation mode within the step are not recorded"
+        training_only = self._calls.in_both_modes
         return Step(
             number=self.number,
-            records=self._records.records(bool(left_out), self._calls.recomputed),
+            records=self._records.records(training_only, self._calls.recomputed),
             rank=rank,
             loss_scale=loss_scale,
             micro_batches=self._calls.micro_batches,
-            notes=(*((evaluated,) if left_out else ()), *self.left_out),
-            trace=self._tracer.trace(bool(left_out)),
+            notes=self._notes,
+            evaluations=self._calls.evaluated,
+            trace=self._tracer.trace(training_only),
         )

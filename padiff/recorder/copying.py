@@ -97,11 +97,20 @@ class Copier:
     ) -> None:
         self._tensors, self._spread = framework.tensors, framework.spread
         self._empty, self._room, self.within = empty, room, math.inf
+        self._granted = room, math.inf
         self.samples = Samples(bring=framework.tensors.fetch) if samples is None else samples
         self._keep = keep
         #: What was written into the step's file, as long as it lives.
         self._kept: dict[int, weakref.ref[Any]] = {}
         self._later: list[Awaited] = []
+
+    def grant(self, within: float) -> None:
+        """Set the bytes that tensors of the level `WITHIN` may take."""
+        self.within, self._granted = within, (self._room, within)
+
+    def refund(self) -> None:
+        """Give back what the step has spent so far: it is not kept."""
+        self._room, self.within = self._granted
 
     def copy(self, tensor: Any) -> np.ndarray:
         """The tensor's values as they are now."""

@@ -73,6 +73,11 @@ class Description:
         self.info = replace(self.info, recording={**self.info.recording, "errors": list(lines)})
         return True
 
+    def with_schedule(self, schedule: Schedule) -> None:
+        """Say that other steps are recorded."""
+        recording = {**self.info.recording, "every_n_steps": schedule.described()}
+        self.info = replace(self.info, recording=recording)
+
     def with_settings(self, settings: Mapping[str, Any]) -> bool:
         """Take over what the training declares; whether that is new."""
         if settings == self.info.settings:

@@ -85,6 +85,11 @@ class DoctorRecorder(Recorder):
         self._log: StepLog | None = None
         self._seen = self._caught = 0
 
+    def _move(self, dir_path: str | Path) -> None:
+        # What the script names is the user's.
+        if self._plan.record:
+            super()._move(Path(self._plan.folder) / f"run_{self._number}")
+
     def open(self) -> None:
         if self._plan.record:
             super().open()

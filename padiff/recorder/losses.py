@@ -60,6 +60,7 @@ class _Seen:
     place: int
     taken: Taken | OnItsWay | Left
     alive: weakref.ref[Any]
+    training: bool
     backwards: int = 0
 
 
@@ -88,6 +89,8 @@ class Losses:
         heard: Callable[[LossCall], None] | None = None,
     ) -> None:
         self._heard = heard
+        #: Whether the loop's last call of the model was evaluation.
+        self.evaluating = False
         self._records, self._framework, self._levels = records, framework, levels
         self._nodes, self._chosen, self._tensors, self._running = nodes, chosen, tensors, running
         self._calls: Counter[tuple[str, bool]] = Counter()
@@ -118,6 +121,8 @@ class Losses:
     def wants(self) -> bool:
         """Whether a call that begins now may be one that counts."""
         if COPYING.now or self._framework.hooks.recomputing():
+            return False
+        if self.evaluating and not self._framework.hooks.learning():
             return False
         # Another thread may evaluate.
         return threading.get_ident() in self._threads and self._counts()
@@ -218,7 +223,7 @@ class Losses:
             taken = self._records.copier.take_later(tensor)
             self._records.loop("loss", slot, taken, number, training)
             if trains:
-                self._seen.append(_Seen(len(self._records), taken, weakref.ref(tensor)))
+                self._seen.append(_Seen(len(self._records), taken, weakref.ref(tensor), training))
 
     def _take(self, role: str, tensor: Any, level: str) -> Taken | OnItsWay | Left | None:
         tensors = self._framework.tensors
@@ -266,8 +271,10 @@ class Losses:
         """Record the loss of each micro-batch where nobody else has, and it is known: each has one, a scalar, that
         backward began at, but for the loss scale.
         """
-        seen = [each for each in self._seen if not isinstance(each.taken, Left) and math.prod(each.taken.shape) == 1]
-        if len(seen) != micro_batches or len(seen) != len(self._seen):
+        # Beside losses in training mode those in evaluation mode are left out.
+        losses = [each for each in self._seen if each.training] or self._seen
+        seen = [each for each in losses if not isinstance(each.taken, Left) and math.prod(each.taken.shape) == 1]
+        if len(seen) != micro_batches or len(seen) != len(losses):
             return
         if any(each.backwards != 1 for each in seen) and not self._is_scaled(seen, loss_scale):
             return

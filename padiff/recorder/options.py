@@ -20,7 +20,7 @@ class RunOptions(TypedDict, total=False):
     every_n_steps: int | Schedule
     """Which steps are due: a number or a `Schedule`. Default 1."""
     detail: str | Mapping[str, str] | Detail
-    """How much is kept of each tensor: ``"auto"`` (default: full tensors in the first recorded steps, 1 GB of them in
+    """How much is kept of each tensor: ``"auto"`` (default: full tensors in the first recorded steps, 200 MB of them in
     all, and sketches after that), ``"full"``, ``"sketch"`` (some hundred bytes, from which the relative
     L2 error to another run is estimated; in the first step small tensors are whole), ``"nothing"``; or a mapping from
     stages and path patterns to these, e.g. ``{"*": "sketch", "backward": "nothing", "head.*/forward": "full"}``.
@@ -78,9 +78,13 @@ class RecordOptions(RunOptions, total=False):
 
 @dataclass(frozen=True)
 class Scope:
-    """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`."""
+    """What of a training is recorded: which steps, which layers, how much of each tensor. See `RecordOptions`.
 
-    every_n_steps: int | Schedule = 1
+    Attributes:
+        every_n_steps: `None` where nobody has said it; that means each step, or what the first ``try_dump`` says.
+    """
+
+    every_n_steps: int | Schedule | None = None
     detail: str | Mapping[str, str] | Detail = AUTO
     full_every_n_steps: int | Schedule | None = None
     optimizer: Any = None

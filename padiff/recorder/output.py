@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from padiff.dump.budget import size_of
 from padiff.dump.format import STEPS
-from padiff.dump.local import run_folder
-from padiff.dump.remote_path import RemotePath
+from padiff.dump.local import absolute, run_folder, shown
+from padiff.dump.remote_path import AnyPath, RemotePath
 from padiff.dump.remote_write import StoreWriter
 from padiff.dump.spool import SpoolOfStep, Spools
 from padiff.dump.storage import Storage
 from padiff.dump.store import StoreError
 from padiff.dump.write import RunWriter
-from padiff.errors import UnwritableFolderError, WriterError
+from padiff.errors import PadiffError, UnwritableFolderError, WriterError
 from padiff.frameworks.base import Framework
 from padiff.recorder.array_pool import ArrayPool
 from padiff.recorder.copying import SMALL_BYTES, SMALL_SHARE, Copier
@@ -62,13 +63,8 @@ class Output:
     """
 
     def __init__(self, target: Target, detail: Detail) -> None:
-        self._target = target
-        self._storage = Storage.of(
-            target.pack, target.compression, target.max_bytes, detail.sketches, mixed=detail.automatic
-        )
-        self.folder = None if target.dir_path is None else run_folder(target.dir_path, "dir_path")
-        if isinstance(self.folder, RemotePath):
-            self._storage = self._storage.in_store(target.pack)
+        self._detail = detail
+        self._aim(target)
         self.run: MemoryRun | None = None
         self.sink: Sink | None = None
         self.active = True
@@ -78,6 +74,37 @@ class Output:
         self._counts: dict[Kind, int] = {}
         self._known = Known()
         self._spools: Spools | None = None
+
+    def _aim(self, target: Target) -> None:
+        self._target, detail = target, self._detail
+        self._storage = Storage.of(
+            target.pack, target.compression, target.max_bytes, detail.sketches, mixed=detail.automatic
+        )
+        self.folder = None if target.dir_path is None else absolute(run_folder(target.dir_path, "dir_path"))
+        if isinstance(self.folder, RemotePath):
+            self._storage = self._storage.in_store(target.pack)
+
+    def move(self, dir_path: str | AnyPath, info: RunInfo, rank: int) -> None:
+        """Write to a folder from now on, instead of keeping in memory a run that has no step yet.
+
+        Raises:
+            UsageError, RunFolderError: as `open`.
+        """
+        before, run = self._target, self.run
+        try:
+            self._aim(replace(before, dir_path=dir_path))
+            self.run = self.sink = None
+            self.open(info, rank)
+        except PadiffError:
+            self._aim(before)
+            self.run = self.sink = run
+            raise
+
+    def is_named(self, dir_path: str | AnyPath) -> bool:
+        """Return True if a caller names the folder by this path: the working directory may have changed since."""
+        if self.folder is None or str(dir_path) == str(self._target.dir_path):
+            return self.folder is not None
+        return absolute(run_folder(dir_path, "dir_path")) == self.folder
 
     def size_before(self) -> int:
         """Bytes of steps that a run has which is gone on with."""
@@ -185,10 +212,10 @@ class Output:
         count, size = len(self._sizes), sum(self._sizes.values())
         if not count:
             why = "none was due, or nothing of the model was called in those that were"
-            say(f"recorded no step in {self.folder}: {why}")
+            say(f"recorded no step in {shown(self.folder)}: {why}")
             return
         of_rank = f" of rank 0 of {processes}" if processes > 1 else ""
-        say(f"recorded {count} step{'s' if count > 1 else ''}, {bytes_text(size)}{of_rank}, in {self.folder}")
+        say(f"recorded {count} step{'s' if count > 1 else ''}, {bytes_text(size)}{of_rank}, in {shown(self.folder)}")
 
     def __len__(self) -> int:
         """How many steps there are."""

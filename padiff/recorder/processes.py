@@ -54,6 +54,10 @@ class OtherRanks:
         self._rank, self._world_size = rank, world_size
         self._handed_on = 0
 
+    def look_into(self, folder: AnyPath | None) -> None:
+        """Look into another folder."""
+        self._folder = folder
+
     def handed_on(self) -> str:
         """A step was handed on. What to warn of, once; empty where all is well."""
         self._handed_on += 1

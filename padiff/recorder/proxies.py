@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.local import run_folder
-from padiff.dump.remote_path import AnyPath
+from padiff.dump.local import shown
 from padiff.errors import UsageError
+from padiff.recorder.output import Output
 from padiff.recorder.schedule import Schedule
 
 
@@ -27,30 +27,32 @@ def unwrapped(
     return model.padiff_model, white_list, black_list, model.padiff_layer_map if layer_map is None else layer_map
 
 
-def _is_one(given: Any, folder: AnyPath | None) -> bool:
-    if isinstance(folder, Path):
-        return Path(given).absolute() == folder.absolute()
-    return folder is not None and run_folder(given, "dir_path") == folder
+def dump_arguments(per_step: Any, dir_path: Any) -> tuple[int | None, Any]:
+    """Return how many steps, and the folder, that the arguments of a proxy's ``try_dump`` name.
+
+    Raises:
+        UsageError: the number of steps is none.
+    """
+    if isinstance(per_step, (str, Path)):
+        return None, per_step
+    if per_step is not None and (isinstance(per_step, bool) or not isinstance(per_step, int) or per_step < 1):
+        raise UsageError(f"per_step has to be a whole number of at least 1, got {per_step!r}")
+    return per_step, dir_path
 
 
-def check_as_made(per_step: Any, dir_path: Any, schedule: Schedule, folder: AnyPath | None) -> None:
-    """Whether the arguments of a proxy's ``try_dump`` say what a recorder was made with.
+def check_as_made(per_step: int | None, dir_path: Any, schedule: Schedule, output: Output) -> None:
+    """Check that the arguments of a proxy's ``try_dump`` say what a recorder was made with.
 
     Raises:
         UsageError: they do not.
     """
-    if isinstance(per_step, (str, Path)):
-        per_step, dir_path = None, per_step
-    if dir_path is not None and not _is_one(dir_path, folder):
+    if dir_path is not None and not output.is_named(dir_path):
+        folder = output.folder
         raise UsageError(
-            f"try_dump: this recorder {f'writes to {folder}' if folder else 'keeps its steps in memory'}, not in "
-            f"{dir_path}: give the folder to padiff.record(model, dir_path)"
+            f"try_dump: this recorder {f'writes to {shown(folder)}' if folder else 'keeps its steps in memory'}, not "
+            f"in {dir_path}: give the folder to padiff.record(model, dir_path), or to the first try_dump"
         )
-    if per_step is None:
-        return
-    if isinstance(per_step, bool) or not isinstance(per_step, int) or per_step < 1:
-        raise UsageError(f"per_step has to be a whole number of at least 1, got {per_step!r}")
-    if schedule.steps is not None or schedule.every != per_step:
+    if per_step is not None and (schedule.steps is not None or schedule.every != per_step):
         raise UsageError(
             f"try_dump: this recorder was made with every_n_steps={schedule.described()!r}, not with "
             f"per_step={per_step}. Give padiff.record every_n_steps={per_step} (steps 0, {per_step}, ...), or "

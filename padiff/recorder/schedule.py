@@ -52,6 +52,14 @@ class Schedule:
             return False
         return step in self.steps if self.steps is not None else (step - self.first) % self.every == 0
 
+    def count(self, begin: int, end: int) -> int:
+        """Return how many steps from ``begin`` up to, and without, ``end`` are due."""
+        if self.steps is not None:
+            return sum(begin <= step < end and self.due(step) for step in self.steps)
+        last = end - 1 if self.last is None else min(self.last, end - 1)
+        first = self.first + max(0, -(-(begin - self.first) // self.every)) * self.every
+        return max(0, (last - first) // self.every + 1)
+
     def described(self) -> int | list[int] | dict[str, int | None]:
         """As a run says it: the number of steps, the steps themselves, or what is set."""
         if self.steps is not None:

@@ -11,23 +11,25 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from padiff.dump.forks import own
+from padiff.dump.local import shown
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.frameworks import framework_of
 from padiff.recorder.capture import Capture
 from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
 from padiff.recorder.detail import Detail
+from padiff.recorder.evaluation import TrainingHistory
 from padiff.recorder.failures import Failures
 from padiff.recorder.layers import Layers
 from padiff.recorder.levels import FULL_BYTES, LevelsOfSteps
-from padiff.recorder.memory import MemoryRun, bytes_of
+from padiff.recorder.memory import MemoryRun
 from padiff.recorder.optimizers import optimizers_of
 from padiff.recorder.options import Identity, Scope, Target
 from padiff.recorder.output import Output, Sink
 from padiff.recorder.owned import LastOwned
 from padiff.recorder.packing import bytes_owned, say_size
 from padiff.recorder.processes import OtherRanks
-from padiff.recorder.proxies import check_as_made, unwrapped
+from padiff.recorder.proxies import check_as_made, dump_arguments, unwrapped
 from padiff.recorder.schedule import Schedule
 from padiff.recorder.settings import DeclaredSettings
 from padiff.recorder.under_way import UnderWay
@@ -74,7 +76,8 @@ class Recorder(UnderWay):
         model, white_list, black_list, layer_map = unwrapped(model, scope.white_list, scope.black_list, scope.layer_map)
         self._framework = framework_of(model)
         self._model = self._framework.layers.unwrap(model)
-        self._schedule = Schedule.of(scope.every_n_steps)
+        self._scheduled = scope.every_n_steps is not None
+        self._schedule = Schedule.of(1 if scope.every_n_steps is None else scope.every_n_steps)
         detail = Detail.of(scope.detail, scope.full_every_n_steps)
         if target.pack is False:
             detail = detail.without_auto()
@@ -92,6 +95,7 @@ class Recorder(UnderWay):
         self._replays, self._functions = replay_of is not None, scope.functions
         self._packs = None if packs is None else Schedule.of(packs)
         self._owned = LastOwned()
+        self._history = TrainingHistory(trains=bool(self._optimizers))
         self._claim: Claim | None = None
         self._entered = self._dumped = self._loss_logged = False
         self._warnings = RecorderWarnings()
@@ -103,7 +107,8 @@ class Recorder(UnderWay):
             given=identity.world_size is not None,
         )
         self.loss_scale: float = 1.0
-        self.step = scope.start_step
+        self.step = self._begin = scope.start_step
+        self._end: int | None = None
         self.forked = False
 
     # -- the with ------------------------------------------------------------------------------------------
@@ -134,21 +139,45 @@ class Recorder(UnderWay):
             if self._output.sink is not None:  # closing failed
                 self.close(finished=False, raise_errors=False)
 
-    @guarded(default=False, passing=(WriterError, UsageError))
+    @guarded(default=False, passing=(PadiffError,))
     def try_dump(self, per_step: int | str | Path | None = None, dir_path: str | Path | None = None) -> bool:
         """End a step; it is written if it is due. Returns whether it was.
 
         Args:
-            per_step, dir_path: as a proxy's ``try_dump`` takes them. A recorder has both from when it is made, so they
-                have to be what it was made with.
+            per_step, dir_path: as a proxy's ``try_dump`` takes them. What `record` was not given, ``every_n_steps`` and
+                a folder, the first call sets; its step is recorded. Otherwise they have to be what the recorder was
+                made with.
 
         Raises:
             WriterError: an earlier step could not be written (with ``on_error="raise"``).
             UsageError: the recorder was made with another number of steps, or another folder.
+            RunFolderError: the folder of the first call holds a run already.
         """
-        check_as_made(per_step, dir_path, self._schedule, self._output.folder)
+        every, folder = dump_arguments(per_step, dir_path)
+        if not self._dumped:
+            self._settle(every, folder)
+        check_as_made(every, folder, self._schedule, self._output)
         self._dumped = True
         return self.end_step(go_on=True)
+
+    def _settle(self, every: int | None, dir_path: str | Path | None) -> None:
+        """Take from the first ``try_dump`` what the recorder was not made with."""
+        schedule = self._schedule
+        if every is not None and not self._scheduled:
+            schedule = Schedule(every, first=self.step)
+        check_as_made(every, None, schedule, self._output)
+        if dir_path is not None and self._output.folder is None and self._output.run is not None:
+            self._move(dir_path)
+        if schedule is not self._schedule:
+            self._schedule = schedule
+            self._description.with_schedule(schedule)
+            self._do(lambda sink: sink.describe(self.info))
+
+    def _move(self, dir_path: str | Path) -> None:
+        """Write to a folder what would be kept in memory."""
+        self._output.move(dir_path, self.info, self._description.rank)
+        self._others.look_into(self._output.folder)
+        self._levels.listen(self._output.folder)
 
     # -- for hosts -----------------------------------------------------------------------------------------
 
@@ -181,6 +210,11 @@ class Recorder(UnderWay):
     def run(self) -> MemoryRun | None:
         """The run in memory, `None` where the steps go to a folder."""
         return self._output.run
+
+    @guarded()
+    def expect_end(self, step: int | None) -> None:
+        """Say which step the training ends before, as far as that is known: how large the run becomes depends on it."""
+        self._end = step
 
     @guarded(passing=(UsageError,))
     def declare(self, settings: Mapping[str, Any]) -> None:
@@ -234,7 +268,7 @@ class Recorder(UnderWay):
             records, levels = self._output.records(self._framework), self._levels.of(self.step, full=self._packed)
             if self._framework.hooks.READ:
                 levels.fill(self._layers.nodes)
-            records.copier.within = self._levels.room
+            records.copier.grant(self._levels.room)
             self._capture = Capture(
                 self.step,
                 self._layers,
@@ -251,6 +285,7 @@ class Recorder(UnderWay):
                 whole=whole,
                 loss_logged=self._loss_logged,
                 guard=self.guard,
+                history=self._history,
             )
         if self._hooked is not None:
             self._capture.take_over(self._hooked)
@@ -276,7 +311,7 @@ class Recorder(UnderWay):
         self.step += 1
         self._ending = True
         try:
-            written = self.guard.run(self._end, go_on)
+            written = self.guard.run(self._hand_on, go_on)
         finally:
             self._ending = False
         if self.guard.tripped:
@@ -285,7 +320,7 @@ class Recorder(UnderWay):
                 self.attach()
         return bool(written)
 
-    def _end(self, go_on: bool) -> bool:
+    def _hand_on(self, go_on: bool) -> bool:
         if self.forked:
             self._warnings.forked()
         self._output.pool.keep = self.due
@@ -365,7 +400,8 @@ class Recorder(UnderWay):
         step = capture.finish(self._description.rank, scale, detach=not keep_hooks)
         if not keep_hooks:
             self._hooked = None
-        expected = self._levels.recorded(lambda: bytes_of(step))
+        steps = None if self._end is None else self._schedule.count(self._begin, self._end)
+        expected = self._levels.recorded(step, steps)
         if expected and self._output.folder is not None and not self.watched and not self._description.rank:
             say(expected)
         pack = None if capture.packing is None else capture.packing.finish(self._description.rank, scale)
@@ -421,7 +457,7 @@ class Recorder(UnderWay):
 
     def __str__(self) -> str:
         folder = self._output.folder
-        place = f"into {folder}" if folder is not None else "in memory"
+        place = f"into {shown(folder)}" if folder is not None else "in memory"
         due = f"every {self._schedule.every} steps" if self._schedule.steps is None else "at chosen steps"
         state = "recording" if self._output.sink is not None else "closed"
         return (

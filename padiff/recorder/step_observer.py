@@ -13,6 +13,7 @@ from padiff.model.selection import Node
 from padiff.recorder.activations import Activations
 from padiff.recorder.calls import Call, Calls
 from padiff.recorder.copying import COPYING, LevelOf
+from padiff.recorder.evaluation import EvaluationFilter, EvaluationObserver
 from padiff.recorder.functions import Functions
 from padiff.recorder.hooks import Hooks
 from padiff.recorder.interrupts import Interrupts
@@ -91,6 +92,7 @@ class StepObserver:
         self.activations = Activations(records, framework, levels, self.interrupts, self.tensors, guard)
         self.tracer = Tracer(records, framework, levels, self.tensors, wanted.functions, wanted.whole)
         self.calls = Calls()
+        self._evaluation = EvaluationFilter(framework, self.calls, wanted.history)
         self._running = self.calls.running
         self.functions = Functions(framework, self.tracer, self._running, self.watched, guard)
         self.packing: Packing | None = None
@@ -207,6 +209,8 @@ class StepObserver:
         self.functions.pause()
         try:
             transforming, watched = self._transforming(), self.watched
+            if not self._running and not transforming and self._evaluates(key, args, kwargs):
+                return
             if not self._begun and not transforming:
                 self._begin()
             node = watched.known.get(key)
@@ -225,6 +229,8 @@ class StepObserver:
                 self.parameters.snapshot_later()
                 return
             outermost = not self._running
+            if outermost and training and not recomputed and not self.calls.has_trained:
+                self.records.copier.refund()  # calls in evaluation mode so far are left out in the end
             if self.packing is not None and not recomputed:
                 self.packing.layer_begins(node, args, kwargs, training)
             call = self.calls.begin(node, training, recomputed)
@@ -245,6 +251,18 @@ class StepObserver:
             self.planning.model_begins(key, call)
         finally:
             self.functions.resume()
+
+    def _evaluates(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Let a call of the loop pass, if it is evaluation."""
+        node = self.watched.known.get(key)
+        if node is None or self._recomputing():
+            return False
+        evaluates = self._evaluation.check(node, self.watched.nodes[0], args, kwargs)
+        if self.losses is not None:
+            self.losses.evaluating = evaluates
+        if evaluates:
+            EvaluationObserver(key, self.hooks)
+        return evaluates
 
     def _model_begins(self, call: Call, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost call begins."""
@@ -392,6 +410,7 @@ class StepObserver:
             self._wanted.stepped(self.parameters.steps_taken)
 
     def add_gradient(self, key: int, gradient: Any) -> None:
+        self._evaluation.note_gradient()
         try:
             self.parameters.add(key, gradient)
         except KeyboardInterrupt:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from padiff.recorder.evaluation import TrainingHistory
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,4 @@ class Wanted:
     packing: bool = False
     whole: bool = False
     loss_logged: bool = False
+    history: TrainingHistory = field(default_factory=TrainingHistory)

@@ -18,12 +18,20 @@ class RecorderWarnings:
 
     def __init__(self) -> None:
         self._waiting: list[str] = []
-        self._changed = self._unstepped = self._left_out = self._forked = self._dropped = False
+        self._changed = self._unstepped = self._left_out = self._forked = self._dropped = self._evaluated = False
         self._unseen_steps = 0
 
     def called(self, capture: Capture) -> None:
         """Warn of a step in which nothing was called."""
-        if not capture.called:
+        if capture.evaluations and capture.empty:
+            if not self._evaluated:
+                self._evaluated = True
+                self._waiting.append(
+                    f"padiff: step {capture.number} is not recorded: the model was called in evaluation mode without "
+                    "gradients alone. Evaluation is counted, and not recorded, in a loop that trains. To record it, "
+                    "use a recorder without an optimizer"
+                )
+        elif not capture.called:
             self._waiting.append(
                 f"padiff: no layer of the recorded model was called in step {capture.number}, so nothing of what it "
                 "computes is recorded. Does the loop train this model? (What a compiled function calls is not "

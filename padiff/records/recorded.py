@@ -163,6 +163,21 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Calls in evaluation mode between the training's own: all that a step keeps of them.
+
+    Attributes:
+        layer: path of the layer that the loop called.
+        calls: how many calls.
+        shapes: of the tensors that went in; empty where it is not known.
+    """
+
+    layer: str
+    calls: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one rank recorded in one optimizer step.
 
@@ -181,6 +196,7 @@ class Step:
         floors: what rounding makes of its tensors, where that was measured.
         spread: how parameters were spread over the step's processes, where they were put together; equal for steps
             whose parameters lay alike, empty where nothing was spread.
+        evaluations: calls in evaluation mode that were counted, and not recorded.
     """
 
     number: int
@@ -193,6 +209,7 @@ class Step:
     trace: Trace = NO_TRACE
     floors: Floors | None = None
     spread: Hashable = ()
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

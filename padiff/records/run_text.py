@@ -69,7 +69,11 @@ def step_text(step: Step) -> str:
     lines = [f"step {step.number}, rank {step.rank}: {text}; {step.micro_batches} micro-batch(es)"]
     if step.settings:
         lines.append(f"  set otherwise than at first: {', '.join(_said(step.settings))}")
-    return "\n".join([*lines, *(f"  {note}" for note in step.notes)])
+    lines += [f"  {note}" for note in step.notes]
+    for each in step.evaluations:
+        shapes = ", ".join(str(list(shape)) for shape in each.shapes) or "other shapes"
+        lines.append(f"  evaluation: {_plural(each.calls, 'call')} of {each.layer}, {shapes}")
+    return "\n".join(lines)
 
 
 def declared_lines(settings: Settings) -> list[str]:

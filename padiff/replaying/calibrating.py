@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from padiff.dump.floors import write_floors
-from padiff.dump.local import run_folder
+from padiff.dump.local import absolute, run_folder
 from padiff.errors import UsageError
 from padiff.model.live_model import LiveModel
 from padiff.recorder.factory import recorder_of
@@ -77,6 +77,7 @@ def calibrate(
         every_n_steps=Schedule(steps=list(reference.numbers)),
         optimizer=optimizers or None,
     )
+    place = absolute(run_folder(run, "run"))
     doing = Doing(live, optimizers, recorder, Carrying(reference, live, optimizers, layer_map))
     doing.kept = kept = Kept(live)
     found = []
@@ -84,7 +85,7 @@ def calibrate(
         recorder.open()
         for number in reference.numbers:
             floors = _measured(reference, number, doing, train, runs, float64)
-            write_floors(run_folder(run, "run"), floors)
+            write_floors(place, floors)
             found.append(floors)
     finally:
         try:

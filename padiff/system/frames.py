@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from padiff.system.start_folder import current_folder, start_folder
+
 #: Lines of a stack that are kept: the innermost ones.
 MOST = 12
 # Letters of a line that are kept.
@@ -27,7 +29,7 @@ class Frame(NamedTuple):
     """A line of a call stack.
 
     Attributes:
-        file: its file; relative to the working directory where it lies below that.
+        file: its file; relative to the working directory at the start where it lies below that.
         line: its number, counted from 1.
         function: the function that it is in.
         code: the line itself, without what is before and after it; empty where the file can't be read.
@@ -85,10 +87,13 @@ def _is_model(file: str, framework: str) -> bool:
 
 
 def _short(file: str) -> str:
-    here = os.getcwd() + os.sep
-    return file[len(here) :] if file.startswith(here) else file
+    for folder in (start_folder(), current_folder()):
+        here = os.path.join(folder, "")
+        if folder and file.startswith(here):
+            return file[len(here) :]
+    return file
 
 
 @lru_cache(maxsize=4096)
 def _code(file: str, line: int) -> str:
-    return linecache.getline(file, line).strip()[:_LONGEST]
+    return linecache.getline(os.path.join(start_folder(), file), line).strip()[:_LONGEST]

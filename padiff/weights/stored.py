@@ -81,7 +81,7 @@ def open_stored(
     if not isinstance(folder, RemotePath) and holds_weights(folder):
         if step is not None:
             raise UsageError(f"{folder} holds weights, not steps: step={step} can't be meant")
-        return _of_files(folder, framework, beside)
+        return _of_files(folder.absolute(), framework, beside)
     return stored_step(open_run(folder), step, str(path))
 
 

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from padiff.dump.local import run_folder
+from padiff.dump.local import absolute, run_folder
 from padiff.errors import PadiffError, UsageError
 from padiff.records import printable
+from padiff.system.start_folder import begin_here
 from padiff_cli.parser import Parser
 from padiff_cli.run.hosts import HostWatch
 from padiff_cli.run.loop import LoopFinder
 from padiff_cli.run.recording import Recording, check_free
 from padiff_cli.run.script import run_module, run_script, show_as_python_does
-from padiff_hooks.options import ON_DIFF
+from padiff_hooks.options import ON_DIFF, make_folders_absolute
 
 FAILED, MISUSE = 1, 2
 
@@ -28,7 +29,7 @@ _DESCRIPTION = (
 # Options of a recording, by what they are called in `TrainingOptions`: option, type, what it is.
 _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
     "every_n_steps": ("every", int, "record every N-th step (default: 1)"),
-    "detail": ("detail", str, "how much of each tensor: auto (default: in full, up to 1 GB, then sketches), full, ..."),
+    "detail": ("detail", str, "how much of each tensor: auto (default: 200 MB in full, then sketches), full, ..."),
     "full_every_n_steps": ("full-every", int, "where sketches are kept, full tensors every N-th step"),
     "replay_every_n_steps": ("replay-every", int, "keep a pack every N-th step, to do it again elsewhere"),
     "reference": ("reference", str, "a run to compare with while this one trains"),
@@ -43,6 +44,7 @@ _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code. What the script raises to end itself (`SystemExit`) goes on."""
+    begin_here()
     parser = _fill(Parser(prog="padiff run", description=_DESCRIPTION))
     own, behind = _split(arguments, parser)
     args = parser.parse_args(own)
@@ -54,8 +56,10 @@ def main(arguments: Sequence[str]) -> int:
             raise UsageError(f"there is no script {script}")
         options = _options(args)
         folder = args.dir or os.environ.get("PADIFF_RUN_DIR") or _default_dir(script)
-        check_free(run_folder(folder, "--dir"), options.get("existing", "error"))
-        recording = Recording(Path(script).name, run_folder(folder, "--dir"), options)
+        place = absolute(run_folder(folder, "--dir"))
+        check_free(place, options.get("existing", "error"))
+        make_folders_absolute(options)
+        recording = Recording(Path(script).name, place, options)
     except (PadiffError, OSError) as error:
         print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
         return MISUSE

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from padiff.dump.local import shown
 from padiff.dump.remote_path import AnyPath
 from padiff.errors import UsageError
 from padiff.records import printable
@@ -53,7 +54,9 @@ class Recording:
         """A training is seen, and will be recorded: say so."""
         self.attached = self._said = True
         every = self.options.get("every_n_steps", 1)
-        self._say(f"recording {what}, {'every step' if every == 1 else f'every {every} steps'}, into {self.dir_path}")
+        self._say(
+            f"recording {what}, {'every step' if every == 1 else f'every {every} steps'}, into {shown(self.dir_path)}"
+        )
 
     def refuse(self, why: str) -> None:
         """Nothing (more) is recorded: say why, once. The script goes on."""
@@ -91,5 +94,5 @@ def check_free(dir_path: AnyPath, existing: str) -> None:
     # Other processes of the same launch begin later than the first may have made the folder.
     if existing == "error" and not launched_rank() and (dir_path / "run.json").exists():
         raise UsageError(
-            f"{printable(str(dir_path))} holds a run already: give another --dir, or --existing overwrite or resume"
+            f"{printable(shown(dir_path))} holds a run already: give another --dir, or --existing overwrite or resume"
         )

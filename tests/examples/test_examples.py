@@ -39,6 +39,7 @@ FOUND = {
     ],
     "ddp": ["one against two: The runs match", "ranks 0 and 1 were given the same batch in step 0"],
     "auto_diff": ["num_heads"],
+    "proxy_dumps": ["check_params: False, first at step 9", "weight decay is 0 in the candidate"],
 }
 ALL = {path.parent.name for path in EXAMPLES.glob("*/README.md")}
 # Figures, and what stands for them where one is left out.

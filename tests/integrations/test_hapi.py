@@ -42,8 +42,9 @@ def test_the_training_is_the_same_to_the_bit_with_and_without_the_callback(tmp_p
         np.testing.assert_array_equal(p.numpy(), q.numpy())
 
 
-def test_every_due_step_is_recorded_and_the_run_is_finished(tmp_path):
+def test_every_due_step_is_recorded_and_the_run_is_finished(tmp_path, capfd):
     fit(tmp_path / "run", options={"every_n_steps": 2}, epochs=2)
+    assert "for all 6 recorded steps: full tensors" in capfd.readouterr().err
     run = padiff.open_run(tmp_path / "run")
     assert run.numbers() == [0, 2, 4, 6, 8, 10]
     assert run.finished()

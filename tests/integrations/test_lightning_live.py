@@ -65,7 +65,7 @@ def test_a_match_is_said_in_one_line(tmp_path, reference, capfd):
     callback, *_ = fit(tmp_path / "run", options={"reference": reference})
     assert callback.first_report is None and callback.first_diff is None
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("padiff")]
-    assert len(said) == 3 and "a step takes" in said[0] and said[1].startswith("padiff: recorded 6 steps, ")
+    assert len(said) == 3 and "for all 6 recorded steps" in said[0] and said[1].startswith("padiff: recorded 6 steps, ")
     assert said[2] == f"padiff: compared 6 steps with {reference}: they match, largest relative L2 0"
 
 

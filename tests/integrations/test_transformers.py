@@ -39,9 +39,10 @@ def values(folder, number=0):
     return {record.site: record.value for record in step.records}
 
 
-def test_losses_and_weights_are_the_same_to_the_bit_with_and_without_the_callback(tmp_path):
+def test_losses_and_weights_are_the_same_to_the_bit_with_and_without_the_callback(tmp_path, capfd):
     plain = train(tmp_path)
     recorded = train(tmp_path, [PaDiffCallback(tmp_path / "run", every_n_steps=2)])
+    assert "for all 3 recorded steps: full tensors" in capfd.readouterr().err
     assert hf.losses(plain) == hf.losses(recorded) and len(hf.losses(plain)) == 6
     for one, other in zip(hf.weights(plain), hf.weights(recorded)):
         np.testing.assert_array_equal(one, other)

@@ -44,6 +44,10 @@ def by_recorder(kit, model, folder, steps=8, arguments=None, **options):
     return written
 
 
+def trained(kit, model, seed=0):
+    model(kit.tensor(data(5, 4, seed=seed))).mean().backward()
+
+
 def equal(pair):
     base, raw = (tanh_mlp(kit) for kit in pair)
     assert padiff.assign_weight(base, raw)
@@ -107,8 +111,72 @@ def test_a_recorder_refuses_arguments_that_contradict_how_it_was_made(kit):
         with pytest.raises(UsageError, match="per_step has to be a whole number of at least 1, got 0"):
             rec.try_dump(per_step=0)
         assert rec.step == 0  # a refused call ends no step
-    with padiff.record(model) as rec, pytest.raises(UsageError, match="keeps its steps in memory, not in other"):
-        rec.try_dump(1, "other")
+    with padiff.record(model) as rec:
+        trained(kit, model)
+        rec.try_dump()
+        with pytest.raises(UsageError, match="keeps its steps in memory, not in other"):
+            rec.try_dump(1, "other")
+
+
+def test_the_first_try_dump_says_where_to_and_how_often_if_nothing_else_does(kit):
+    written = by_recorder(kit, tanh_mlp(kit), None, arguments={"per_step": 3, "dir_path": "dumps"})
+    assert written == [True, False, False, True, False, False, True, False]
+    by_recorder(kit, tanh_mlp(kit), "made", every_n_steps=3)
+    first, made = padiff.open_run("dumps"), padiff.open_run("made")
+    assert first.numbers() == made.numbers() == [0, 3, 6] and first.finished()
+    assert first.info.recording == made.info.recording and first.name == "dumps"
+    sites = [[r.site for r in run.steps(0)[0].records] for run in (first, made)]
+    assert sites[0] == sites[1] and "fc0/forward/output.0" in sites[0]
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_the_step_of_the_first_try_dump_is_recorded(kit, start):
+    by_recorder(kit, tanh_mlp(kit), None, steps=4, arguments={"per_step": 2, "dir_path": "dumps"}, start_step=start)
+    assert padiff.open_run("dumps").numbers() == [start, start + 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "steps"),
+    [({"every_n_steps": 2}, {"dir_path": "dumps"}, [0, 2, 4, 6]), ({}, {"per_step": "dumps"}, list(range(8)))],
+)
+def test_what_record_was_given_stays(kit, options, arguments, steps):
+    by_recorder(kit, tanh_mlp(kit), None, arguments=arguments, **options)
+    assert padiff.open_run("dumps").numbers() == steps
+
+
+def test_without_a_folder_the_first_try_dump_sets_the_schedule_of_a_run_in_memory(kit):
+    model = tanh_mlp(kit)
+    with padiff.record(model) as rec:
+        for step in range(5):
+            trained(kit, model, seed=step)
+            rec.try_dump(per_step=2)
+    assert rec.run.numbers() == [0, 2, 4] and rec.run.info.recording["every_n_steps"] == 2
+
+
+def test_later_calls_that_say_something_else_are_refused(kit):
+    model = tanh_mlp(kit)
+    with padiff.record(model) as rec:
+        trained(kit, model)
+        rec.try_dump(per_step=2, dir_path="dumps")
+        trained(kit, model)
+        with pytest.raises(UsageError, match=r"made with every_n_steps=2, not with per_step=3"):
+            rec.try_dump(per_step=3, dir_path="dumps")
+        with pytest.raises(UsageError, match=r"writes to dumps, not in other"):
+            rec.try_dump(per_step=2, dir_path="other")
+        rec.try_dump(per_step=2, dir_path="dumps")
+    assert padiff.open_run("dumps").numbers() == [0]
+
+
+def test_a_folder_that_holds_a_run_is_left_as_it_is(kit):
+    by_recorder(kit, tanh_mlp(kit), "dumps", steps=2)
+    model = tanh_mlp(kit)
+    with padiff.record(model) as rec:
+        trained(kit, model)
+        with pytest.raises(padiff.PadiffError, match="holds a run already"):
+            rec.try_dump(per_step=5, dir_path="dumps")
+        rec.try_dump()
+    assert rec.run.numbers() == [0] and rec.run.info.recording["every_n_steps"] == 1
+    assert padiff.open_run("dumps").numbers() == [0, 1]
 
 
 # -- recording a proxy -------------------------------------------------------------------------------------------------

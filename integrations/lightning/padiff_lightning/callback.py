@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,7 @@ class PaDiffCallback(TrainingResults, _Base):
             logdir=logger.log_dir if logger is not None else None,
             sink=LoggerSink(logger) if logger is not None else None,
             settings=_settings(trainer),
+            end=_end(trainer),
         )
         self._resumed = True
 
@@ -153,6 +156,14 @@ def _settings(trainer: Any) -> dict[str, Any]:
             if optimizer is stepped:
                 found[f"optimizer.{number}.schedule"] = type(config.scheduler).__name__
     return found
+
+
+def _end(trainer: Any) -> int | None:
+    """Return the step that the training ends before; `None` where the Trainer does not know."""
+    with suppress(Exception):  # accumulation that changes from epoch to epoch, for one
+        steps = trainer.estimated_stepping_batches
+        return int(steps) if 0 < steps < math.inf else None
+    return None
 
 
 def become_callback(modules: list[Any]) -> None:

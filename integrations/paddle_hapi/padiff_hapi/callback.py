@@ -52,7 +52,13 @@ class PaDiffCallback(TrainingResults, Callback):
         optimizer = self.model._optimizer
         if optimizer is None:
             raise UsageError("the paddle.Model has no optimizer: call model.prepare(optimizer, loss) before fit()")
-        self._training.start(self.model.network, [optimizer], resumed=self._trained, settings=_settings(self.model))
+        self._training.start(
+            self.model.network,
+            [optimizer],
+            resumed=self._trained,
+            settings=_settings(self.model),
+            end=_end(self._training.step, self.model, self.params),
+        )
         self._trained = True
 
     @guarded(passing=(PadiffError,))
@@ -111,6 +117,16 @@ def _settings(model: Any) -> dict[str, Any]:
     """What the model was prepared and fitted with."""
     known = {"accumulation": getattr(model, "_accumulate", None), "precision": getattr(model, "_amp_level", None)}
     return {name: value for name, value in known.items() if value is not None}
+
+
+def _end(begin: int, model: Any, params: Any) -> int | None:
+    """Return the step that ``fit`` ends before; `None` where the length of its data is not known."""
+    epochs, batches, most = params.get("epochs"), params.get("steps"), getattr(model, "num_iters", None)
+    accumulated = getattr(model, "_accumulate", None) or 1
+    if not isinstance(epochs, int) or not isinstance(batches, int):
+        return None
+    steps = epochs * -(-batches // accumulated)
+    return begin + (steps if most is None else min(steps, -(-most // accumulated)))
 
 
 def _scale(model: Any) -> float | None:
