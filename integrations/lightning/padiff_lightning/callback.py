@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.frameworks import framework_of
-from padiff.frameworks.hooking import Override
+from padiff.frameworks.overrides import Override
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
 from padiff_hooks.results import TrainingResults
@@ -83,10 +83,8 @@ class PaDiffCallback(TrainingResults, _Base):
 
     def _exchange(self, pl_module: Any, batch: Any) -> None:
         """Have the next training step take another batch than Lightning's: no hook of its own can give one."""
-        step = pl_module.training_step
 
-        @functools.wraps(step)
-        def training_step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        def training_step(step: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
             return step(batch, *args, **kwargs)
 
         self._exchanged = Override(pl_module, "training_step", training_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext as aside
 from typing import Any
 
 import paddle
@@ -14,6 +15,7 @@ from padiff.frameworks.hooking import (
     FunctionListener,
     Handle,
     Hook,
+    HookEntry,
     OnCall,
     OnGradient,
     Replaced,
@@ -25,6 +27,8 @@ from padiff.frameworks.paddle.losses import on_losses as on_losses
 
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
 READ = True  # by to_static
+
+__all__ = ["aside", "on_losses"]
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
@@ -39,15 +43,15 @@ def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list
         # always_call also calls after an exception in forward, with no output.
         after(key, called, output, output is None and sys.exc_info()[0] is not None)
 
+    befores, afters = [layer._forward_pre_hooks_with_kwargs_flag], [layer._forward_post_hooks_always_called]
     return [
-        layer.register_forward_pre_hook(Hook(key, hook_before), with_kwargs=True),
-        layer.register_forward_post_hook(Hook(key, hook), always_call=True),
+        HookEntry(layer._forward_pre_hooks, Hook(key, hook_before, layer), befores, listed=False),
+        HookEntry(layer._forward_post_hooks, Hook(key, hook, layer), afters, listed=False),
     ]
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
-    handle: Handle = layer.register_forward_post_hook(lambda _, args, output: replaced(args, output))
-    return handle
+    return HookEntry(layer._forward_post_hooks, lambda _, args, output: replaced(args, output), listed=False)
 
 
 def on_functions(called: OnCall, third_party: Sequence[str]) -> Handle:

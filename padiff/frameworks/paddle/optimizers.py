@@ -1,8 +1,7 @@
 """Optimizers of paddle, those inside of others too; see `padiff.frameworks.optimizing.Optimizers`.
 
 paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both hand the gradients, after `grad_clip` and
-before weight decay, to ``append_regularization_ops``: so an optimizer object gets one of its own, which passes them on
-and then calls the class's.
+before weight decay, to ``append_regularization_ops``: so its calls are overridden for the object (`Override`).
 
 fleet's wrappers (`HybridParallelOptimizer`, `MixPrecisionOptimizer` and others) derive from nothing and hold an
 optimizer. Some call its ``step()``, some do by themselves what it would do. So all of the chain is hooked for
@@ -12,12 +11,14 @@ gradients, and the outermost, which the loop calls, for the step: what a wrapper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import paddle
 
-from padiff.frameworks.hooking import Handle, Override
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
+from padiff.frameworks.overrides import Override
 from padiff.frameworks.paddle import optimizer_settings, optimizer_state
 from padiff.records.optimizer_state import OptimizerState
 
@@ -95,15 +96,12 @@ def hook(
     inner = _innermost(optimizer)
     seen = False
 
-    def pass_on_then(original: Callable[..., Any]) -> Callable[..., Any]:
-        def append_regularization_ops(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal seen
-            seen = True
-            if not _skips(inner):
-                consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
-            return original(parameters_and_grads, *args, **kwargs)
-
-        return append_regularization_ops
+    def passed_on(original: Callable[..., Any], parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        seen = True
+        if not _skips(inner):
+            consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
+        return original(parameters_and_grads, *args, **kwargs)
 
     def after_step() -> None:
         nonlocal seen
@@ -115,31 +113,33 @@ def hook(
         stepped()
 
     handles: list[Handle] = [
-        Override(one, "append_regularization_ops", pass_on_then(one.append_regularization_ops))
+        Override(one, "append_regularization_ops", passed_on)
         for one in _chain(optimizer)
         if isinstance(one, paddle.optimizer.Optimizer)
     ]
     clip = getattr(inner, "_grad_clip", None)
     if isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
-        handles.append(Override(clip, "_dygraph_clip", _measuring(inner, clip, clipping)))
-    handles.append(Override(optimizer, "step", _then(optimizer.step, after_step)))
+        handles.append(Override(clip, "_dygraph_clip", partial(_measured, inner, clipping)))
+    handles.append(Override(optimizer, "step", partial(_then, after_step)))
     if hasattr(optimizer, "minimize"):
-        handles.append(Override(optimizer, "minimize", _then(optimizer.minimize, stepped)))
+        handles.append(Override(optimizer, "minimize", partial(_then, stepped)))
     return handles
 
 
-def _measuring(optimizer: Any, clip: Any, clipping: Callable[[Any], None]) -> Callable[..., Any]:
-    """A clipping by global norm that hands on the norm of what it is given."""
-    original = clip._dygraph_clip
-
-    def measured(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        clipped = [g for p, g in parameters_and_grads if g is not None and getattr(p, "need_clip", True)]
-        norm = None if _skips(optimizer) else _global_norm(clipped)
-        if norm is not None:
-            clipping(norm)
-        return original(parameters_and_grads, *args, **kwargs)
-
-    return measured
+def _measured(
+    optimizer: Any,
+    clipping: Callable[[Any], None],
+    original: Callable[..., Any],
+    parameters_and_grads: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Clip by global norm, and hand on the norm of what is clipped."""
+    clipped = [g for p, g in parameters_and_grads if g is not None and getattr(p, "need_clip", True)]
+    norm = None if _skips(optimizer) else _global_norm(clipped)
+    if norm is not None:
+        clipping(norm)
+    return original(parameters_and_grads, *args, **kwargs)
 
 
 def _global_norm(gradients: Sequence[Any]) -> Any | None:
@@ -153,13 +153,10 @@ def _global_norm(gradients: Sequence[Any]) -> Any | None:
         return None
 
 
-def _then(original: Callable[..., Any], afterwards: Callable[[], None]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        afterwards()
-        return result
-
-    return call
+def _then(afterwards: Callable[[], None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    afterwards()
+    return result
 
 
 def _skips(optimizer: Any) -> bool:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, Override
+from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, HookEntry
+from padiff.frameworks.overrides import Override
+from padiff.frameworks.torch.modes import aside, building, call_aside
 
 
 def original(module: Any) -> Any:
@@ -32,69 +35,49 @@ def compiled_in_place(module: Any) -> bool:
 def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
     """Call ``before`` and ``after`` around each call of a module."""
     if compiled_in_place(module):
-        return [_hook_around(module, key, before, after)]
-
-    return [_Hooked(module, _Before(key, before), _After(key, after))]
+        return [Override(module, "_compiled_call_impl", partial(_called, module, key, before, after))]
+    befores = [module._forward_pre_hooks_with_kwargs]
+    afters = [module._forward_hooks_with_kwargs, module._forward_hooks_always_called]
+    return [
+        HookEntry(module._forward_pre_hooks, _Before(key, before, module), befores, listed=False),
+        HookEntry(module._forward_hooks, _After(key, after, module), afters, listed=False),
+    ]
 
 
 class _Before(Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._call(self._key, module, args, kwargs)
+        if not torch.compiler.is_compiling() and not building():
+            with aside():
+                super().__call__(module, args, kwargs)
 
 
 class _After(Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not building():
             # Always called, after an exception in forward too, with no output then.
-            self._call(self._key, module, output, output is None and sys.exc_info()[0] is not None)
+            failed = output is None and sys.exc_info()[0] is not None
+            with aside():
+                super().__call__(module, output, failed)
 
 
-class _Hooked:
-    """Hooks on a module, as ``register_forward_hook`` sets them, but under a key that is the same from step to step.
-
-    Each registered hook has a new number, which torch.compile looks at: it would compile anew for each recorded step,
-    and after some give up compiling.
-    """
-
-    _BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-    _AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-
-    def __init__(self, module: Any, before: Hook, after: Hook) -> None:
-        self._module = module
-        self._key = -1  # torch counts its own from 0 on
-        while self._key in module._forward_hooks:  # another recorder's
-            self._key -= 1
-        for names, hook in ((self._BEFORE, before), (self._AFTER, after)):
-            for name in names:
-                getattr(module, name)[self._key] = hook if name == names[0] else True
-
-    def remove(self) -> None:
-        for name in (*self._BEFORE, *self._AFTER):
-            getattr(self._module, name).pop(self._key, None)
-
-
-def _hook_around(module: Any, key: Any, before: BeforeCall, after: AfterCall) -> Handle:
-    """See the calls of a module that is compiled in place, whose own hooks are compiled with it."""
-    compiled = vars(module)["_compiled_call_impl"]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # inside of another compiled module
-            return compiled(*args, **kwargs)
-        before(key, module, args, kwargs)
-        try:
-            output = compiled(*args, **kwargs)
-        except BaseException:
-            after(key, module, None, True)
-            raise
-        after(key, module, output, False)
-        return output
-
-    return Override(module, "_compiled_call_impl", call)
+def _called(
+    module: Any, key: Any, before: BeforeCall, after: AfterCall, compiled: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a module that is compiled in place, whose own hooks are compiled with it."""
+    if torch.compiler.is_compiling() or building():  # inside of another compiled module, say
+        return compiled(*args, **kwargs)
+    call_aside(before, key, module, args, kwargs)
+    try:
+        output = compiled(*args, **kwargs)
+    except BaseException:
+        call_aside(after, key, module, None, True)
+        raise
+    call_aside(after, key, module, output, False)
+    return output
 
 
 def compiled_paths(model: Any) -> Iterator[str]:

@@ -20,6 +20,7 @@ from padiff.frameworks.dropouts import DropoutCall
 from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
 from padiff.frameworks.torch import randomness, tensors
 from padiff.frameworks.torch.memory import transforming
+from padiff.frameworks.torch.modes import building
 from padiff.frameworks.torch.recurrent import FUNCTIONS, Recurrent
 
 state, restore = randomness.state, randomness.restore
@@ -42,7 +43,7 @@ def functions() -> Iterator[tuple[Any, str, str]]:
 
 
 def about(name: str, heard: Heard) -> DropoutCall | None:
-    if torch.compiler.is_compiling() or transforming():
+    if torch.compiler.is_compiling() or transforming() or building():
         return None
     if name in FUNCTIONS:
         call = Recurrent.of(heard)

@@ -23,8 +23,11 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import heard_name, parameters_of
-from padiff.frameworks.hooking import FunctionListener
+from padiff.frameworks.hooking import FunctionListener, HookEntry
+from padiff.frameworks.torch.modes import building, call_aside
 
+# No layer has so many hooks of recorders.
+_FIRST = -1_000_000
 # Attributes that give a tensor that is another view of it.
 _ATTRIBUTES = {"T": "transpose", "mT": "transpose", "H": "transpose", "mH": "transpose", "data": "detach"}
 
@@ -44,10 +47,12 @@ class _Mode(TorchFunctionMode):
         self.inside = True
         try:
             name, parameters = _about(func)
-            begun = self._listener.function_begins(name, parameters, args, kwargs) if name is not None else None
+            begun = None
+            if name is not None and not building():
+                begun = call_aside(self._listener.function_begins, name, parameters, args, kwargs)
             output = func(*args, **kwargs)
             if begun is not None:
-                self._listener.function_ended(begun, output)
+                call_aside(self._listener.function_ended, begun, output)
             return output
         finally:
             self.inside = False
@@ -139,8 +144,13 @@ class _ForeignCalls:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
         self._handles = (
-            module_hooks.register_module_forward_pre_hook(self._begins),
-            module_hooks.register_module_forward_hook(self._ended, always_call=True),
+            HookEntry(module_hooks._global_forward_pre_hooks, self._begins, first=_FIRST),
+            HookEntry(
+                module_hooks._global_forward_hooks,
+                self._ended,
+                [module_hooks._global_forward_hooks_always_called],
+                first=_FIRST,
+            ),
         )
 
     def remove(self) -> None:
