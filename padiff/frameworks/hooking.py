@@ -104,6 +104,7 @@ class Hook:
     def __call__(self, layer: Any, *args: Any) -> Any:
         if id(layer) == self._layer or "_is_replica" in vars(layer):  # of DataParallel, which makes one for each device
             return self._call(self._key, layer, *args)
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None

@@ -15,6 +15,10 @@ from padiff.records import InMemory, TensorSource
 from padiff.records.pack import Batch, Unkept
 
 _DEEPEST = 16
+# Dtypes of numpy's that a pack holds: no longer ones than float64, and no dates.
+_NUMBERS = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+)
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -146,8 +150,8 @@ class Batches:
             return value
         if isinstance(value, np.generic):
             return value.item()
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return InMemory(value.copy())
+        if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
+            return InMemory(np.array(value, value.dtype.newbyteorder("="), order="C"))
         if depth < _DEEPEST and isinstance(value, Mapping):
             return {str(key): self._kept(inner, depth + 1) for key, inner in value.items()}
         if depth < _DEEPEST and isinstance(value, (tuple, list)):

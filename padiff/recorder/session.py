@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from padiff.dump.forks import own
 from padiff.errors import UsageError, WriterError
 from padiff.frameworks import framework_of
+from padiff.recorder.aside import aside
 from padiff.recorder.capture import Capture
 from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
@@ -73,7 +74,8 @@ class Recorder(UnderWay):
             detail = detail.without_auto()
         self._output = Output(target, detail)
         self._optimizers = optimizers_of(scope.optimizer, self._framework)
-        self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
+        with self._framework.hooks.aside():
+            self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
         detail.check(self._layers.nodes)
         if not self._layers.chosen:
             raise UsageError("the white and black lists leave no layer to record")
@@ -193,7 +195,8 @@ class Recorder(UnderWay):
                 "another recorder is recording this model: leave its `with` (or close it) first. "
                 "One recorder can record all that two would"
             )
-        self._description.with_settings(self._settings.read())
+        with self._framework.hooks.aside():
+            self._description.with_settings(self._settings.read())
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
@@ -202,10 +205,12 @@ class Recorder(UnderWay):
         before = self._output.size_before() / self.info.world_size
         self._levels.begin(lambda: bytes_owned(self._framework, self._layers.nodes), before)
         if self._packs is not None and not self.watched and not self._description.rank:
-            say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
+            with self._framework.hooks.aside():
+                say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
         self._claim = Claim.set(self._model, self)
         own(self)
 
+    @aside
     def attach(self) -> None:
         """Put the hooks on, if the step under way is due. Several times a step where a host needs it."""
         if not self.due:
@@ -268,6 +273,7 @@ class Recorder(UnderWay):
         self._warnings.give()
         return written
 
+    @aside
     def take(self) -> Step | None:
         """End what is recorded of the step under way and give it, instead of handing it on: the step is still under way
         for whoever records it again. `None`: there is nothing of it.
@@ -285,6 +291,7 @@ class Recorder(UnderWay):
         finally:
             capture.detach()
 
+    @aside
     def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
         """What was recorded of the step that ends; `None` where it was not due. And its pack, where one is kept."""
         # Never out of reach: an interrupt in what follows must find the hooks.
