@@ -17,8 +17,25 @@ from padiff.records.pack import Batch, Unkept
 _DEEPEST = 16
 # Dtypes of numpy's that a pack holds: no longer ones than float64, and no dates.
 _NUMBERS = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
 )
+# Of the largest whole number that others than Python read from a pack.
+_BITS = 63
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -146,9 +163,9 @@ class Batches:
             if known is None or known[0]() is not value:
                 known = self._copies[key] = weakref.ref(value), InMemory(self._copy(value))
             return known[1]
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _PLAIN) and not (isinstance(value, int) and value.bit_length() > _BITS):
             return value
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and isinstance(value.item(), _PLAIN):
             return value.item()
         if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
             return InMemory(np.array(value, value.dtype.newbyteorder("="), order="C"))

@@ -250,11 +250,12 @@ class Packing:
 
 def bytes_owned(framework: Framework, nodes: Sequence[Node]) -> int:
     """Bytes of a model's parameters and buffers."""
-    tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
     total = 0
-    for tensor in tensors.values():
-        with suppress(Exception):  # of a kind that has no size
-            total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
+    with framework.hooks.aside():
+        tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
+        for tensor in tensors.values():
+            with suppress(Exception):  # of a kind that has no size
+                total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
     return total
 
 

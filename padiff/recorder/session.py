@@ -76,11 +76,11 @@ class Recorder(UnderWay):
         self._optimizers = optimizers_of(scope.optimizer, self._framework)
         with self._framework.hooks.aside():
             self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
-        detail.check(self._layers.nodes)
-        if not self._layers.chosen:
-            raise UsageError("the white and black lists leave no layer to record")
-        self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
-        self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
+            detail.check(self._layers.nodes)
+            if not self._layers.chosen:
+                raise UsageError("the white and black lists leave no layer to record")
+            self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
+            self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
         self._levels = LevelsOfSteps(detail, scope.functions, FULL_BYTES / self.info.world_size)
         packs = scope.replay_every_n_steps
         # Traced in all steps as steps with a pack are: functions too, and what goes into layers in full.
@@ -205,8 +205,7 @@ class Recorder(UnderWay):
         before = self._output.size_before() / self.info.world_size
         self._levels.begin(lambda: bytes_owned(self._framework, self._layers.nodes), before)
         if self._packs is not None and not self.watched and not self._description.rank:
-            with self._framework.hooks.aside():
-                say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
+            say_size(self._packs, self._framework, self._layers.nodes, self._optimizers)
         self._claim = Claim.set(self._model, self)
         own(self)
 
