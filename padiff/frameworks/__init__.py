@@ -22,8 +22,8 @@ def _imported() -> Iterator[Framework]:
 def _is_imported(name: str) -> bool:
     """Return True if a module of the framework's name is the framework.
 
-    Others answer to its name: after `paddle.enable_compat`, ``import torch`` gives paddle, as a proxy. The framework that
-    was imported before is not under its name then, and is found if it was used here already, or where paddle keeps it.
+    Others answer to its name: after `paddle.enable_compat`, ``import torch`` gives paddle, as a proxy. If the framework
+    was imported before, it is not under its name then. It is found if padiff has used it, or where paddle keeps it.
     """
     layer = getattr(getattr(sys.modules.get(name), "nn", None), known(name).layer.capitalize(), None)
     if str(getattr(layer, "__module__", "")).partition(".")[0] == name:

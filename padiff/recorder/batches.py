@@ -15,25 +15,8 @@ from padiff.records import InMemory, TensorSource
 from padiff.records.pack import Batch, Unkept
 
 _DEEPEST = 16
-# Dtypes of numpy's that a pack holds: no longer ones than float64, and no dates.
-_NUMBERS = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
+# Bytes of numbers of numpy's kinds that a pack holds: none is longer than float64.
+_WIDEST = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
 # Of the largest whole number that others than Python read from a pack.
 _BITS = 63
 _PLAIN = (bool, int, float, str, type(None))
@@ -167,7 +150,7 @@ class Batches:
             return value
         if isinstance(value, np.generic) and isinstance(value.item(), _PLAIN):
             return value.item()
-        if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
+        if isinstance(value, np.ndarray) and value.itemsize <= _WIDEST.get(value.dtype.kind, -1):
             return InMemory(np.array(value, value.dtype.newbyteorder("="), order="C"))
         if depth < _DEEPEST and isinstance(value, Mapping):
             return {str(key): self._kept(inner, depth + 1) for key, inner in value.items()}

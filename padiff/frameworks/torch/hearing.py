@@ -14,6 +14,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -110,7 +111,8 @@ class Hearing:
             self._foreign = None
         mode, self._mode = self._mode, None
         if mode is not None and self._compiling is not None:
-            self._compiling.callback_handler.remove_start_callback(self._stop)
+            with suppress(ValueError):  # gone already: torch._dynamo.reset() forgets all
+                self._compiling.callback_handler.remove_start_callback(self._stop)
         if mode is not None and (self._on or self._left) and threading.get_ident() == self._thread:
             mode.muted = True
             self._take_out(mode)

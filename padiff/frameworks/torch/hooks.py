@@ -39,9 +39,12 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
         return None
     hooks = gradient_hook(gradient)
     if hooks.put(tensor):
-        return _OfGraph(hooks)
-    if tensor._backward_hooks is not None:
-        return HookEntry(tensor._backward_hooks, partial(call_aside, gradient))
+        return _OfGraph(hooks, _KEY)
+    there = tensor._backward_hooks
+    if isinstance(there, _Hooks):  # another recorder's
+        return _OfGraph(there, there.add(gradient))
+    if there is not None:
+        return HookEntry(there, partial(call_aside, gradient))
     handle: Handle = tensor.register_hook(partial(call_aside, gradient))
     return handle
 
@@ -68,10 +71,22 @@ class _Hooks(dict[int, OnGradient]):
         self[_KEY] = partial(call_aside, gradient)
 
     def __iter__(self) -> Iterator[int]:
-        return iter([key for key in dict.keys(self) if key != _KEY])
+        return iter([key for key in dict.keys(self) if key >= 0])
 
     def __bool__(self) -> bool:
-        return len(self) > 1
+        return any(True for _ in self)
+
+    def add(self, gradient: OnGradient) -> int:
+        """Add a hook, and return its key."""
+        key = min([0, *dict.keys(self)]) - 1
+        self[key] = partial(call_aside, gradient)
+        return key
+
+    def discard(self, key: int) -> None:
+        """Remove a hook, and hold nothing of it."""
+        self.pop(key, None)
+        if key == _KEY:
+            self.callback = None
 
     def put(self, tensor: Any) -> bool:
         """What `register_hook` does, in half its time: its handles are counted in an attribute of their class, and so
@@ -91,13 +106,13 @@ class _Hooks(dict[int, OnGradient]):
 class _OfGraph:
     """A hook on the gradient of a tensor; of one that was computed it goes with the graph."""
 
-    __slots__ = ("_hooks",)
+    __slots__ = ("_hooks", "_key")
 
-    def __init__(self, hooks: dict[int, OnGradient]) -> None:
-        self._hooks = hooks
+    def __init__(self, hooks: _Hooks, key: int) -> None:
+        self._hooks, self._key = hooks, key
 
     def remove(self) -> None:
-        self._hooks.pop(_KEY, None)
+        self._hooks.discard(self._key)
 
 
 def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:
