@@ -37,7 +37,12 @@ def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list
         if paddle.in_dynamic_mode():
             before(key, called, args, kwargs)
 
+    # A layer without hooks, and with nothing to build, is never noted as built.
+    unbuilt = type(layer)._build_once is paddle.nn.Layer._build_once and not layer._built
+
     def hook(key: Any, called: Any, _: Any, output: Any) -> None:
+        if unbuilt and len(called._forward_pre_hooks) == len(called._forward_post_hooks) == 1:
+            vars(called)["_built"] = False
         if not paddle.in_dynamic_mode():
             return
         # always_call also calls after an exception in forward, with no output.
