@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def aside(
-    method: Callable[Concatenate[Any, _Given], _Result],
-) -> Callable[Concatenate[Any, _Given], _Result]:
+def aside(method: _Method) -> _Method:
     """Have a method of an object that has a ``_framework`` run outside of the user's modes (`Hooking.aside`)."""
 
     @wraps(method)
-    def call(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with self._framework.hooks.aside():
             return method(self, *args, **kwargs)
 
-    return call
+    return cast(_Method, call)

@@ -216,7 +216,8 @@ def exported(way, folder):
                 recorder.try_dump()
     if way is not None:
         steps = [padiff.open_run(folder).steps(number)[0] for number in range(STEPS)]
-        assert [[r.site for r in step.records] for step in steps][0] == [r.site for r in steps[1].records]
+        first, second = ([record.site for record in step.records] for step in steps)
+        assert first == second
         assert not any(step.notes for step in steps)
     return seen
 

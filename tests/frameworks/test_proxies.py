@@ -47,14 +47,25 @@ def test_a_training_with_paddle_under_torchs_name_is_paddles(order, tmp_path):
     assert done.stdout.splitlines() == ["paddle [0, 1]", "out_in paddle"], done.stderr
 
 
+SCRIPT = """
+import paddle
+paddle.enable_compat()
+import torch
+
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+optimizer = paddle.optimizer.SGD(learning_rate=0.1, parameters=net.parameters())
+for _ in range(2):
+    loss = torch.nn.CrossEntropyLoss()(net(torch.ones([2, 8])), torch.zeros([2], dtype="int64"))
+    loss.backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
+
+
 def test_padiff_run_records_a_script_with_paddle_under_torchs_name(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING.format(before="", after="").replace("import padiff, torch", "import torch"))
-    text = script.read_text()
-    start, end = text.index("with padiff"), text.index("    for _ in")
-    loop = text[end : text.index("from padiff.frameworks")].replace("    for _", "for _").replace("        loss", "    loss")
-    script.write_text(text[:start] + loop.replace("        loss.backward", "    loss.backward").replace("recorder.try_dump()", ""))
-    command = [*python_with_frameworks(only="paddle"), "-m", "padiff", "run", "--dir", str(tmp_path / "run"), str(script)]
+    (tmp_path / "train.py").write_text(SCRIPT)
+    python, run = python_with_frameworks(only="paddle"), tmp_path / "run"
+    command = [*python, "-m", "padiff", "run", "--dir", str(run), str(tmp_path / "train.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "recorded 2 steps" in done.stderr, done.stderr

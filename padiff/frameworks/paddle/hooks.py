@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext as aside
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import paddle
@@ -27,8 +27,6 @@ from padiff.frameworks.paddle.losses import on_losses as on_losses
 
 RAISES_AS_IT_IS = False  # an OSError comes out, whatever it was
 READ = True  # by to_static
-
-__all__ = ["aside", "on_losses"]
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list[Handle]:
@@ -53,6 +51,10 @@ def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall) -> list
         HookEntry(layer._forward_pre_hooks, Hook(key, hook_before, layer), befores, listed=False),
         HookEntry(layer._forward_post_hooks, Hook(key, hook, layer), afters, listed=False),
     ]
+
+
+def aside() -> AbstractContextManager[Any]:
+    return nullcontext()  # paddle has no modes that see calls
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
