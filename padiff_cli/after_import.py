@@ -24,7 +24,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         sys.meta_path.insert(0, self)
         for name in list(self._waiting):
             module = sys.modules.get(name)
-            if module is not None:
+            if module is not None and not _is_proxy(module):
                 self._waiting.pop(name)(module)
 
     def remove(self) -> None:
@@ -64,4 +64,10 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._imported(module)
+        if not _is_proxy(module):
+            self._imported(module)
+
+
+def _is_proxy(module: ModuleType) -> bool:
+    """Return True for a module of `paddle.enable_compat`, which gives paddle's under a name of torch's."""
+    return type(module).__module__.startswith("paddle.")

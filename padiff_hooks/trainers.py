@@ -7,7 +7,6 @@ recording when an exception leaves it, and one around ``training_step`` for as l
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ import numpy as np
 
 from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
-from padiff.frameworks.hooking import Override
+from padiff.frameworks.overrides import Override
 from padiff.replaying import ReplayBatch
 from padiff.system.guard import guarded
 from padiff_hooks.options import TrainingOptions
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 # The callback that records a model, so that the next training of the model can end what an exception left.
 _recording: weakref.WeakKeyDictionary[Any, TrainerEvents] = weakref.WeakKeyDictionary()
+#: What has recording end with a trainer's ``train``, for as long as the trainer lives.
+_guards: weakref.WeakKeyDictionary[Any, list[Override]] = weakref.WeakKeyDictionary()
 
 
 class TrainerEvents(TrainingResults, ABC):
@@ -117,7 +118,7 @@ class TrainerEvents(TrainingResults, ABC):
         _recording[model] = self
         self._trained, self._micro_batches = True, 0
         if trainer is not None:
-            self._stepping = Override(trainer, "training_step", self._recorded(trainer, args))
+            self._stepping = Override(trainer, "training_step", self._recorded(trainer, args), self.guard)
 
     @guarded(passing=(PadiffError,))
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -162,11 +163,9 @@ class TrainerEvents(TrainingResults, ABC):
         if trainer is None or (self._wrapped is not None and self._wrapped() is trainer):
             return
         self._wrapped = weakref.ref(trainer)
-        train = trainer.train
         callback = weakref.ref(self)
 
-        @functools.wraps(train)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def guarded(train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             try:
                 return train(*args, **kwargs)
             except BaseException:
@@ -175,13 +174,10 @@ class TrainerEvents(TrainingResults, ABC):
                     own._abandon()
                 raise
 
-        Override(trainer, "train", guarded)
+        _guards.setdefault(trainer, []).append(Override(trainer, "train", guarded, self.guard))
 
     def _recorded(self, trainer: Any, args: Any) -> Callable[..., Any]:
-        step = trainer.training_step
-
-        @functools.wraps(step)
-        def training_step(model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
+        def training_step(step: Callable[..., Any], model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
             # Before the step: a scaler may change its scale at its end.
             self._scale = self.guard.attempt(self.loss_scale_of, trainer, args) or 1.0
             try:

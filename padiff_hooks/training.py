@@ -116,6 +116,7 @@ class TrainingRecorder:
         """
         self.abort()
         self._has_failed = False
+        self.guard.reset()
         if self._replay is not None:
             self._replay.start(model, optimizers, settings or {}, world_size)
             return

@@ -70,7 +70,7 @@ def write_pack(folder: AnyPath, pack: Pack, once: HeldOnce | None = None) -> Non
             known[source.identity] = entry
         return entry
 
-    content = {
+    content: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "step": pack.step,
         "rank": pack.rank,
@@ -98,7 +98,11 @@ def write_pack(folder: AnyPath, pack: Pack, once: HeldOnce | None = None) -> Non
         "notes": list(pack.notes),
     }
     for number, optimizer in enumerate(pack.optimizers):
-        tensors |= {f"optimizer.{number}:{name}": np.asarray(a) for name, a in optimizer.arrays().items()}
+        for name, values in optimizer.arrays().items():
+            array, name = np.asarray(values), f"optimizer.{number}:{name}"
+            tensors[name] = plain_array(array)
+            if array.dtype.kind == "c":
+                content.setdefault("complex", []).append(name)
     if once is not None:
         tensors = {name: array for name, array in tensors.items() if not once.elsewhere(name, array)}
         once.write(folder)
@@ -203,7 +207,7 @@ class Packs(Mapping[int, Pack]):
         with Explained(path):
             beside = {where: self._places(where) for where in {where for where, _ in others.values()}}
             places |= {name: beside[where][other] for name, (where, other) in others.items()}
-            return _pack(content, _Tensors(places))
+            return _pack(content, _Tensors(places, frozenset(map(str, content.get("complex", ())))))
 
     def _places(self, folder: AnyPath) -> dict[str, tuple[ArrayFile, Place]]:
         """Where the tensors of a rank's file are, by name."""
@@ -212,10 +216,14 @@ class Packs(Mapping[int, Pack]):
 
 
 class _Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a pack: in a rank's file, or another's that holds the same."""
+    """The tensors of a pack: in a rank's file, or another's that holds the same.
 
-    def __init__(self, places: Mapping[str, tuple[ArrayFile, Place]]) -> None:
-        self._places = places
+    Args:
+        pairs: names of the optimizers' that are complex, and stored as pairs of numbers.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[ArrayFile, Place]], pairs: frozenset[str]) -> None:
+        self._places, self._pairs = places, pairs
 
     def source(self, entry: Mapping[str, Any]) -> PackedTensor:
         """The source of a tensor, given what is said of it."""
@@ -228,7 +236,10 @@ class _Tensors(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         file, place = self._places[name]
-        return file.array(place)
+        array = file.array(place)
+        if name not in self._pairs:
+            return array
+        return np.ascontiguousarray(array).view(np.result_type(array.dtype, np.complex64)).reshape(array.shape[:-1])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from padiff.errors import UsageError
 from padiff.frameworks.base import Framework
-from padiff.frameworks.known import FRAMEWORKS
+from padiff.frameworks.known import FRAMEWORKS, known
 
 
 def _imported() -> Iterator[Framework]:
     for name in FRAMEWORKS:
-        if name in sys.modules:
-            framework: Framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
-            yield framework
+        if _is_imported(name):
+            yield _framework(name)
+
+
+def _is_imported(name: str) -> bool:
+    """Return True if a module of the framework's name is the framework.
+
+    Others answer to its name: after `paddle.enable_compat`, ``import torch`` gives paddle, as a proxy. If the framework
+    was imported before, it is not under its name then. It is found if padiff has used it, or where paddle keeps it.
+    """
+    layer = getattr(getattr(sys.modules.get(name), "nn", None), known(name).layer.capitalize(), None)
+    if str(getattr(layer, "__module__", "")).partition(".")[0] == name:
+        return True
+    return f"padiff.frameworks.{name}" in sys.modules or name in _behind_proxies()
+
+
+def _behind_proxies() -> Mapping[str, Any]:
+    """Modules that paddle's proxies stand for, by name, where the real ones were imported before."""
+    modules: Mapping[str, Any] = getattr(sys.modules.get("paddle.compat.proxy"), "TORCH_MODULES_CACHE", {})
+    return modules
+
+
+def _framework(name: str) -> Framework:
+    module = f"padiff.frameworks.{name}"
+    without_proxies: AbstractContextManager[Any] = nullcontext()
+    if module not in sys.modules and name in _behind_proxies():
+        without_proxies = sys.modules["paddle.compat.proxy"].use_torch_proxy_guard(enable=False, silent=True)
+    with without_proxies:
+        framework: Framework = importlib.import_module(module).FRAMEWORK
+    return framework
 
 
 def framework_of_tensor(value: Any) -> Framework | None:
@@ -50,7 +78,7 @@ def framework_called(name: str | None) -> Framework:
         if name not in FRAMEWORKS:
             raise UsageError(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, got {name!r}")
         try:
-            found: Framework = importlib.import_module(f"padiff.frameworks.{name}").FRAMEWORK
+            found = _framework(name)
         except ImportError as error:
             raise UsageError(f"framework={name!r}: {name} can't be imported here ({error})") from error
         return found

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from padiff.frameworks.listening import NOTHING_INSTEAD, UNKNOWN_CALL, Heard, Listening
+from padiff.frameworks.listening import UNKNOWN_CALL, Heard, Listening
 from padiff.system.guard import RAISING, Guard
 
 
@@ -102,9 +103,9 @@ class DropoutFunctions(Protocol):
     def draw(self, name: str, heard: Heard) -> None:
         """Draw what the call would, and forget it."""
 
-    def handed_on(self, name: str, heard: Heard) -> Any:
-        """What the call gives where the framework hands it to somebody else first, who then makes it again; else
-        `NOTHING_INSTEAD`.
+    def handed_on(self, name: str, heard: Heard) -> Callable[[], Any] | None:
+        """Return what makes the call where the framework hands it to somebody else first, who then makes it again; else
+        None.
         """
 
     def keeping(self, name: str, heard: Heard, kept: np.ndarray) -> Any:
@@ -203,17 +204,19 @@ class MasksFed(_Calls):
     def enter(self, call: Heard) -> bool:
         return False
 
-    def instead(self, call: Heard, name: str) -> Any:
-        """What the call gives instead of what it would."""
+    def instead(self, call: Heard, name: str) -> Callable[[], Any] | None:
+        """Return a function that drops what the source says, or None to drop by chance."""
         if self._source is None or not self._listens() or not self._source.wants():
-            return NOTHING_INSTEAD
-        output = self._framework.handed_on(name, call)
-        if output is not NOTHING_INSTEAD:
-            return output
+            return None
+        handed_on = self._framework.handed_on(name, call)
+        if handed_on is not None:
+            return handed_on
         about = self._framework.about(name, call)
         kept = self._kept(about) if about is not None else None
-        if kept is None:
-            return NOTHING_INSTEAD
+        return None if kept is None else partial(self._drop, call, name, kept)
+
+    def _drop(self, call: Heard, name: str, kept: np.ndarray) -> Any:
+        assert self._source is not None
         self._inside = True
         try:
             if self._source.draws:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Protocol, SupportsIndex
 
 from padiff.frameworks.losses import LossObserver
 from padiff.system.guard import RAISING, Guard
@@ -95,41 +97,88 @@ class Hearing(Handle, Protocol):
 
 
 class Hook:
-    """A function that is put on a layer. In a copy or a pickle of the layer there is one that does nothing instead,
-    of the standard library: a model that is copied or saved while it is recorded is a model like any other.
+    """A function on a layer's calls. A layer that shares its hooks with the hooked one (a shallow copy) is not seen.
+
+    Copies and pickles of a layer have no hook (`HookEntry`). Where somebody carries one over to another layer by hand,
+    a copy of it is a function of the standard library that does nothing.
     """
 
-    __slots__ = ("_call", "_guard", "_key")
+    __slots__ = ("_call", "_guard", "_key", "_layer")
 
-    def __init__(self, key: Any, call: Callable[..., Any], guard: Guard = RAISING) -> None:
-        self._key, self._call, self._guard = key, call, guard
+    def __init__(self, key: Any, call: Callable[..., Any], layer: Any, guard: Guard = RAISING) -> None:
+        self._key, self._call, self._layer, self._guard = key, call, id(layer), guard
 
-    def __call__(self, *args: Any) -> Any:
-        return self._call(self._key, *args)
+    def __call__(self, layer: Any, *args: Any) -> Any:
+        if id(layer) == self._layer or "_is_replica" in vars(layer):  # of DataParallel, which makes one for each device
+            return self._call(self._key, layer, *args)
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, gives None
 
 
-class Override:
-    """An attribute set on one object over its class's (or over its own); removing it uncovers what was there.
+class HookEntry:
+    """A hook among those of an object, in the ordered dictionary where the framework looks them up.
 
-    Set on the very object: wrappers hand what is set as an attribute on to what they wrap.
+    Copies and pickles of the dictionary are without the hook: a model that is copied or saved while it is recorded is
+    a model like any other, to the byte. The key is the same from step to step, and no number of the framework's is
+    used up: compilers look at keys, and pickles have those of the user's hooks.
+
+    Args:
+        hooks: the dictionary.
+        hook: the function to call.
+        flags: dictionaries that say more of the hook by its key.
+        listed: whether ``hooks.values()`` has the hook; `False` where those who ask for values copy or script them.
+        first: the first key to try. Hooks of all layers need another one than those of a layer: torch looks the flags
+            of both up in the layer.
     """
 
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
-        self._owner, self._name, self._value = owner, name, value
-        self._before = vars(owner).get(name)  # somebody else's, set the same way before
-        vars(owner)[name] = value
+    def __init__(
+        self,
+        hooks: OrderedDict[int, Any],
+        hook: Any,
+        flags: Sequence[OrderedDict[int, Any]] = (),
+        listed: bool = True,
+        first: int = -1,
+    ) -> None:
+        self._dictionaries = hooks, *flags
+        self._key = first  # below 0: frameworks count from 0 on
+        while self._key in hooks:  # another recorder's
+            self._key -= 1
+        for each in self._dictionaries:
+            each[self._key] = hook if each is hooks else True
+            _hide(each)
+        if not listed:
+            vars(hooks)["values"] = partial(_values, weakref.ref(hooks))
 
     def remove(self) -> None:
-        # Somebody may have set another one over this meanwhile: that one stays.
-        if vars(self._owner).get(self._name) is not self._value:
-            return
-        if self._before is not None:
-            vars(self._owner)[self._name] = self._before
-        else:
-            del vars(self._owner)[self._name]
+        for each in self._dictionaries:
+            each.pop(self._key, None)
+            if not any(map(_is_hidden, each)):
+                vars(each).clear()
+
+
+def _is_hidden(key: Any) -> bool:
+    return isinstance(key, int) and key < 0
+
+
+def _hide(hooks: OrderedDict[int, Any]) -> None:
+    """Leave hidden entries out of copies and pickles of a dictionary: these look for its methods on the object."""
+    alive = weakref.ref(hooks)
+    vars(hooks).update(__reduce_ex__=partial(_reduced, alive), copy=partial(_shown, alive))
+
+
+def _shown(alive: weakref.ref[OrderedDict[int, Any]]) -> OrderedDict[int, Any]:
+    hooks = alive()
+    return OrderedDict((key, hook) for key, hook in (hooks or {}).items() if not _is_hidden(key))
+
+
+def _reduced(alive: weakref.ref[OrderedDict[int, Any]], protocol: SupportsIndex) -> Any:
+    return _shown(alive).__reduce_ex__(protocol)
+
+
+def _values(alive: weakref.ref[OrderedDict[int, Any]]) -> Any:
+    return _shown(alive).values()
 
 
 def breadth_first(first: Any, before: Callable[[Any], Iterable[Any]], most: int) -> Iterator[tuple[Any, int]]:
@@ -190,6 +239,9 @@ class Hooking(Protocol):
 
     def gradient_hook(self, gradient: OnGradient) -> GradientHook | None:
         """A hook that can be used again; `None` where there is no such thing."""
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Return a context in which what is called is not seen by modes of the user's. What hooks call is in it."""
 
     def transforming(self) -> bool:
         """Whether code that runs now is being transformed (torch.func): its tensors stand for others."""

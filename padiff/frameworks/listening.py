@@ -67,18 +67,15 @@ class Heard:
 #: Errors of reading the arguments of a call whose form padiff does not know. Such a call is not recorded.
 UNKNOWN_CALL = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 
-#: What a listener gives that puts nothing in a call's place.
-NOTHING_INSTEAD: Any = object()
-
 
 class Listener(Protocol):
     """Hears of a function's calls.
 
-    One with a method ``instead(call, name)`` may put something in the place of what a call gives, which is then not
-    made; or `NOTHING_INSTEAD`.
+    One with a method ``instead(call, name)`` may return a function to call in the place of the function, without
+    arguments; or None.
 
     Attributes:
-        guard: stops errors of `enter` and `leave`; those of ``instead`` are raised.
+        guard: stops errors of the listener.
     """
 
     guard: Guard
@@ -110,18 +107,15 @@ class _Calls:
         for listener, name in call.entries:
             if listener.guard.run(listener.enter, call):
                 hearing.append((listener, name))
-            if hasattr(listener, "instead"):
-                instead = listener, name
-        output, failed = NOTHING_INSTEAD, True
+            if instead is None and hasattr(listener, "instead"):
+                instead = listener.guard.run(listener.instead, call, name)
+        output, failed = None, True
         try:
-            if instead is not None:
-                output = instead[0].instead(call, instead[1])
-            if output is NOTHING_INSTEAD:
-                output = self.original(*args, **kwargs)
+            output = instead() if instead is not None else self.original(*args, **kwargs)
             failed = False
         finally:
             for listener, name in hearing:
-                listener.guard.run(listener.leave, call, name, None if failed else output, failed)
+                listener.guard.run(listener.leave, call, name, output, failed)
         return output
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -158,6 +158,7 @@ class LossCalls:
         is_tensor: whether a value is a tensor of the framework.
         learning: whether a gradient may reach a tensor.
         silent: whether code that runs now only builds a program (a compiler's), or is transformed.
+        aside: a context in which what is called is not seen by modes of the user's.
     """
 
     def __init__(
@@ -169,12 +170,13 @@ class LossCalls:
         is_tensor: Callable[[Any], bool],
         learning: Callable[[Any], bool],
         silent: Callable[[], bool],
+        aside: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.observer: LossObserver | None = observer
         self.guard = observer.guard
         # In a tuple: what compiles code follows what is called here, too, and takes a function that is an attribute for
         # a method.
-        self._framework = is_tensor, learning, silent
+        self._framework = is_tensor, learning, silent, aside
         self._inside = threading.local()
         self._functions: dict[str, Function] = {}
         self._clips: dict[str, Callable[[dict[str, Any], Any], ClipCall | None]] = {}
@@ -210,7 +212,8 @@ class LossCalls:
             return False
         self._inside.now = True
         if any(call.function is listening.function for listening in self._backwards):
-            observer.backward_begins()
+            with self._framework[3]():
+                observer.backward_begins()
         return True
 
     def leave(self, call: Heard, name: str, output: Any, failed: bool) -> None:
@@ -218,7 +221,7 @@ class LossCalls:
         observer = self.observer
         if failed or observer is None:
             return
-        with suppress(*UNKNOWN_CALL):
+        with suppress(*UNKNOWN_CALL), self._framework[3]():
             self._tell(observer, call, name, output)
 
     def _tell(self, observer: LossObserver, call: Heard, name: str, output: Any) -> None:
@@ -239,7 +242,7 @@ class LossCalls:
 
     def _read(self, function: Function, call: Heard, output: Any) -> LossCall | None:
         """The call under common names; `None` where it was called in a way that is not known."""
-        is_tensor, learning, _ = self._framework
+        is_tensor, learning = self._framework[:2]
         arguments = call.arguments()
         named = [name for name in call.names if name != "self"]
         given = [arguments.get(name, arguments.get(_ALIASES.get(name, name))) for name in named]

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 # Deeper than any sane output; a structure that contains itself ends here instead of in a RecursionError.
@@ -36,15 +36,20 @@ def _items(value: Any, path: str, is_tensor: Callable[[Any], bool], depth: int) 
             yield from _items(item, f"{path}.{key}", is_tensor, depth + 1)
 
 
-def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, (list, tuple)):
-        yield from enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Not dataclasses.asdict: it deep-copies, and a tensor of a graph can't be.
-        for entry in dataclasses.fields(value):
-            yield entry.name, getattr(value, entry.name, None)
+def _children(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    try:
+        if isinstance(value, Mapping):
+            return list(value.items())
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            # Not dataclasses.asdict: it deep-copies, and a tensor of a graph can't be.
+            return [(entry.name, getattr(value, entry.name, None)) for entry in dataclasses.fields(value)]
+    except MemoryError:
+        raise
+    except Exception:  # code of the user's, of an object that can't be looked into
+        pass
+    return ()
 
 
 def replace_tensors(value: Any, prefix: str, is_tensor: Callable[[Any], bool], new: Callable[[str, Any], Any]) -> Any:

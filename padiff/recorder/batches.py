@@ -15,6 +15,10 @@ from padiff.records import InMemory, TensorSource
 from padiff.records.pack import Batch, Unkept
 
 _DEEPEST = 16
+# Bytes of numbers of numpy's kinds that a pack holds: none is longer than float64.
+_WIDEST = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
+# Of the largest whole number that others than Python read from a pack.
+_BITS = 63
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -142,12 +146,12 @@ class Batches:
             if known is None or known[0]() is not value:
                 known = self._copies[key] = weakref.ref(value), InMemory(self._copy(value))
             return known[1]
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _PLAIN) and not (isinstance(value, int) and value.bit_length() > _BITS):
             return value
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and isinstance(value.item(), _PLAIN):
             return value.item()
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return InMemory(value.copy())
+        if isinstance(value, np.ndarray) and value.itemsize <= _WIDEST.get(value.dtype.kind, -1):
+            return InMemory(np.array(value, value.dtype.newbyteorder("="), order="C"))
         if depth < _DEEPEST and isinstance(value, Mapping):
             return {str(key): self._kept(inner, depth + 1) for key, inner in value.items()}
         if depth < _DEEPEST and isinstance(value, (tuple, list)):

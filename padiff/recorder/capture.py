@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from padiff.recorder.aside import aside
 from padiff.recorder.copying import EVERYTHING, Copier, LevelOf, own_calls
 from padiff.recorder.evaluation import TrainingHistory
 from padiff.recorder.layers import FixedLayers, Layers
@@ -127,6 +128,7 @@ class Capture:
 
     # -- the end of the step ------------------------------------------------------------------------------
 
+    @aside
     def log_loss(self, value: Any) -> None:
         """Note the loss of a micro-batch: a number, or a tensor of one element."""
         if self._framework.tensors.is_tensor(value):
@@ -214,12 +216,14 @@ class Capture:
             evaluations=calls.evaluated,
         )
 
+    @aside
     def parameters_now(self) -> Step:
         """A step of weights, buffers and gradients, as they are now."""
         self.parameters.snapshot()
         self.parameters.finish(updates=False)
         return self.peek()
 
+    @aside
     def weights(self) -> Step:
         """A step of the weights and buffers alone, as they are now."""
         self.parameters.snapshot()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -197,7 +197,7 @@ class Packing:
     def wants(self) -> bool:
         """Whether a call of dropout belongs to the step: it is made by the model's code, and for the first time."""
         hooks = self._framework.hooks
-        return bool(self._running) and not COPYING.now and not hooks.recomputing()
+        return bool(self._running) and not COPYING.now and not hooks.recomputing() and not hooks.transforming()
 
     def begins(self) -> None:
         """A call of dropout begins."""
@@ -214,9 +214,11 @@ class Packing:
             text = str(error) if isinstance(error, (PadiffError, UncopiedError)) else f"{type(error).__name__}: {error}"
             self._notes[f"{what} not kept: {text}"] = None
 
-    def aside(self) -> AbstractContextManager[None]:
-        """What is called inside is not the model's."""
-        return own_calls()
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is called inside is not the model's, and not seen by modes of the user's."""
+        with own_calls(), self._framework.hooks.aside():
+            yield
 
     def ended(self, call: DropoutCall | None, kept: np.ndarray | None) -> None:
         """A call of dropout has ended."""
@@ -232,7 +234,8 @@ class Packing:
 
     def _look(self) -> None:
         """See whether something was drawn that was not heard of."""
-        if not self._running or self._framework.hooks.recomputing():
+        hooks = self._framework.hooks
+        if not self._running or hooks.recomputing() or hooks.transforming():
             return
         stamp = self._framework.randomness.stamp()
         if stamp != self._stamp:
@@ -251,11 +254,12 @@ class Packing:
 
 def bytes_owned(framework: Framework, nodes: Sequence[Node]) -> int:
     """Bytes of a model's parameters and buffers."""
-    tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
     total = 0
-    for tensor in tensors.values():
-        with suppress(Exception):  # of a kind that has no size
-            total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
+    with framework.hooks.aside():
+        tensors = {id(t): t for node in nodes for _, t, _ in framework.layers.parameters(node.layer)}
+        for tensor in tensors.values():
+            with suppress(Exception):  # of a kind that has no size
+                total += math.prod(framework.tensors.shape(tensor)) * int(tensor.element_size())
     return total
 
 

@@ -14,6 +14,7 @@ from padiff.dump.forks import own
 from padiff.dump.local import shown
 from padiff.errors import PadiffError, UsageError, WriterError
 from padiff.frameworks import framework_of
+from padiff.recorder.aside import aside
 from padiff.recorder.capture import Capture
 from padiff.recorder.claims import Claim, claimed
 from padiff.recorder.description import Description
@@ -83,12 +84,13 @@ class Recorder(UnderWay):
             detail = detail.without_auto()
         self._output = Output(target, detail)
         self._optimizers = optimizers_of(scope.optimizer, self._framework)
-        self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
-        detail.check(self._layers.nodes)
-        if not self._layers.chosen:
-            raise UsageError("the white and black lists leave no layer to record")
-        self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
-        self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
+        with self._framework.hooks.aside():
+            self._layers = Layers(self._model, self._framework, white_list, black_list, layer_map or ())
+            detail.check(self._layers.nodes)
+            if not self._layers.chosen:
+                raise UsageError("the white and black lists leave no layer to record")
+            self._description = Description(self._framework, self._layers, self._schedule, detail, identity, replay_of)
+            self._settings = DeclaredSettings(self._framework, self._layers, self._optimizers)
         self._levels = LevelsOfSteps(detail, scope.functions, FULL_BYTES / self.info.world_size)
         packs = scope.replay_every_n_steps
         # Traced in all steps as steps with a pack are: functions too, and what goes into layers in full.
@@ -245,7 +247,8 @@ class Recorder(UnderWay):
                 "another recorder is recording this model: leave its `with` (or close it) first. "
                 "One recorder can record all that two would"
             )
-        self._description.with_settings(self._settings.read())
+        with self._framework.hooks.aside():
+            self._description.with_settings(self._settings.read())
         self._output.open(self._description.info, self._description.rank)
         if self._output.sink is None:
             return
@@ -259,6 +262,7 @@ class Recorder(UnderWay):
         own(self)
 
     @guarded(passing=(UsageError,))
+    @aside
     def attach(self) -> None:
         """Put the hooks on, if the step under way is due. Several times a step where a host needs it."""
         if self.guard.tripped or not self.due:
@@ -339,6 +343,7 @@ class Recorder(UnderWay):
         return written
 
     @guarded(passing=(WriterError,))
+    @aside
     def take(self) -> Step | None:
         """End what is recorded of the step under way and give it, instead of handing it on: the step is still under way
         for whoever records it again. `None`: there is nothing of it.
@@ -383,6 +388,7 @@ class Recorder(UnderWay):
         if sink is not None and self._description.with_errors(self._failures.lines):
             sink.describe(self._description.info)
 
+    @aside
     def _finish(self, keep_hooks: bool) -> tuple[Step | None, Pack | None]:
         """What was recorded of the step that ends; `None` where it was not due. And its pack, where one is kept."""
         # Never out of reach: an interrupt in what follows must find the hooks.

@@ -151,8 +151,7 @@ def test_a_copy_made_while_the_model_is_recorded_is_a_model_like_any_other(kit):
         assert again.run.numbers() == [0]
 
 
-def test_the_hooks_in_a_copy_do_nothing_and_hold_nothing(kit):
-    # They can't be left out of a copy, so in it they are a function of the standard library that does nothing.
+def test_copies_have_no_hooks(kit):
     model = mlp(kit)
     with padiff.record(model) as rec:
         model(batch(kit)[0])
@@ -161,9 +160,7 @@ def test_the_hooks_in_a_copy_do_nothing_and_hold_nothing(kit):
     assert b"padiff" not in saved
     for twin in twins:
         dicts = (vars(layer).get(name) for layer in kit.layers(twin) for name in HOOKS)
-        hooks = [hook for found in dicts if found for hook in found.values()]
-        assert hooks
-        assert all(hook(twin, 1, 2) is None and "padiff" not in repr(hook) for hook in hooks)
+        assert not any(dicts)
     assert rec.run.numbers() == [0]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from padiff.errors import PadiffError
 from padiff.frameworks import framework_of
-from padiff.frameworks.hooking import Override
+from padiff.frameworks.overrides import Override
 from padiff.system.guard import guarded
 from padiff_hooks.options import TrainingOptions
 from padiff_hooks.replaying import exchanged
@@ -90,10 +90,8 @@ class PaDiffCallback(TrainingResults, _Base):
 
     def _exchange(self, pl_module: Any, batch: Any) -> None:
         """Have the next training step take another batch than Lightning's: no hook of its own can give one."""
-        step = pl_module.training_step
 
-        @functools.wraps(step)
-        def training_step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        def training_step(step: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
             return step(batch, *args, **kwargs)
 
         self._exchanged = Override(pl_module, "training_step", training_step)

@@ -16,7 +16,7 @@ import paddle
 from paddle.nn import functional
 
 from padiff.frameworks.dropouts import DropoutCall
-from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
+from padiff.frameworks.listening import Heard
 from padiff.frameworks.paddle import randomness, tensors
 from padiff.frameworks.paddle.recurrent import FUNCTION, Recurrent
 
@@ -70,8 +70,8 @@ def draw(name: str, heard: Heard) -> None:
         _on_ones(heard, paddle.ones_like(heard.arguments()["x"].detach()))
 
 
-def handed_on(name: str, heard: Heard) -> Any:
-    return NOTHING_INSTEAD
+def handed_on(name: str, heard: Heard) -> None:
+    return None
 
 
 def _on_ones(heard: Heard, ones: Any) -> Any:

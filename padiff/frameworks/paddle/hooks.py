@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import paddle
@@ -14,6 +15,7 @@ from padiff.frameworks.hooking import (
     FunctionListener,
     Handle,
     Hook,
+    HookEntry,
     OnCall,
     OnGradient,
     Replaced,
@@ -36,35 +38,46 @@ class _Before(Hook):
         if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
         try:
-            self._call(self._key, layer, args, kwargs)
+            super().__call__(layer, args, kwargs)
         except Exception as error:
             self._guard.catch(error)
 
 
 class _After(Hook):
-    __slots__ = ()
+    __slots__ = ("_unbuilt",)
+
+    def __init__(self, key: Any, call: AfterCall, layer: Any, guard: Guard) -> None:
+        super().__init__(key, call, layer, guard)
+        # A layer without hooks, and with nothing to build, is never noted as built.
+        self._unbuilt = type(layer)._build_once is paddle.nn.Layer._build_once and not layer._built
 
     def __call__(self, layer: Any, _: Any, output: Any) -> None:
+        if self._unbuilt and len(layer._forward_pre_hooks) == len(layer._forward_post_hooks) == 1:
+            vars(layer)["_built"] = False
         if not paddle.in_dynamic_mode() or self._guard.tripped:
             return
         # always_call also calls after an exception in forward, with no output.
         failed = output is None and sys.exc_info()[0] is not None
         try:
-            self._call(self._key, layer, output, failed)
+            super().__call__(layer, output, failed)
         except Exception as error:
             self._guard.catch(error)
 
 
 def on_calls(layer: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
+    befores, afters = [layer._forward_pre_hooks_with_kwargs_flag], [layer._forward_post_hooks_always_called]
     return [
-        layer.register_forward_pre_hook(_Before(key, before, guard), with_kwargs=True),
-        layer.register_forward_post_hook(_After(key, after, guard), always_call=True),
+        HookEntry(layer._forward_pre_hooks, _Before(key, before, layer, guard), befores, listed=False),
+        HookEntry(layer._forward_post_hooks, _After(key, after, layer, guard), afters, listed=False),
     ]
 
 
+def aside() -> AbstractContextManager[Any]:
+    return nullcontext()  # paddle has no modes that see calls
+
+
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
-    handle: Handle = layer.register_forward_post_hook(lambda _, args, output: replaced(args, output))
-    return handle
+    return HookEntry(layer._forward_post_hooks, lambda _, args, output: replaced(args, output), listed=False)
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -125,6 +126,10 @@ def kind(layer: Any) -> str:
 
 
 def layout(layer: Any, slot: str) -> str:
+    # The one of `paddle.compat`, which stands for torch's, has its matrix as torch has it.
+    compat = getattr(sys.modules.get("paddle.compat.nn"), "Linear", None)
+    if slot == "weight" and compat is not None and isinstance(layer, compat):
+        return "out_in"
     return "in_out" if slot == "weight" and isinstance(layer, paddle.nn.Linear) else ""
 
 

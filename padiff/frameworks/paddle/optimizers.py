@@ -1,8 +1,7 @@
 """Optimizers of paddle, those inside of others too; see `padiff.frameworks.optimizing.Optimizers`.
 
 paddle's optimizers have no hooks. But ``step()`` and ``minimize()`` both hand the gradients, after `grad_clip` and
-before weight decay, to ``append_regularization_ops``: so an optimizer object gets one of its own, which passes them on
-and then calls the class's.
+before weight decay, to ``append_regularization_ops``: so its calls are overridden for the object (`Override`).
 
 fleet's wrappers (`HybridParallelOptimizer`, `MixPrecisionOptimizer` and others) derive from nothing and hold an
 optimizer. Some call its ``step()``, some do by themselves what it would do. So all of the chain is hooked for
@@ -12,12 +11,14 @@ gradients, and the outermost, which the loop calls, for the step: what a wrapper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import paddle
 
-from padiff.frameworks.hooking import Handle, Override
+from padiff.frameworks.hooking import Handle
 from padiff.frameworks.optimizing import OnConsumed, OptimizerSettings
+from padiff.frameworks.overrides import Override
 from padiff.frameworks.paddle import optimizer_settings, optimizer_state
 from padiff.records.optimizer_state import OptimizerState
 from padiff.system.guard import RAISING, Guard
@@ -101,14 +102,11 @@ def hook(
         if not _skips(inner):
             consumed([p for p, _ in parameters_and_grads], [g for _, g in parameters_and_grads])
 
-    def pass_on_then(original: Callable[..., Any]) -> Callable[..., Any]:
-        def append_regularization_ops(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal seen
-            seen = True
-            guard.run(consume, parameters_and_grads)
-            return original(parameters_and_grads, *args, **kwargs)
-
-        return append_regularization_ops
+    def passed_on(original: Callable[..., Any], parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        seen = True
+        guard.run(consume, parameters_and_grads)
+        return original(parameters_and_grads, *args, **kwargs)
 
     def after_step() -> None:
         nonlocal seen
@@ -120,34 +118,38 @@ def hook(
         stepped()
 
     handles: list[Handle] = [
-        Override(one, "append_regularization_ops", pass_on_then(one.append_regularization_ops))
+        Override(one, "append_regularization_ops", passed_on, guard)
         for one in _chain(optimizer)
         if isinstance(one, paddle.optimizer.Optimizer)
     ]
     clip = getattr(inner, "_grad_clip", None)
     if isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
-        handles.append(Override(clip, "_dygraph_clip", _measuring(inner, clip, clipping, guard)))
-    handles.append(Override(optimizer, "step", _then(optimizer.step, after_step, guard)))
+        handles.append(Override(clip, "_dygraph_clip", partial(_measured, guard, inner, clipping), guard))
+    handles.append(Override(optimizer, "step", partial(_then, guard, after_step), guard))
     if hasattr(optimizer, "minimize"):
-        handles.append(Override(optimizer, "minimize", _then(optimizer.minimize, stepped, guard)))
+        handles.append(Override(optimizer, "minimize", partial(_then, guard, stepped), guard))
     return handles
 
 
-def _measuring(optimizer: Any, clip: Any, clipping: Callable[[Any], None], guard: Guard) -> Callable[..., Any]:
-    """A clipping by global norm that hands on the norm of what it is given."""
-    original = clip._dygraph_clip
+def _measured(
+    guard: Guard,
+    optimizer: Any,
+    clipping: Callable[[Any], None],
+    original: Callable[..., Any],
+    parameters_and_grads: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Clip by global norm, and hand on the norm of what is clipped."""
+    guard.run(_measure, optimizer, clipping, parameters_and_grads)
+    return original(parameters_and_grads, *args, **kwargs)
 
-    def measure(parameters_and_grads: Any) -> None:
-        clipped = [g for p, g in parameters_and_grads if g is not None and getattr(p, "need_clip", True)]
-        norm = None if _skips(optimizer) else _global_norm(clipped)
-        if norm is not None:
-            clipping(norm)
 
-    def measured(parameters_and_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        guard.run(measure, parameters_and_grads)
-        return original(parameters_and_grads, *args, **kwargs)
-
-    return measured
+def _measure(optimizer: Any, clipping: Callable[[Any], None], parameters_and_grads: Any) -> None:
+    clipped = [g for p, g in parameters_and_grads if g is not None and getattr(p, "need_clip", True)]
+    norm = None if _skips(optimizer) else _global_norm(clipped)
+    if norm is not None:
+        clipping(norm)
 
 
 def _global_norm(gradients: Sequence[Any]) -> Any | None:
@@ -161,13 +163,10 @@ def _global_norm(gradients: Sequence[Any]) -> Any | None:
         return None
 
 
-def _then(original: Callable[..., Any], afterwards: Callable[[], None], guard: Guard) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        guard.run(afterwards)
-        return result
-
-    return call
+def _then(guard: Guard, afterwards: Callable[[], None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    guard.run(afterwards)
+    return result
 
 
 def _skips(optimizer: Any) -> bool:

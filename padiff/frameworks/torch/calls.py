@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, Override
+from padiff.frameworks.hooking import AfterCall, BeforeCall, Handle, Hook, HookEntry
+from padiff.frameworks.overrides import Override
+from padiff.frameworks.torch.modes import aside, building
 from padiff.system.guard import RAISING, Guard
 
 
@@ -32,8 +35,15 @@ def compiled_in_place(module: Any) -> bool:
 
 def on_calls(module: Any, key: Any, before: BeforeCall, after: AfterCall, guard: Guard = RAISING) -> list[Handle]:
     """Call ``before`` and ``after`` around each call of a module."""
-    hooks = _Before(key, before, guard), _After(key, after, guard)
-    return [_hook_around(module, *hooks)] if compiled_in_place(module) else [_Hooked(module, *hooks)]
+    first, last = _Before(key, before, module, guard), _After(key, after, module, guard)
+    if compiled_in_place(module):
+        return [Override(module, "_compiled_call_impl", partial(_called, module, first, last), guard)]
+    befores = [module._forward_pre_hooks_with_kwargs]
+    afters = [module._forward_hooks_with_kwargs, module._forward_hooks_always_called]
+    return [
+        HookEntry(module._forward_pre_hooks, first, befores, listed=False),
+        HookEntry(module._forward_hooks, last, afters, listed=False),
+    ]
 
 
 class _Before(Hook):
@@ -43,7 +53,9 @@ class _Before(Hook):
         if torch.compiler.is_compiling() or self._guard.tripped:
             return
         try:
-            self._call(self._key, module, args, kwargs)
+            if not building():
+                with aside():
+                    super().__call__(module, args, kwargs)
         except Exception as error:
             self._guard.catch(error)
 
@@ -57,52 +69,23 @@ class _After(Hook):
         # Always called, after an exception in forward too, with no output then.
         failed = output is None and sys.exc_info()[0] is not None
         try:
-            self._call(self._key, module, output, failed)
+            if not building():
+                with aside():
+                    super().__call__(module, output, failed)
         except Exception as error:
             self._guard.catch(error)
 
 
-class _Hooked:
-    """Hooks on a module, as ``register_forward_hook`` sets them, but under a key that is the same from step to step.
-
-    Each registered hook has a new number, which torch.compile looks at: it would compile anew for each recorded step,
-    and after some give up compiling.
-    """
-
-    _BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-    _AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-
-    def __init__(self, module: Any, before: Hook, after: Hook) -> None:
-        self._module = module
-        self._key = -1  # torch counts its own from 0 on
-        while self._key in module._forward_hooks:  # another recorder's
-            self._key -= 1
-        for names, hook in ((self._BEFORE, before), (self._AFTER, after)):
-            for name in names:
-                getattr(module, name)[self._key] = hook if name == names[0] else True
-
-    def remove(self) -> None:
-        for name in (*self._BEFORE, *self._AFTER):
-            getattr(self._module, name).pop(self._key, None)
-
-
-def _hook_around(module: Any, before: _Before, after: _After) -> Handle:
-    """See the calls of a module that is compiled in place, whose own hooks are compiled with it."""
-    compiled = vars(module)["_compiled_call_impl"]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # inside of another compiled module
-            return compiled(*args, **kwargs)
-        before(module, args, kwargs)
-        try:
-            output = compiled(*args, **kwargs)
-        except BaseException:
-            after(module, args, kwargs, None)
-            raise
-        after(module, args, kwargs, output)
-        return output
-
-    return Override(module, "_compiled_call_impl", call)
+def _called(module: Any, before: _Before, after: _After, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module that is compiled in place, whose own hooks are compiled with it."""
+    before(module, args, kwargs)
+    try:
+        output = compiled(*args, **kwargs)
+    except BaseException:
+        after(module, args, kwargs, None)
+        raise
+    after(module, args, kwargs, output)
+    return output
 
 
 def compiled_paths(model: Any) -> Iterator[str]:

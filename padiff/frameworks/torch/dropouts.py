@@ -7,7 +7,8 @@ The layers, attention and recurrent networks call these functions. What torch dr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from torch.nn import functional
 
 from padiff.frameworks.api_names import parameters_of
 from padiff.frameworks.dropouts import DropoutCall
-from padiff.frameworks.listening import NOTHING_INSTEAD, Heard
+from padiff.frameworks.listening import Heard
 from padiff.frameworks.torch import randomness, tensors
 from padiff.frameworks.torch.memory import transforming
+from padiff.frameworks.torch.modes import building
 from padiff.frameworks.torch.recurrent import FUNCTIONS, Recurrent
 
 state, restore = randomness.state, randomness.restore
@@ -42,7 +44,7 @@ def functions() -> Iterator[tuple[Any, str, str]]:
 
 
 def about(name: str, heard: Heard) -> DropoutCall | None:
-    if torch.compiler.is_compiling() or transforming():
+    if torch.compiler.is_compiling() or transforming() or building():
         return None
     if name in FUNCTIONS:
         call = Recurrent.of(heard)
@@ -114,13 +116,13 @@ def _is_like(expected: Any, output: Any) -> bool:
     return bool(apart <= _ALIKE * expected.float().norm())
 
 
-def handed_on(name: str, heard: Heard) -> Any:
+def handed_on(name: str, heard: Heard) -> Callable[[], Any] | None:
     # To modes, as those are by which functions are heard: what is done here is no call of the model's.
     owner = torch._VF if name in FUNCTIONS else functional
     given = [value for value in (*heard.args, *heard.kwargs.values()) if isinstance(value, torch.Tensor)]
     if not overrides.has_torch_function(given):
-        return NOTHING_INSTEAD
-    return overrides.handle_torch_function(getattr(owner, name), given, *heard.args, **heard.kwargs)
+        return None
+    return partial(overrides.handle_torch_function, getattr(owner, name), given, *heard.args, **heard.kwargs)
 
 
 def _as_it_is(tensor: Any) -> Any:

@@ -14,6 +14,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +24,11 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from padiff.frameworks.api_names import heard_name, parameters_of
-from padiff.frameworks.hooking import FunctionListener
+from padiff.frameworks.hooking import FunctionListener, HookEntry
+from padiff.frameworks.torch.modes import building, call_aside
 
+# No layer has so many hooks of recorders.
+_FIRST = -1_000_000
 # Attributes that give a tensor that is another view of it.
 _ATTRIBUTES = {"T": "transpose", "mT": "transpose", "H": "transpose", "mH": "transpose", "data": "detach"}
 
@@ -46,14 +50,16 @@ class _Mode(TorchFunctionMode):
             begun = listener.guard.run(self._begins, func, args, kwargs)
             output = func(*args, **kwargs)
             if begun is not None:
-                listener.guard.run(listener.function_ended, begun, output)
+                listener.guard.run(call_aside, listener.function_ended, begun, output)
             return output
         finally:
             self.inside = False
 
     def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, parameters = _about(func)
-        return None if name is None else self._listener.function_begins(name, parameters, args, kwargs)
+        if name is None or building():
+            return None
+        return call_aside(self._listener.function_begins, name, parameters, args, kwargs)
 
 
 class Hearing:
@@ -112,7 +118,8 @@ class Hearing:
             mode.muted = True
             self._take_out(mode)  # where it is on, though an error may have said otherwise
         if mode is not None and self._compiling is not None:
-            self._compiling.callback_handler.remove_start_callback(self._stop)
+            with suppress(ValueError):  # gone already: torch._dynamo.reset() forgets all
+                self._compiling.callback_handler.remove_start_callback(self._stop)
         self._mode, self._on, self._left = None, False, False
 
     def _stop(self, *_: Any) -> None:
@@ -147,8 +154,15 @@ class _ForeignCalls:
         self._hearing, self._inside, self._thread = hearing, 0, threading.get_ident()
         run = hearing.guard.run
         self._handles = (
-            module_hooks.register_module_forward_pre_hook(lambda module, _: run(self._begins, module)),
-            module_hooks.register_module_forward_hook(lambda module, *_: run(self._ended, module), always_call=True),
+            HookEntry(
+                module_hooks._global_forward_pre_hooks, lambda module, _: run(self._begins, module), first=_FIRST
+            ),
+            HookEntry(
+                module_hooks._global_forward_hooks,
+                lambda module, *_: run(self._ended, module),
+                [module_hooks._global_forward_hooks_always_called],
+                first=_FIRST,
+            ),
         )
 
     def remove(self) -> None:

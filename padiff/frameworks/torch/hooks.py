@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from padiff.frameworks.hooking import FunctionListener, Handle, OnCall, OnGradient, Replaced, breadth_first
+from padiff.frameworks.hooking import FunctionListener, Handle, HookEntry, OnCall, OnGradient, Replaced, breadth_first
 from padiff.frameworks.torch.calls import on_calls as on_calls
 from padiff.frameworks.torch.functions import Seeing
 from padiff.frameworks.torch.hearing import Hearing
 from padiff.frameworks.torch.losses import on_losses as on_losses
 from padiff.frameworks.torch.memory import transforming as transforming
+from padiff.frameworks.torch.modes import aside as aside
+from padiff.frameworks.torch.modes import call_aside
+from padiff.frameworks.torch.watching import OWN_CLASSES
 from padiff.system.guard import RAISING, Guard
 
 RAISES_AS_IT_IS = True
@@ -20,8 +24,7 @@ READ = False  # while torch compiles they do nothing
 
 
 def on_outputs(layer: Any, replaced: Replaced) -> Handle:
-    handle: Handle = layer.register_forward_hook(lambda _, args, output: replaced(args, output))
-    return handle
+    return HookEntry(layer._forward_hooks, lambda _, args, output: replaced(args, output), listed=False)
 
 
 def on_functions(called: OnCall, third_party: Sequence[str], guard: Guard = RAISING) -> Handle:
@@ -37,15 +40,18 @@ def on_gradient(tensor: Any, gradient: OnGradient) -> Handle | None:
         return None
     hooks = gradient_hook(gradient)
     if hooks.put(tensor):
-        return _OfGraph(hooks)
-    handle: Handle = tensor.register_hook(gradient)
+        return _OfGraph(hooks, _KEY)
+    there = tensor._backward_hooks
+    if isinstance(there, _Hooks):  # another recorder's
+        return _OfGraph(there, there.add(gradient))
+    if there is not None:
+        return HookEntry(there, partial(call_aside, gradient))
+    handle: Handle = tensor.register_hook(partial(call_aside, gradient))
     return handle
 
 
 def gradient_hook(gradient: OnGradient) -> _Hooks:
-    hooks = _Hooks()
-    hooks[_KEY] = gradient
-    return hooks
+    return _Hooks(gradient)
 
 
 # torch counts its own from 0 on.
@@ -53,36 +59,61 @@ _KEY = -1
 
 
 class _Hooks(dict[int, OnGradient]):
-    """As torch's own, which refers to it weakly; but for the order that torch keeps in a list beside it."""
+    """As torch's own, which refers to it weakly; but for the order that torch keeps in a list beside it.
 
-    __slots__ = ("__weakref__",)
+    Who goes through it in Python, to warn that hooks are not saved with a tensor, meets the user's alone.
+    """
 
-    @property
-    def callback(self) -> Any:
-        return self[_KEY]
+    __slots__ = ("__weakref__", "callback")
+
+    def __init__(self, gradient: OnGradient) -> None:
+        super().__init__()
+        self.callback: Any = gradient
+        self[_KEY] = partial(call_aside, gradient)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([key for key in dict.keys(self) if key >= 0])
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def add(self, gradient: OnGradient) -> int:
+        """Add a hook, and return its key."""
+        key = min([0, *dict.keys(self)]) - 1
+        self[key] = partial(call_aside, gradient)
+        return key
+
+    def discard(self, key: int) -> None:
+        """Remove a hook, and hold nothing of it."""
+        self.pop(key, None)
+        if key == _KEY:
+            self.callback = None
 
     def put(self, tensor: Any) -> bool:
         """What `register_hook` does, in half its time: its handles are counted in an attribute of their class, and so
         all that is known of the class has to be looked up anew for each of them.
         """
         node = tensor.grad_fn
-        if node is None or tensor._backward_hooks is not None or type(tensor) is not torch.Tensor or len(self) != 1:
+        if tensor._backward_hooks is not None or type(tensor) not in OWN_CLASSES or len(self) != 1:
             return not tensor.requires_grad
-        tensor._backward_hooks = self
-        node._register_hook_dict(tensor)
+        if node is not None:
+            tensor._backward_hooks = self
+            node._register_hook_dict(tensor)
+        elif tensor.requires_grad:
+            tensor._backward_hooks = self
         return True
 
 
 class _OfGraph:
-    """A hook on the gradient of a tensor that was computed; it goes with the graph."""
+    """A hook on the gradient of a tensor; of one that was computed it goes with the graph."""
 
-    __slots__ = ("_hooks",)
+    __slots__ = ("_hooks", "_key")
 
-    def __init__(self, hooks: dict[int, OnGradient]) -> None:
-        self._hooks = hooks
+    def __init__(self, hooks: _Hooks, key: int) -> None:
+        self._hooks, self._key = hooks, key
 
     def remove(self) -> None:
-        self._hooks.pop(_KEY, None)
+        self._hooks.discard(self._key)
 
 
 def behind(tensor: Any, most: int) -> Iterator[tuple[Any, int]]:

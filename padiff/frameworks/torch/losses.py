@@ -13,11 +13,12 @@ from torch.nn import functional, utils
 
 from padiff.frameworks.losses import ROLES, ClipCall, Function, LossCalls, LossObserver
 from padiff.frameworks.torch.memory import transforming
+from padiff.frameworks.torch.modes import aside, building
 
 
 def on_losses(observer: LossObserver) -> LossCalls:
     backwards = ((torch.Tensor, "backward"), (torch.autograd, "backward"))
-    return LossCalls(_functions(), _clips(), backwards, observer, _is_tensor, _learning, _silent)
+    return LossCalls(_functions(), _clips(), backwards, observer, _is_tensor, _learning, _silent, aside)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -29,7 +30,7 @@ def _learning(tensor: Any) -> bool:
 
 
 def _silent() -> bool:
-    return torch.compiler.is_compiling() or transforming()
+    return torch.compiler.is_compiling() or transforming() or building()
 
 
 def _functions() -> Iterator[Function]:

@@ -31,7 +31,7 @@ _UNSIGNED = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if 
 
 
 def _spelt(dtype: torch.dtype) -> tuple[str, int, bool]:
-    size = torch.empty((), dtype=dtype).element_size()
+    size = dtype.itemsize
     name = f"int{8 * size}" if dtype in _BITS else str(dtype).removeprefix("torch.")
     return np.dtype(name).str, size, dtype.is_complex
 

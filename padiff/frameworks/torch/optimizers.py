@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from padiff.frameworks.hooking import Handle
+from padiff.frameworks.hooking import Handle, HookEntry
 from padiff.frameworks.optimizing import OnConsumed
 from padiff.frameworks.torch import optimizer_state
+from padiff.frameworks.torch.modes import call_aside
 from padiff.frameworks.torch.optimizer_settings import settings as settings
 from padiff.frameworks.torch.optimizer_settings import settings_stamp as settings_stamp
 from padiff.records.optimizer_state import OptimizerState
@@ -78,12 +79,12 @@ def hook(
         # come into being inside of it, so they are looked at when it returns.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            guard.run(consume)
+            guard.run(call_aside, consume)
             return None
 
         def closure_then_consume() -> Any:
             loss = closure()
-            guard.run(consume)
+            guard.run(call_aside, consume)
             return loss
 
         if len(args) > 1:
@@ -91,8 +92,8 @@ def hook(
         return args, {**kwargs, "closure": closure_then_consume}
 
     return [
-        optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(lambda *_: guard.run(stepped)),
+        HookEntry(optimizer._optimizer_step_pre_hooks, before),
+        HookEntry(optimizer._optimizer_step_post_hooks, lambda *_: guard.run(call_aside, stepped)),
     ]
 
 

@@ -7,29 +7,35 @@ from typing import Any
 import numpy as np
 import torch
 
+from padiff.frameworks.torch.modes import aside
+
 
 def kept() -> AbstractContextManager[Any]:
     return torch.random.fork_rng()
 
 
 def state() -> dict[str, Any]:
-    found = {"torch.cpu": torch.get_rng_state()}
-    # Never what would start a device.
-    if torch.cuda.is_initialized():
-        found |= {f"torch.cuda.{k}": torch.cuda.get_rng_state(k) for k in range(torch.cuda.device_count())}
+    with aside():
+        found = {"torch.cpu": torch.get_rng_state()}
+        # Never what would start a device.
+        if torch.cuda.is_initialized():
+            found |= {f"torch.cuda.{k}": torch.cuda.get_rng_state(k) for k in range(torch.cuda.device_count())}
     return found
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    for name, one in state.items():
-        if name == "torch.cpu":
-            torch.set_rng_state(one)
-        elif torch.cuda.is_initialized() and int(name.rpartition(".")[2]) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(one, int(name.rpartition(".")[2]))
+    with aside():
+        for name, one in state.items():
+            if name == "torch.cpu":
+                torch.set_rng_state(one)
+            elif torch.cuda.is_initialized() and int(name.rpartition(".")[2]) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(one, int(name.rpartition(".")[2]))
 
 
 def stamp() -> Hashable:
-    return tuple(one.numpy().tobytes() for one in state().values())
+    states = state().values()
+    with aside():
+        return tuple(one.numpy().tobytes() for one in states)
 
 
 def as_arrays(state: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -1,0 +1,44 @@
+"""What surrounds a training's own code in torch: tracers that only build a program, and the modes of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch.fx import _symbolic_trace
+from torch.utils import _python_dispatch
+
+# Looked up once: they are asked in each call of a layer.
+_tracing = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_dispatch_mode = torch._C._get_dispatch_mode
+_KEYS = torch._C._TorchDispatchModeKey
+_WithoutFunctions: Any = torch._C.DisableTorchFunction
+
+
+def building() -> bool:
+    """Return True while tensors stand for values that are not there: in torch.jit.trace, torch.fx, export, and under a
+    fake tensor mode. (While torch compiles, ``torch.compiler.is_compiling()`` says so.)
+    """
+    if _tracing() is not None or _symbolic_trace._is_fx_tracing_flag:
+        return True
+    return _dispatch_modes() > 0 and any(_dispatch_mode(key) is not None for key in (_KEYS.FAKE, _KEYS.PROXY))
+
+
+def aside() -> AbstractContextManager[Any]:
+    """Return a context in which neither a mode of the user's nor a subclass of tensors sees what is called."""
+    if not _dispatch_modes():
+        without: AbstractContextManager[Any] = _WithoutFunctions()
+        return without
+    stack = ExitStack()
+    stack.enter_context(_WithoutFunctions())
+    stack.enter_context(_python_dispatch._disable_current_modes())
+    return stack
+
+
+def call_aside(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in `aside`, and return what the function returns."""
+    with aside():
+        return function(*args)
