@@ -34,7 +34,7 @@ def test_a_paddle_model_is_refused_with_the_way_to_go_on():
         padiff.record(paddle.Model(paddle.nn.Linear(2, 2)))
 
 
-@pytest.mark.parametrize("every", [0, -1, 2.5, "3", None, True])
+@pytest.mark.parametrize("every", [0, -1, 2.5, "3", True])
 def test_an_impossible_every_n_steps_is_refused(kit, every):
     with pytest.raises(UsageError, match="every_n_steps has to be a whole number of at least 1, got"):
         padiff.record(mlp(kit), every_n_steps=every)

@@ -100,6 +100,7 @@ class Noted:
     """Hears of masks, or gives those that were heard of."""
 
     draws = False
+    guard = RAISING
 
     def __init__(self, masks=()):
         self.masks, self._left = list(masks), list(masks)
