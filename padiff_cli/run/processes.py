@@ -16,6 +16,7 @@ from padiff_cli.run.hosts import HostWatch
 from padiff_cli.run.launch import Launch, numbered, of_workers
 from padiff_cli.run.loop import LoopFinder
 from padiff_cli.run.recording import Recording
+from padiff_cli.run.startup import contained
 
 # What launchers set, the most specific first. Lightning starts its processes with a local rank.
 _RANKS = ("RANK", "PADDLE_TRAINER_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -164,13 +165,13 @@ def _end_with_process() -> None:
 
 def _end() -> None:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    failed = error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))
     if _watch is not None:
-        _watch.end(failed=error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)))
+        with contained("its run is not finished"):
+            _watch.end(failed)
 
 
 def _in_fork() -> None:
-    try:
-        if _watch is not None:
+    if _watch is not None:
+        with contained():
             _watch.restart_in_fork()
-    except Exception as error:
-        print(f"padiff: this process is not recorded: {error}", file=sys.stderr)

@@ -29,6 +29,26 @@ TRAINERS = (
 )
 
 
+class contained:  # noqa: N801 - a `with` reads like a call; contextlib may not be imported yet
+    """Report an error of padiff's own in one line, and go on: the process is the user's.
+
+    Args:
+        what: what follows from it.
+    """
+
+    def __init__(self, what: str = "this process is not recorded") -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            text = " ".join(str(error).split())
+            print(f"padiff: {self._what}: {type(error).__name__}: {text}", file=sys.stderr)
+        return isinstance(error, Exception)
+
+
 class StartUp:
     """Waits for the first optimizer of a process, then has `padiff_cli.run.processes` record.
 
@@ -57,15 +77,13 @@ class StartUp:
 
     def _record(self) -> None:
         self.end()
-        try:
+        with contained():
             import warnings
 
             with warnings.catch_warnings():  # of imports, which the script may have turned into errors
                 warnings.simplefilter("ignore")
                 from padiff_cli.run.processes import record_process
             record_process(self.is_fork)
-        except Exception as error:
-            print(f"padiff: this process is not recorded: {error}", file=sys.stderr)
 
     def _on_torch(self, optimizers: ModuleType) -> None:
         cls = optimizers.Optimizer
@@ -117,9 +135,7 @@ def end() -> None:
 
 
 def _end_launch(launch: str) -> None:
-    try:
+    with contained():
         from padiff_cli.run.launch import Launch
 
         Launch.from_json(launch).end()
-    except Exception as error:
-        print(f"padiff: {error}", file=sys.stderr)

@@ -18,7 +18,7 @@ if os.environ.get("PADIFF_RUN_PROCESSES"):
 
         padiff_cli.run.startup.begin()
     except Exception as error:
-        print(f"padiff: this process is not recorded: {error}", file=sys.stderr)
+        print(f"padiff: this process is not recorded: {type(error).__name__}: {error}", file=sys.stderr)
 _users = PathFinder.find_spec("sitecustomize")
 if _users is not None and _users.loader is not None:
     from importlib.util import module_from_spec
