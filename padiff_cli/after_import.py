@@ -45,7 +45,7 @@ class AfterImport:
             if spec is not None:
                 if spec.loader is not None:
                     del self._waiting[name]
-                    spec.loader = _Loader(spec.loader, imported)
+                    spec.loader = _Loader(spec.loader, imported)  # type: ignore[assignment]
                 return spec
         return None
 

@@ -86,7 +86,7 @@ class HostWatch:
 
     @property
     def is_attached(self) -> bool:
-        """True once a callback of padiff's was added to a trainer."""
+        """True once padiff has added its callback to a trainer."""
         return self._callback is not None
 
     def remove(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hard.children import run_child, started
+from kit.forking import python_with_frameworks
 
 import padiff
 import padiff_cli
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 # What each script prints of its training: weights before each step, as a run has them.
 TORCH = """
-import os, sys, torch
+import os, sys, time, torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -45,6 +47,8 @@ def train(number, say="", ranks=0, port=0):
         loss.backward()
         optimizer.step()
     if ranks:
+        dist.barrier()
+        time.sleep(0.5)  # a rank that ends first closes connections that others may still read
         dist.destroy_process_group()
 """
 PADDLE = """
@@ -62,7 +66,6 @@ def train():
     paddle.seed(dist.get_rank())
     for step in range(3):
         if not dist.get_rank():
-            Path = __import__("pathlib").Path
             with open("printed", "a") as file:  # paddle's launcher has standard output elsewhere
                 print(0, step, net[0].weight.numpy().tobytes().hex(), file=file)
         loss = model(paddle.randn([6, 4])).square().mean()
@@ -191,6 +194,11 @@ def folders() -> list[str]:
     return sorted(path.name for path in Path().glob("R*"))
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 CASES = {
     "torch.multiprocessing.spawn": (TORCH + SPAWNED, ["train.py", "1"], {"R": "run0"}, 2),
     "spawned twice": (TORCH + SPAWNED, ["train.py", "2"], {"R": "run0", "R-2": "run1"}, 2),
@@ -225,6 +233,7 @@ CASES = {
     "accelerate": (
         TORCH + LAUNCHED,
         ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+         "--main_process_port", str(free_port()),
          "--mixed_precision", "no", "--dynamo_backend", "no", "train.py"],
         {"R": 0},
         2,
@@ -241,7 +250,7 @@ def test_processes_are_recorded_and_print_what_they_print_without(name):
     text, arguments, expected, ranks = CASES[name]
     Path("train.py").write_text(text)
     Path("child.py").write_text(TORCH + ALONE)
-    unchanged = call(*PYTHON, *arguments)
+    unchanged = call(*(PYTHON if arguments[0] == "-m" else [*python_with_frameworks(), *PYTHON[1:]]), *arguments)
     # A module is a launcher here: given as the command.
     done = call(*PADIFF, *(["--", sys.executable] if arguments[0] == "-m" else []), *arguments)
     assert (done.returncode, done.lines) == (unchanged.returncode, unchanged.lines), done.stderr
@@ -278,7 +287,9 @@ def test_a_command_ends_as_without(command, code, expected):
     assert folders() == expected
     for folder in expected:
         opened = padiff.open_run(folder)
-        assert opened.numbers() == [0, 1, 2] and opened.finished() == (code in (0, 7))
+        numbers = opened.numbers()  # of a process that exits at once, without the step that was being written
+        assert numbers == [0, 1, 2][: len(numbers)] and len(numbers) >= (1 if "exits" in command else 3)
+        assert opened.finished() == (code in (0, 7))
     said = [line for line in done.stderr.splitlines() if line not in unchanged.stderr.splitlines()]
     assert all(line.startswith("padiff: ") for line in said), said
     assert ("padiff: python is not recorded: no process made a step" in done.stderr) == (
@@ -388,11 +399,11 @@ def test_an_error_of_the_hook_is_a_line_and_ends_no_process(value, said):
 def test_a_process_that_is_not_recorded_imports_nothing_of_padiff():
     code = (
         "import sys, torch, multiprocessing\n"
-        "print([name for name in sys.modules if name.startswith('padiff')])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('padiff')))\n"
         "print(multiprocessing.get_context('fork').Pool(1).map(len, [(), (1,)]))"
     )
     done = call(*PADIFF, "--", sys.executable, "-c", code)
-    names = ["padiff_cli", "padiff_cli.run", "padiff_cli.run.startup", "padiff_cli.after_import"]
+    names = ["padiff_cli", "padiff_cli.after_import", "padiff_cli.run", "padiff_cli.run.startup"]
     assert done.stdout.splitlines()[0] == str(names) and done.stdout.splitlines()[1] == "[0, 1]"
     done = call(*PYTHON, "-c", "import sys; print([name for name in sys.modules if name.startswith('padiff')])")
     assert done.stdout == "[]\n"
