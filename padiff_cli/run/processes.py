@@ -8,6 +8,7 @@ import os
 import sys
 import zlib
 from multiprocessing.process import parent_process
+from typing import Any
 
 from padiff.dump.local import run_folder
 from padiff.dump.remote_path import AnyPath
@@ -59,9 +60,9 @@ class ProcessRecording(Recording):
             super().leave()
         self._said = True
 
-    def say_of_nothing(self) -> None:
+    def say_of_nothing(self, *reasons: Any) -> None:
         if self._is_main and not self._launch.claims_of(""):
-            super().say_of_nothing()
+            super().say_of_nothing(*reasons)
 
     def silence(self) -> None:
         """Say nothing any more."""
@@ -69,8 +70,7 @@ class ProcessRecording(Recording):
 
     def restart_in_fork(self) -> None:
         """Begin anew, as the recording of a fork."""
-        self._said, self.attached, self._is_main, self._is_fork = False, False, False, True
-        self._folder = None
+        ProcessRecording.__init__(self, self._launch, is_fork=True)
 
     def _say(self, text: str) -> None:
         # Workers that are alike say the same.
