@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import Any
 
-OnImport = Callable[[ModuleType], None]
+# Imports nothing that Python has not imported by its start: each process below `padiff run` imports this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    OnImport = Callable[[ModuleType], None]
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
+class AfterImport:
     """Calls back once a module was imported; at once, where it is imported already.
 
     Args:
@@ -33,9 +36,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         imported = self._waiting.get(name)
         if imported is None:
             return None
@@ -44,18 +45,18 @@ class AfterImport(importlib.abc.MetaPathFinder):
             if spec is not None:
                 if spec.loader is not None:
                     del self._waiting[name]
-                    spec.loader = _Loader(spec.loader, imported)
+                    spec.loader = _Loader(spec.loader, imported)  # type: ignore[assignment]
                 return spec
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads as another does, gives the module back to that one, and calls back."""
 
     def __init__(self, loader: Any, imported: OnImport) -> None:
         self._loader, self._imported = loader, imported
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 

@@ -13,8 +13,9 @@ from padiff.errors import PadiffError, UsageError
 from padiff.records import printable
 from padiff.system.start_folder import begin_here
 from padiff_cli.parser import Parser
-from padiff_cli.run.hosts import HostWatch
-from padiff_cli.run.loop import LoopFinder
+from padiff_cli.run import startup
+from padiff_cli.run.launch import Launch, become, find_command, name_of, worker_folders
+from padiff_cli.run.processes import ProcessWatch
 from padiff_cli.run.recording import Recording, check_free
 from padiff_cli.run.script import run_module, run_script, show_as_python_does
 from padiff_hooks.options import ON_DIFF, make_folders_absolute
@@ -22,9 +23,10 @@ from padiff_hooks.options import ON_DIFF, make_folders_absolute
 FAILED, MISUSE = 1, 2
 
 _DESCRIPTION = (
-    "Run a training script as python does, and record what trains in it: transformers', PaddleFormers' or Lightning's "
-    "Trainer, paddle.Model, or a plain loop. Options stand before the script; each can be given by an environment "
-    "variable instead. Exit code: the script's own; 2 where padiff can't begin."
+    "Run a training script as python does, or a command that launches it, and record what trains in it: transformers', "
+    "PaddleFormers' or Lightning's Trainer, paddle.Model, or a plain loop; in the processes that it starts, too. "
+    "Options stand before the script; each can be given by an environment variable instead. "
+    "Exit code: the script's own; 2 where padiff can't begin."
 )
 # Options of a recording, by what they are called in `TrainingOptions`: option, type, what it is.
 _OPTIONS: Mapping[str, tuple[str, Any, str]] = {
@@ -46,51 +48,60 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code. What the script raises to end itself (`SystemExit`) goes on."""
     begin_here()
     parser = _fill(Parser(prog="padiff run", description=_DESCRIPTION))
-    own, behind = _split(arguments, parser)
+    own, behind, is_separated = _split(arguments, parser)
     args = parser.parse_args(own)
     if args.module is None and not behind:
         parser.error("the following arguments are required: SCRIPT")
     script, rest = (args.module, behind) if args.module is not None else (behind[0], behind[1:])
+    startup.end()  # of a padiff run above this one
     try:
-        if args.module is None and not Path(script).is_file():
-            raise UsageError(f"there is no script {script}")
+        program = find_command(behind) if args.module is None and is_separated else None
+        if args.module is None and program is None and not Path(script).is_file():
+            raise UsageError(f"there is no script {script}. A command stands after --: padiff run -- {script} ...")
+        name = Path(script).name if program is None else name_of(behind)
         options = _options(args)
-        folder = args.dir or os.environ.get("PADIFF_RUN_DIR") or _default_dir(script)
+        folder = args.dir or os.environ.get("PADIFF_RUN_DIR") or _default_dir(name if program else script)
         place = absolute(run_folder(folder, "--dir"))
-        check_free(place, options.get("existing", "error"))
+        for path in (place, *worker_folders(place)):
+            check_free(path, options.get("existing", "error"))
         make_folders_absolute(options)
-        recording = Recording(Path(script).name, place, options)
+        launch = Launch(name, str(place), options, is_command=program is not None)
+        launch.export()
+        if program is not None:
+            Recording(name, place, options)
+            become(program, behind)
+        watch = ProcessWatch(launch, is_main=True)
     except (PadiffError, OSError) as error:
         print(f"padiff: {printable(str(error), lines=True)}", file=sys.stderr)
         return MISUSE
-    return _record(recording, run_script if args.module is None else run_module, script, rest)
+    try:
+        return _record(watch, run_script if args.module is None else run_module, script, rest)
+    finally:
+        launch.end()
 
 
-def _record(recording: Recording, run: Any, script: str, args: Sequence[str]) -> int:
-    loop = LoopFinder(recording)
-    hosts = HostWatch(recording, loop)
+def _record(watch: ProcessWatch, run: Any, script: str, args: Sequence[str]) -> int:
     try:
         run(script, args)
-        loop.leave()
+        watch.end(failed=False)
     except SystemExit as left:
         # The way scripts end that say how it went.
         if left.code in (None, 0):
-            loop.leave()
+            watch.end(failed=False)
         raise
     except Exception as error:
-        loop.fail()
+        watch.end(failed=True)
         show_as_python_does(error)
         return FAILED
     finally:
-        loop.fail()  # nothing, where it has left
-        hosts.remove()
+        watch.end(failed=True)  # nothing, where it has ended
         if sys.exc_info()[0] is None or isinstance(sys.exc_info()[1], SystemExit):
-            recording.say_of_nothing()
+            watch.recording.say_of_nothing()
     return 0
 
 
 def _fill(parser: Any) -> Any:
-    parser.usage = "padiff run [options] (SCRIPT | -m MODULE) [ARGS ...]"
+    parser.usage = "padiff run [options] (SCRIPT | -m MODULE | -- COMMAND) [ARGS ...]"
     parser.add_argument("--dir", metavar="RUN", help="the run folder (default: runs/NAME-OF-SCRIPT); PADIFF_RUN_DIR")
     for option, kind, text in _OPTIONS.values():
         letter = "N" if kind is int else "BYTES" if kind is float else option.upper().replace("-", "_")
@@ -99,8 +110,11 @@ def _fill(parser: Any) -> Any:
     return parser
 
 
-def _split(arguments: Sequence[str], parser: Any) -> tuple[list[str], list[str]]:
-    """Our own arguments, and the script with its own: they begin with the first that is no option of ours."""
+def _split(arguments: Sequence[str], parser: Any) -> tuple[list[str], list[str], bool]:
+    """Our own arguments, and the script with its own: they begin with the first that is no option of ours.
+
+    True if ``--`` separates them.
+    """
     flags = ("-h", "--help")
     place = 0
     while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
@@ -110,9 +124,8 @@ def _split(arguments: Sequence[str], parser: Any) -> tuple[list[str], list[str]]
             break
         place += 1 if "=" in here or here in flags else 2
     behind = list(arguments[place:])
-    if arguments[place : place + 1] == ["--"] and not any(one.startswith("-m") for one in arguments[:place]):
-        behind = behind[1:]
-    return list(arguments[:place]), behind
+    is_separated = behind[:1] == ["--"] and not any(one.startswith("-m") for one in arguments[:place])
+    return list(arguments[:place]), behind[1:] if is_separated else behind, is_separated
 
 
 def _options(args: Any) -> dict[str, Any]:

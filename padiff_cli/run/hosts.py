@@ -84,6 +84,11 @@ class HostWatch:
         self._off: list[Callable[[], None]] = []
         self._imports = AfterImport({host.module: functools.partial(self._imported, host) for host in HOSTS})
 
+    @property
+    def is_attached(self) -> bool:
+        """True once padiff has added its callback to a trainer."""
+        return self._callback is not None
+
     def remove(self) -> None:
         """Put the hosts' classes back."""
         self._imports.remove()

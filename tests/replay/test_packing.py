@@ -11,6 +11,7 @@ import torch
 
 import padiff
 from padiff.frameworks import framework_of
+from padiff.system.guard import RAISING
 from padiff.recorder.schedule import Schedule
 from replay.trainings import ACCUMULATED, SIDES, Paddle, Torch, images, train
 
