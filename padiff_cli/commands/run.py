@@ -15,7 +15,7 @@ from padiff_cli.parser import Parser
 from padiff_cli.run.hosts import HostWatch
 from padiff_cli.run.loop import LoopFinder
 from padiff_cli.run.recording import Recording, check_free
-from padiff_cli.run.script import run_module, run_script, show_as_python_does
+from padiff_cli.run.script import hide_launcher, run_module, run_script, show_as_python_does
 from padiff_hooks.options import ON_DIFF
 
 FAILED, MISUSE = 1, 2
@@ -65,23 +65,29 @@ def main(arguments: Sequence[str]) -> int:
 def _record(recording: Recording, run: Any, script: str, args: Sequence[str]) -> int:
     loop = LoopFinder(recording)
     hosts = HostWatch(recording, loop)
+    well = False  # a failure is to be read, and nothing after it
     try:
         run(script, args)
-        loop.leave()
+        well = True
+        loop.end()
     except SystemExit as left:
         # The way scripts end that say how it went.
-        if left.code in (None, 0):
-            loop.leave()
+        well = left.code in (None, 0)
+        if well:
+            loop.end()
+        raise
+    except KeyboardInterrupt:
+        hide_launcher()
         raise
     except Exception as error:
         loop.fail()
         show_as_python_does(error)
         return FAILED
     finally:
-        loop.fail()  # nothing, where it has left
+        loop.fail()  # nothing, where it has ended
         hosts.remove()
-        if sys.exc_info()[0] is None or isinstance(sys.exc_info()[1], SystemExit):
-            recording.say_of_nothing()
+        if well:
+            recording.say_of_nothing(loop.learned and not loop.stepped)
     return 0
 
 
