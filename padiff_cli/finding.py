@@ -274,8 +274,8 @@ class ModelFinder(ABC):
         self._watch_compiling(module.Module)
         self._watch_begin(optimizers.Optimizer, functools.partial(self._on_made, "torch"))
         # Not on the optimizer itself: recording changes its hooks just then. These are called after its own.
-        before = optimizers.register_optimizer_step_pre_hook(lambda optimizer, *_: self._on_before_step(optimizer))
-        stepped = optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: self._on_step(optimizer))
+        before = optimizers.register_optimizer_step_pre_hook(_uncompiled(self._on_before_step))
+        stepped = optimizers.register_optimizer_step_post_hook(_uncompiled(self._on_step))
         self._patches += [before.remove, stepped.remove]
 
     def _on_made(self, framework: str, optimizer: Any) -> None:
@@ -291,22 +291,19 @@ class ModelFinder(ABC):
         Not a hook: what is put on a layer inside of one is not called in the same call any more. A compiler skips
         torch's own file, and follows the calls from there, as it does without.
         """
-        torch: Any = sys.modules["torch"]  # which may be half imported: what is in it is looked up later
+        on_call = _uncompiled(self._on_call)
 
         def _call_impl(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self._watching:
-                self._on_call(layer)
+            if self._watching:
+                on_call(layer)
             return call(layer, *args, **kwargs)
 
-        _call_impl.__code__ = _call_impl.__code__.replace(
-            co_filename=call.__code__.co_filename, co_firstlineno=call.__code__.co_firstlineno
-        )
-        return functools.wraps(call)(_call_impl)
+        return functools.wraps(call)(_as_torch(_call_impl))
 
     def _watch_compiling(self, module_class: Any) -> None:
         """See the calls of modules that are compiled in place, which do not come by ``_call_impl``."""
         torch: Any = sys.modules["torch"]
-        compile_in_place = module_class.compile
+        compile_in_place, on_call = module_class.compile, _uncompiled(self._on_call)
 
         @functools.wraps(compile_in_place)
         def compile(module: Any, *args: Any, **kwargs: Any) -> None:
@@ -321,7 +318,7 @@ class ModelFinder(ABC):
                     on = vars(layer).get("_compiled_call_impl") is watched
                     if on:
                         vars(layer)["_compiled_call_impl"] = call
-                    self._on_call(layer)
+                    on_call(layer)
                     if vars(layer).get("_compiled_call_impl") is not call:
                         return layer(*args, **kwargs)  # recorded from now on
                     if on and self._watching:
@@ -402,6 +399,29 @@ def _owned(layer: Any) -> set[int]:
     """Return the identities of what a layer and those inside of it own."""
     framework = framework_of(layer)
     return {id(tensor) for node in walk(layer, framework) for _, tensor, _ in framework.layers.parameters(node.layer)}
+
+
+def _as_torch(function: Any) -> Any:
+    """Have torch.compile take a function for one of ``torch.nn.Module``'s, whose file it does not compile by itself."""
+    file = sys.modules["torch.nn.modules.module"].__file__
+    function.__code__ = function.__code__.replace(co_filename=file)
+    return function
+
+
+def _uncompiled(callback: Callable[[Any], None]) -> Callable[..., None]:
+    """Return a call of a watcher that torch.compile neither compiles nor follows."""
+    torch: Any = sys.modules["torch"]  # which may be half imported: what is in it is looked up later
+
+    def uncompiled(watched: Any, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            switch = torch._C._dynamo.eval_frame.set_eval_frame
+            compiler = switch(None)
+            try:
+                callback(watched)
+            finally:
+                switch(compiler)
+
+    return _as_torch(uncompiled)  # type: ignore[no-any-return]
 
 
 def _restore(owner: Any, name: str, watched: Any, original: Any) -> None:

@@ -190,17 +190,17 @@ class LoopFinder(ModelFinder):
         training.begin_batch()
 
     def _say_of(self, framework: Any) -> None:
-        layer = framework.layers.unwrap(self.model)
-        rules = " and ".join(dict.fromkeys(type(each).__name__ for each in self.optimizers))
-        kinds = type(layer).__name__
-        if kinds in ("ModuleDict", "LayerDict"):
-            kinds = " and ".join(f"{name} ({type(each).__name__})" for name, each in framework.layers.children(layer))
-        self._recording.take(f"a plain loop: {kinds}, which {rules} trains ({framework.name})")
+        rules = [*dict.fromkeys(type(each).__name__ for each in self.optimizers)]
+        models = type(self.model).__name__
+        if models in ("ModuleDict", "LayerDict"):
+            models = " and ".join(f"{name} ({_kind(each)})" for name, each in framework.layers.children(self.model))
+        else:
+            models = _kind(self.model)
+        trains = f"{' and '.join(rules)} train{'s' if len(rules) == 1 else ''}"
+        self._recording.take(f"a plain loop: {models}, which {trains} ({framework.name})")
         if self.unowned:
-            self._recording.add(
-                f"{self.unowned} parameter{'s' if self.unowned > 1 else ''} of the optimizer belong to no layer, and "
-                "are not recorded: make them attributes of a layer"
-            )
+            count = f"{self.unowned} parameter{'s' if self.unowned > 1 else ''}"
+            self._recording.add(f"of the optimizer {count} belong to no layer, and are not recorded")
 
     def _end_step(self) -> None:
         if self._training is None:
@@ -240,3 +240,13 @@ class LoopFinder(ModelFinder):
     def _refuse(self, why: str) -> None:
         self.fail()
         self._recording.refuse(_WHY.get(why, why))
+
+
+def _kind(layer: Any) -> str:
+    """Return the name of a model's class, inside of the wrappers that call it."""
+    while True:
+        layer = getattr(layer, "_orig_mod", layer)
+        children = list(framework_of(layer).layers.children(layer))
+        if len(children) != 1 or children[0][0] not in ("module", "_forward_module", "_layers"):
+            return str(getattr(layer, "original_name", type(layer).__name__))
+        layer = children[0][1]

@@ -9,6 +9,9 @@ from typing import Any
 
 from padiff.system.frames import is_users
 
+# How far objects and containers hold others, and how many items of a container are searched.
+_DEEPEST, _LONGEST = 2, 64
+
 
 def user_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of the user's code from a frame outwards, the innermost first."""
@@ -23,38 +26,34 @@ def user_frames(frame: FrameType | None) -> list[FrameType]:
 def variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     """Yield names and values: the main module's globals, then local variables from the outermost frame inwards.
 
-    What objects, lists and dicts hold comes after the variables themselves, by the name of its attribute or key.
+    Attributes of objects come after the variables themselves, and items of lists and dicts after these.
     """
     main = sys.modules.get("__main__")
     scopes: list[Mapping[str, Any]] = [vars(main)] if main is not None else []
     scopes += [frame.f_locals for frame in reversed(user_frames(frame))]
-    for scope in scopes:
-        yield from list(scope.items())
+    level = [item for scope in scopes for item in list(scope.items()) if not item[0].startswith("__")]
+    yield from level
     seen: set[int] = set()
-    for scope in scopes:
-        for name, value in list(scope.items()):
-            if id(value) not in seen and not name.startswith("__"):
-                seen.add(id(value))
-                yield from _inside(name, value, depth=2)
+    for _ in range(_DEEPEST):
+        holders = [(name, value) for name, value in level if id(value) not in seen]
+        seen.update(id(value) for _, value in holders)
+        level = [item for _, value in holders if is_of_user(value) for item in list(vars(value).items())]
+        level += [item for name, value in holders for item in _items(name, value)]
+        yield from level
 
 
-def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (list, tuple)):
-        held = [(f"{name}_{k}", item) for k, item in enumerate(value[:64])]
-    elif isinstance(value, dict):
-        held = [(key, item) for key, item in list(value.items())[:64] if isinstance(key, str)]
-    elif isinstance(value, (type, ModuleType)) or not is_of_user(value):
-        return
-    else:
-        held = list(vars(value).items())
-    yield from held
-    if depth > 1:
-        for inner, item in held:
-            yield from _inside(inner, item, depth - 1)
+def _items(name: str, value: Any) -> list[tuple[str, Any]]:
+    if type(value) in (list, tuple):
+        return [(f"{name}_{k}", item) for k, item in enumerate(value[:_LONGEST])]
+    if type(value) is dict:
+        return [(key, item) for key, item in list(value.items())[:_LONGEST] if isinstance(key, str)]
+    return []
 
 
 def is_of_user(value: Any) -> bool:
     """Return True for an object of a class that the user's code defines."""
+    if isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__"):
+        return False
     module = sys.modules.get(type(value).__module__)
     file = getattr(module, "__file__", None)
-    return hasattr(value, "__dict__") and file is not None and is_users(file)
+    return file is not None and is_users(file)
