@@ -54,7 +54,11 @@ class ModelFinder(ABC):
         self._tops: dict[int, list[Handle]] = {}
         Recorder.leaving.append(self._records_itself)
         self._imports = AfterImport(
-            {"torch.optim.optimizer": self._on_torch, "paddle.optimizer.optimizer": self._on_paddle}
+            {
+                "torch.optim.optimizer": self._on_torch,
+                "paddle.nn.layer.layers": self._on_paddle_layers,
+                "paddle.optimizer.optimizer": self._on_paddle,
+            }
         )
 
     def leave(self) -> None:
@@ -144,6 +148,7 @@ class ModelFinder(ABC):
             self._refuse(NO_OWNER)
             return False
         self.unowned = unowned
+        models = {name: _without_fabric(model) for name, model in models.items()}
         self._start(next(iter(models.values())) if len(models) == 1 else group(models), optimizers)
         return True
 
@@ -216,10 +221,11 @@ class ModelFinder(ABC):
         """Have the calls of layers seen, or not."""
         self._watching = on
         if not on:
-            while self._watches:
+            # What is compiled while calls are seen would be compiled anew without: then the watch stays, idle.
+            while self._watches and not _has_compiled():
                 self._watches.pop()()
-        elif not self._watches:
-            for owner, name, watch in self._classes:
+        else:
+            for owner, name, watch in self._classes[len(self._watches) :]:
                 original = vars(owner)[name]
                 watched = watch(owner, original)
                 setattr(owner, name, watched)
@@ -228,9 +234,9 @@ class ModelFinder(ABC):
     def _watch_class(self, owner: Any, name: str, watch: Callable[[Any, Any], Any]) -> None:
         """Have the calls of a class's layers seen while they are watched."""
         if not any(owner is each for each, _, _ in self._classes):
-            self._watch(False)
             self._classes.append((owner, name, watch))
-            self._watch(True)
+            if self._watching:
+                self._watch(True)
 
     @guarded
     def _on_call(self, layer: Any) -> None:
@@ -291,10 +297,11 @@ class ModelFinder(ABC):
         Not a hook: what is put on a layer inside of one is not called in the same call any more. A compiler skips
         torch's own file, and follows the calls from there, as it does without.
         """
-        on_call = _uncompiled(self._on_call)
+        on_call, torch = _uncompiled(self._on_call), sys.modules["torch"]
 
         def _call_impl(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._watching:
+            # In this order: what a compiler does not read, it does not compile anew for.
+            if not torch.compiler.is_compiling() and self._watching:
                 on_call(layer)
             return call(layer, *args, **kwargs)
 
@@ -333,6 +340,10 @@ class ModelFinder(ABC):
     # -- paddle ----------------------------------------------------------------------------------------------
 
     @guarded
+    def _on_paddle_layers(self, layers: ModuleType) -> None:
+        self._watch_class(layers.Layer, "__call__", self._paddle_call)
+
+    @guarded
     def _on_paddle(self, optimizers: ModuleType) -> None:
         # Not all call the ``__init__`` of the class that they derive from: AdamW does not.
         cls, watched = optimizers.Optimizer, set()
@@ -353,7 +364,6 @@ class ModelFinder(ABC):
 
     @guarded
     def _on_paddle_optimizer(self, optimizer: Any) -> None:
-        self._watch_class(importlib.import_module("paddle.nn.layer.layers").Layer, "__call__", self._paddle_call)
         self._add(optimizer, "paddle")
         self._on_top(optimizer)
 
@@ -399,6 +409,19 @@ def _owned(layer: Any) -> set[int]:
     """Return the identities of what a layer and those inside of it own."""
     framework = framework_of(layer)
     return {id(tensor) for node in walk(layer, framework) for _, tensor, _ in framework.layers.parameters(node.layer)}
+
+
+def _has_compiled() -> bool:
+    """Return True if torch.compile has compiled something in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
+
+
+def _without_fabric(layer: Any) -> Any:
+    """Return the layer that Lightning Fabric's wrapper calls; any other layer itself."""
+    while type(layer).__name__ == "_FabricModule":
+        layer = layer._forward_module
+    return layer
 
 
 def _as_torch(function: Any) -> Any:

@@ -116,7 +116,13 @@ class Recording:
         """
         if self._said:
             return
-        if learned:
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None and dynamo.counters["frames"]["ok"] and not learned:
+            why = (
+                "it made no step with an optimizer in this process; steps inside of a compiled function are not seen: "
+                "set TORCH_COMPILE_DISABLE=1"
+            )
+        elif learned:
             why = (
                 "it made no step with an optimizer of torch or paddle in this process. A loop without an optimizer "
                 "is recorded from inside: with padiff.record(model, DIR) as rec, and rec.try_dump() after each update"

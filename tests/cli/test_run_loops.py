@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cli.test_run_command import call, run
 
 import padiff
+from cli.test_run_command import call, run
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,8 @@ def show(*losses): print(*(float(loss).hex() for loss in losses))
 """,
 }
 NETS = """
-netG, netD = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+def net(a, b, c, between): return nn.Sequential(nn.Linear(a, b), between, nn.Linear(b, c))
+netG, netD = net(3, 4, 2, nn.Tanh()), net(2, 4, 1, nn.ReLU())
 """
 PAIR = NETS + "optD, optG = sgd(netD.parameters()), sgd(netG.parameters())\n"
 DCGAN = (
@@ -413,7 +413,6 @@ def test_each_training_of_a_script_has_a_run_of_its_own(framework, text, steps):
 HAPI_THEN_LOOP = (
     HEAD["paddle"]
     + """
-import numpy as np
 class Data(paddle.io.Dataset):
     def __getitem__(self, index):
         return np.full(3, index, "float32"), np.int64(index % 2)
@@ -491,3 +490,154 @@ def test_each_training_of_a_host_has_a_run_of_its_own(text, steps):
         opened = padiff.open_run("auto" if place == 1 else f"auto-{place}")
         assert (len(opened.numbers()), opened.finished()) == (count, True), recorded.stderr
     assert not Path(f"auto-{len(steps) + 1}").exists()
+
+
+COMPILED = """
+import torch
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l, self.m = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    def forward(self, x):
+        return self.m(self.l(x))
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+model = net
+{compile}
+@torch.no_grad()
+def evaluate():
+    model.eval()
+    print(model(torch.ones(8, 4)).sum().item().hex())
+    model.train()
+{train}
+for step in range(2):
+    evaluate()
+    print(train(torch.randn(8, 4)).item().hex())
+import torch._dynamo.utils
+print(dict(torch._dynamo.utils.counters["graph_break"]), torch._dynamo.utils.counters["stats"])
+"""
+TRAIN = """
+def train(x):
+    loss = model(x).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+WAYS = {
+    "wrapped": ("model = torch.compile(net, backend='eager', fullgraph=True)", TRAIN, 2),
+    "aot": ("model = torch.compile(net, backend='aot_eager')", TRAIN, 2),
+    "in place": ("net.compile(backend='eager', fullgraph=True)", TRAIN, 2),
+    "inside": ("net.m = torch.compile(net.m, backend='eager')", TRAIN, 2),
+    "loss": ("model = torch.compile(lambda x: net(x), backend='eager'); model.eval, model.train = net.eval, net.train",
+             TRAIN, 2),
+    "step": ("", "@torch.compile(backend='eager')" + TRAIN, 0),
+    "scripted": ("net = model = torch.jit.script(net)", TRAIN, 2),
+    "parallel": ("model = torch.nn.DataParallel(net)", TRAIN, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiler_sees_nothing_of_the_watch(way):
+    text, train, steps = WAYS[way]
+    Path("train.py").write_text(COMPILED.replace("{compile}", text).replace("{train}", train))
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    if steps:
+        assert padiff.open_run("auto").numbers() == list(range(steps)), recorded.stderr
+    else:
+        assert "steps inside of a compiled function are not seen: set TORCH_COMPILE_DISABLE=1" in recorded.stderr
+
+
+HOSTED = {
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+backward = accelerator.backward
+""",
+    "lightning.fabric": """
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu", devices=1)
+net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+backward = fabric.backward
+""",
+}
+
+
+@pytest.mark.parametrize("host", HOSTED)
+def test_a_loop_on_prepared_models_is_recorded(host):
+    pytest.importorskip(host)
+    loop = PARTS.partition("for i")[2].replace("head(encoder(randn(5, 3)))", "net(randn(5, 3))")
+    text = HEAD["torch"] + "net = nn.Linear(3, 2)\n" + HOSTED[host] + "for i" + loop
+    Path("train.py").write_text(text.replace("loss.backward()", "backward(loss)"))
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    opened = padiff.open_run("auto")
+    assert opened.numbers() == [0, 1, 2, 3] and "Linear, which SGD trains" in recorded.stderr
+    assert {"forward", "grad", "update"} <= {record.stage for record in next(iter(opened.steps(0))).records}
+
+
+BY_HAND_TORCH = """
+with torch.no_grad():
+    for p in net.parameters():
+        p -= 0.1 * p.grad
+net.zero_grad()
+"""
+BY_HAND_PADDLE = """
+with paddle.no_grad():
+    for p in net.parameters():
+        p.set_value(p - 0.1 * p.grad)
+net.clear_gradients()
+"""
+
+
+@pytest.mark.parametrize(("framework", "update"), [("torch", BY_HAND_TORCH), ("paddle", BY_HAND_PADDLE)])
+def test_a_loop_without_an_optimizer_is_named(framework, update):
+    loop = (
+        "net = nn.Linear(3, 2)\nfor i in range(3):\n    loss = net(randn(5, 3)).square().mean()\n    loss.backward()\n"
+    )
+    Path("train.py").write_text(HEAD[framework] + loop + update.replace("\n", "\n    ") + "\n    show(loss)\n")
+    unchanged, recorded = call("train.py"), run("train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert "A loop without an optimizer is recorded from inside: with padiff.record(model, DIR)" in recorded.stderr
+
+
+@pytest.mark.parametrize(
+    "ending", ["raise KeyError(1)", "sys.exit('no data')", "sys.exit(3)", "raise KeyboardInterrupt"]
+)
+def test_nothing_is_said_after_a_failure_before_the_training(ending):
+    Path("train.py").write_text(f"import sys\ndef main():\n    {ending}\nmain()\n")
+    unchanged, recorded = call("train.py"), run("train.py")
+    assert recorded.returncode == unchanged.returncode != 0
+    assert "padiff" not in recorded.stderr.replace("padiff-tests", ""), recorded.stderr
+
+
+# What the watch does at each of these fails once; the script must not see it.
+PLANTED = """
+import padiff_cli.{module} as planted
+def fail(*args, **kwargs):
+    raise ZeroDivisionError("planted")
+planted.{name} = fail
+"""
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("finding", "_owned"), ("run.loop", "_owned"), ("run.loop", "stepping_around"),
+        ("run.loop", "TrainingRecorder"),
+        ("finding", "Iterations"), ("finding", "variables"), ("run.iterations", "_path"), ("finding", "group"),
+        ("run.loop", "LoopFinder._end_step"), ("run.loop", "LoopFinder._add"), ("run.loop", "LoopFinder._close"),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_watch_never_reaches_the_script(framework, module, name):
+    Path("train.py").write_text(HEAD[framework] + PLANTED.format(module=module, name=name) + DCGAN)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert recorded.stderr.count("padiff failed: ZeroDivisionError: planted") == 1, recorded.stderr
+    assert "Traceback" not in recorded.stderr
