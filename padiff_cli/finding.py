@@ -315,7 +315,8 @@ class ModelFinder(ABC):
         @functools.wraps(compile_in_place)
         def compile(module: Any, *args: Any, **kwargs: Any) -> None:
             compile_in_place(module, *args, **kwargs)
-            call, held = vars(module).get("_compiled_call_impl"), weakref.ref(module)
+            call: Any = vars(module).get("_compiled_call_impl")
+            held: Any = weakref.ref(module)
             if call is None or self.gone:
                 return
 
@@ -444,7 +445,8 @@ def _uncompiled(callback: Callable[[Any], None]) -> Callable[..., None]:
             finally:
                 switch(compiler)
 
-    return _as_torch(uncompiled)  # type: ignore[no-any-return]
+    seen: Callable[..., None] = _as_torch(uncompiled)
+    return seen
 
 
 def _restore(owner: Any, name: str, watched: Any, original: Any) -> None:

@@ -154,7 +154,7 @@ def _path_of(code: CodeType, instruction: int, line: int) -> list[ast.AST] | Non
     if node is None or not getattr(node, "body", None):
         return None
     place = _position(code, instruction, line)
-    path = []
+    path: list[ast.AST] = []
     while node is not None:
         path = [] if isinstance(node, _SCOPES) else path
         path.append(node)
@@ -226,7 +226,7 @@ def _iterated(node: ast.AST, scope: _Scope) -> Any:
 
 def _optimizers_in(value: Any, known: Mapping[int, Any], depth: int = 2) -> set[int]:
     """Return those of the optimizers that a value is, or holds."""
-    if known.get(id(value), _UNKNOWN) is value:
+    if id(value) in known and known[id(value)] is value:
         return {id(value)}
     if not depth:
         return set()

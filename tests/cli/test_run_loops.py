@@ -305,7 +305,41 @@ for i in range(4):
     optimizer.step()
     show(loss)
 """
+# One of two branches steps; the loop is another function's, and goes over what a call gives.
+BRANCHES = (
+    NETS.replace("netG, netD =", "nets =")
+    + """
+class Model:
+    def __init__(self, half):
+        self.half = half
+        self.netG, self.netD = nets
+        self.optimizer_G, self.optimizer_D = sgd(self.netG.parameters()), sgd(self.netD.parameters())
+    def optimize_parameters(self, x):
+        self.fake = self.netG(x)
+        self.optimizer_D.zero_grad()
+        self.loss_D = self.netD(self.fake.detach()).square().mean()
+        self.loss_D.backward()
+        if self.half:
+            self.update(self.optimizer_D)
+        else:
+            self.optimizer_D.step()
+        self.optimizer_G.zero_grad()
+        self.loss_G = -self.netD(self.fake).mean()
+        self.loss_G.backward()
+        self.optimizer_G.step() if not self.half else self.update(self.optimizer_G)
+    def update(self, optimizer):
+        optimizer.step()
+def main():
+    model = Model(len(sys.argv) == 1)
+    for epoch in range(2):
+        for i, x in enumerate(randn(2, 5, 3)):
+            model.optimize_parameters(x)
+            show(model.loss_D, model.loss_G)
+main()
+"""
+)
 KINDS = {
+    "branches": (BRANCHES, ["netG", "netD"], 4),
     "dcgan": (DCGAN, ["netG", "netD"], 4),
     "generator first": (G_FIRST, ["netG", "netD"], 4),
     "wgan": (WGAN, ["netG", "netD"], 4),
