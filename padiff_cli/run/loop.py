@@ -16,9 +16,11 @@ from padiff_cli.run.iterations import stepping_around
 from padiff_cli.run.recording import Recording
 from padiff_hooks.training import TrainingRecorder
 
+AGAIN = "the model of an earlier run trains again"
 _BY_HAND = "Record it from inside: padiff.record(model, ..., optimizer=[...])"
 _WHY = {
     SEVERAL: f"{SEVERAL}, and where a step of the training ends is not seen from outside. {_BY_HAND}",
+    AGAIN: f"{AGAIN}, and models that take turns are no trainings one after the other. {_BY_HAND}",
     NO_OWNER: f"{NO_OWNER}. {_BY_HAND}, with a model that holds all of its parts",
 }
 
@@ -47,6 +49,8 @@ class LoopFinder(ModelFinder):
         #: The step at which a run goes on that was ended to have other optimizers.
         self._resumes: int | None = None
         self.learned = self.stepped = False
+        #: Optimizers of trainings that are over.
+        self._past: list[weakref.ref[Any]] = []
         #: Layers that own nothing of what the optimizers that are not recorded hold.
         self._strangers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         super().__init__()
@@ -110,7 +114,12 @@ class LoopFinder(ModelFinder):
             super()._call(layer)
             return
         self.learned = True
-        fresh = [each for each in self._others_alive() if framework.optimizers.is_optimizer(each)]
+        over = [reference() for reference in self._past] if self._training is not None else []
+        fresh = [
+            each
+            for each in self._others_alive()
+            if framework.optimizers.is_optimizer(each) and not any(each is one for one in over)
+        ]
         owned = _owned(layer)
         if not any(id(t) in owned for each in fresh for t in framework.optimizers.optimized(each)):
             self._strangers[id(layer)] = layer
@@ -119,7 +128,10 @@ class LoopFinder(ModelFinder):
             return
         frame = sys._getframe(1)
         around = stepping_around(frame, [*fresh, *self.optimizers])
-        chosen = [each for each in fresh if any(each is one for one in around)] or fresh
+        chosen = [each for each in fresh if any(each is one for one in around)]
+        if not chosen and self._training is not None and any(each is one for each in self.optimizers for one in around):
+            return  # a teacher, say, which is called in the loop and not trained by it
+        chosen = chosen or fresh
         if any(id(t) in owned for each in chosen for t in framework.optimizers.optimized(each)):
             self._train(chosen, around, layer)
 
@@ -161,6 +173,8 @@ class LoopFinder(ModelFinder):
             self._start(model, [*go_on, *(each for each in optimizers if not any(each is one for one in go_on))])
         elif any(each is one for each in self.optimizers for one in around):
             self._refuse(SEVERAL)
+        elif any(each is reference() for each in optimizers for reference in self._past):
+            self._refuse(AGAIN)
         else:
             self._finish()
             self._find(optimizers, frame, layer)
@@ -214,6 +228,7 @@ class LoopFinder(ModelFinder):
     def _finish(self) -> None:
         """The training is over, and another one may begin."""
         if self.recorded:
+            self._past += [weakref.ref(each) for each in self.optimizers]
             self._close(finished=True)
             self._recording.advance()
         else:

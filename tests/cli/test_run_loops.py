@@ -427,11 +427,51 @@ for epoch in range(2):
 """
 
 
+# The source does not tell that the two loops take turns.
+TURNS = (
+    LOOPS.partition("fit(netG")[0]
+    + """
+exec("for turn in range(2):\\n    fit(netG, optG, 3, 2)\\n    fit(netD, optD, 2, 3)")
+"""
+)
+# The teacher has an optimizer, which does not step in the student's loop; its gradients are on.
+TAUGHT = """
+teacher, student = nn.Linear(3, 2), nn.Linear(3, 2)
+first, second = sgd(teacher.parameters()), sgd(student.parameters())
+for i in range(2):
+    loss = teacher(randn(5, 3)).square().mean()
+    loss.backward()
+    first.step()
+    first.zero_grad()
+    show(loss)
+for i in range(3):
+    loss = (teacher(randn(5, 3)) - student(randn(5, 3))).square().mean()
+    loss.backward()
+    second.step()
+    second.zero_grad()
+    show(loss)
+"""
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_models_that_take_turns_are_refused(framework):
+    Path("train.py").write_text(HEAD[framework] + TURNS)
+    unchanged, recorded = call("train.py"), run("--dir", "auto", "train.py")
+    assert (recorded.returncode, recorded.stdout) == (0, unchanged.stdout), recorded.stderr
+    assert "not recorded any more: the model of an earlier run trains again" in recorded.stderr
+    assert padiff.open_run("auto").finished() and not Path("auto-3").exists()
+
+
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [(FOLDS, {"auto": 2, "auto-2": 3, "auto-3": 4}), (LOOPS, {"auto": 2, "auto-2": 3}), (TUNED, {"auto": 4})],
-    ids=["folds", "loops", "tuned"],
+    [
+        (FOLDS, {"auto": 2, "auto-2": 3, "auto-3": 4}),
+        (LOOPS, {"auto": 2, "auto-2": 3}),
+        (TUNED, {"auto": 4}),
+        (TAUGHT, {"auto": 2, "auto-2": 3}),
+    ],
+    ids=["folds", "loops", "tuned", "taught"],
 )
 def test_each_training_of_a_script_has_a_run_of_its_own(framework, text, steps):
     Path("train.py").write_text(HEAD[framework] + text)
