@@ -484,31 +484,6 @@ def test_each_training_of_a_script_has_a_run_of_its_own(framework, text, steps):
         assert folder == "auto" or f"into {folder}\n" in recorded.stderr
 
 
-HAPI_THEN_LOOP = (
-    HEAD["paddle"]
-    + """
-class Data(paddle.io.Dataset):
-    def __getitem__(self, index):
-        return np.full(3, index, "float32"), np.int64(index % 2)
-    def __len__(self):
-        return 12
-net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-model = paddle.Model(net)
-model.prepare(paddle.optimizer.SGD(parameters=net.parameters()), nn.CrossEntropyLoss())
-for _ in range(2):
-    model.fit(Data(), batch_size=4, epochs=1, verbose=0, shuffle=False)
-model.evaluate(Data(), batch_size=4, verbose=0)
-other = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-optimizer = sgd(other.parameters())
-other.train()
-for x, y in paddle.io.DataLoader(Data(), batch_size=3):
-    loss = F.cross_entropy(other(x), y)
-    loss.backward()
-    optimizer.step()
-    optimizer.clear_grad()
-    show(loss)
-"""
-)
 TRAINER_TWICE = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -548,8 +523,8 @@ for fold in range(2):
 
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [(HAPI_THEN_LOOP, (3, 3, 4)), (TRAINER_TWICE, (3, 3, 3)), (LIGHTNING_TWICE, (3, 3))],
-    ids=["hapi, then a loop", "transformers", "lightning"],
+    [(TRAINER_TWICE, (3, 3, 3)), (LIGHTNING_TWICE, (3, 3))],
+    ids=["transformers", "lightning"],
 )
 def test_each_training_of_a_host_has_a_run_of_its_own(text, steps):
     Path("train.py").write_text(text)
